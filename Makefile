@@ -1,0 +1,41 @@
+# Everything a fresh machine needs is behind these targets; `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-long check bench clean
+
+help: ## list what you can ask for
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: $(STAMP) ## make the virtual environment and install dibs into it
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[postgres,sqlalchemy]' --group dev
+	@touch $(STAMP)
+
+demo: $(STAMP) ## watch several processes share jobs on SQLite while one is killed
+	@$(BIN)/dibs demo
+
+test: $(STAMP) ## run every test against private servers
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP) ## the same with the full sizes: many processes, many jobs
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## measure dibs beside the same statements sent bare
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,475 @@
+"""`Dibs`, and the same things, blocking, on `app.sync`: two thin faces over one core."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from uuid import UUID
+
+from dibs.claims import Claim, SyncClaim, with_docs
+from dibs.clock import monotonic
+from dibs.context import Context
+from dibs.contract import Traits
+from dibs.core import Core, asked_at
+from dibs.errors import BadRequest, NotFound
+from dibs.ids import parse_id
+from dibs.jobs import Job, NewJob
+from dibs.operations import Queue, Swept
+from dibs.running import handler_for, run_claimed, run_claimed_sync
+from dibs.settings import Duration, Keep, read_settings
+from dibs.states import Retry
+from dibs.tasks import Options, Task, with_options
+from dibs.why import Why
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+QUICKEST_LOOK, SLOWEST_LOOK = 0.02, 0.5  # seconds between two looks of `wait`
+
+
+class Dibs:
+    """One store of work, shared by everybody who names the same URL."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str | None = None,
+        pool_size: int | None = None,
+        poll: Duration | None = None,
+        stale_after: Duration | None = None,
+        keep: Keep | None = None,
+        keep_for: Duration | None = None,
+        max_payload: int | None = None,
+    ) -> None:
+        self._core = Core(
+            read_settings(
+                {
+                    "url": url,
+                    "prefix": prefix,
+                    "pool_size": pool_size,
+                    "keep": keep,
+                    "poll": _seconds(poll),
+                    "stale_after": _seconds(stale_after),
+                    "keep_for": keep_for,
+                    "max_payload": max_payload,
+                }
+            )
+        )
+
+    @cached_property
+    def sync(self) -> "SyncDibs":
+        """The same app for code that blocks."""
+        return SyncDibs(self._core)
+
+    @property
+    def traits(self) -> Traits:
+        """What this app's store can promise."""
+        return self._core.store.traits
+
+    # -- jobs as functions ----------------------------------------------------------------------
+
+    @overload
+    def job(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def job(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        train: str | None = None,
+        slot: str | tuple[Any, ...] | None = None,
+        slot_policy: str | None = None,
+        unique: str | None = None,
+        on_cancelled: str | None = None,
+        on_failed: str | None = None,
+        isolation: str | None = None,
+    ) -> "JobDecorator": ...
+
+    def job(self, function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+        """Register a function as a kind of job. Calling it still just runs it."""
+        for gate in ("train", "slot", "slot_policy"):
+            if options.pop(gate, None) is not None:
+                raise BadRequest("trains and slots are not part of this version of dibs yet")
+        decorator = JobDecorator(self, name, with_options(Options(), **options))
+        return decorator if function is None else decorator(function)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Connect and check the schema now rather than at the first call."""
+        await self._core.store.open_async()
+        return self
+
+    async def close(self) -> None:
+        """Give the connections back; the app opens again at the next call."""
+        await asyncio.to_thread(self._core.keeper.close)
+        await self._core.store.close_async()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def migrate(self) -> list[int]:
+        """Bring the store's tables up to date; answers the versions that were applied."""
+        return await self._core.store.migrate_async()
+
+    async def schema_version(self) -> int:
+        """The version of the store's tables; 0 when there are none."""
+        return await self._core.store.schema_version_async()
+
+    # -- enqueue and claim ----------------------------------------------------------------------
+
+    async def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
+        """Store all of these jobs or none, in your transaction if you give one."""
+        return await self._core.store.run_async(self._core.enqueue(new_jobs), within)
+
+    async def claim(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        kinds: Sequence[str] | None = None,
+        limit: int = 1,
+        worker: str | None = None,
+        lease: Duration | None = None,
+    ) -> list[Claim]:
+        """Claim up to `limit` ready jobs; nobody else gets them while their leases are kept."""
+        before = asked_at()
+        operation = self._core.claim(queues, kinds, limit, worker, lease)
+        jobs = await self._core.store.run_async(operation)
+        return [Claim(self._core.holding(job, before)) for job in jobs]
+
+    async def claim_job(
+        self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
+    ) -> Claim | None:
+        """Claim exactly this job, or nobody: None when it is not ready for the taking."""
+        before = asked_at()
+        jobs = await self._core.store.run_async(self._core.claim_job(id, worker, lease))
+        return Claim(self._core.holding(jobs[0], before)) if jobs else None
+
+    async def run_job(self, id: UUID | str) -> Job | None:
+        """Claim this job, run its handler here, settle it; None when it is not for the taking."""
+        job = await self.get(id)
+        if job is None:
+            return None
+        task = handler_for(self._core.registry, job)
+        claim = await self.claim_job(id)
+        if claim is None:
+            return None
+        await run_claimed(claim, task)
+        return await self.get(id)
+
+    # -- look -----------------------------------------------------------------------------------
+
+    async def get(self, id: UUID | str) -> Job | None:
+        """The job as it is now, live or finished."""
+        return await self._core.store.run_async(self._core.get(id))
+
+    async def find(
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        queue: str | None = None,
+        kind: str | None = None,
+        train: str | None = None,
+        slot: str | None = None,
+        pipeline_id: UUID | str | None = None,
+        tags: Sequence[str] | str | None = None,
+        limit: int = 50,
+        after: UUID | str | None = None,
+    ) -> list[Job]:
+        """Jobs that match, newest first; `after` the last id of a page gives the next one."""
+        filter = {"state": state, "queue": queue, "kind": kind, "train": train, "slot": slot}
+        operation = self._core.find(limit, after, **filter, pipeline_id=pipeline_id, tags=tags)
+        return await self._core.store.run_async(operation)
+
+    async def counts(self, queue: str | None = None) -> dict[str, int]:
+        """How many jobs are in each state."""
+        return await self._core.store.run_async(self._core.counts(queue))
+
+    async def queues(self) -> list[Queue]:
+        """Queues with live jobs or a setting, by name."""
+        return await self._core.store.run_async(self._core.queues())
+
+    async def why(self, id: UUID | str) -> Why:
+        """Why this job is not running: a sentence for people, `.code` for programs."""
+        return await self._core.store.run_async(self._core.why(id))
+
+    async def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
+        """Wait until the job has finished; `TimeoutError` when that takes too long."""
+        looks = _Looks(id, _seconds(timeout))
+        while not looks.over(job := await self.get(id)):
+            await asyncio.sleep(looks.pause())
+        return job  # type: ignore[return-value]
+
+    # -- act ------------------------------------------------------------------------------------
+
+    async def cancel(self, id: UUID | str, reason: str | None = None) -> Job:
+        """End a waiting job, ask a running one to stop."""
+        return await self._core.store.run_async(self._core.cancel(id, reason))
+
+    async def retry(self, id: UUID | str) -> Job:
+        """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""
+        return await self._core.store.run_async(self._core.retry(id))
+
+    async def delete(self, id: UUID | str) -> bool:
+        """Remove a job that is not running; False when there is none."""
+        return await self._core.store.run_async(self._core.delete(id))
+
+    async def cancel_many(self, **filter: Any) -> int:
+        """Cancel all jobs that match, with the filters of `find`; how many were."""
+        return await self._core.store.run_async(self._core.change_many("cancel", **filter))
+
+    async def retry_many(self, **filter: Any) -> int:
+        """Retry all jobs that match, with the filters of `find`; how many were."""
+        return await self._core.store.run_async(self._core.change_many("retry", **filter))
+
+    async def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Job:
+        """Take a job from a holder whose lease is long over; `NotStale` until then."""
+        return await self._core.store.run_async(self._core.recover(id, stale_after))
+
+    async def pause(self, queue: str) -> None:
+        """Let nobody claim from this queue."""
+        await self._core.store.run_async(self._core.pause(queue, True))
+
+    async def resume(self, queue: str) -> None:
+        """Let a paused queue's jobs be claimed again."""
+        await self._core.store.run_async(self._core.pause(queue, False))
+
+    async def limit(self, queue: str, n: int | None) -> None:
+        """At most `n` jobs of this queue run at a time; None lifts the limit."""
+        await self._core.store.run_async(self._core.limit(queue, n))
+
+    async def sweep(self) -> Swept:
+        """One round of upkeep: due jobs become ready, expired leases are taken back."""
+        return await self._core.store.run_async(self._core.sweep())
+
+    async def prune(self, older_than: Duration) -> int:
+        """Remove jobs that finished longer ago than this; how many were removed."""
+        return await self._core.store.run_async(self._core.prune(older_than))
+
+
+class SyncDibs:
+    """The blocking face of an app. What it returns blocks, too."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def traits(self) -> Traits:
+        return self._core.store.traits
+
+    def open(self) -> Self:
+        self._core.store.open()
+        return self
+
+    def close(self) -> None:
+        self._core.keeper.close()
+        self._core.store.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def migrate(self) -> list[int]:
+        return self._core.store.migrate()
+
+    def schema_version(self) -> int:
+        return self._core.store.schema_version()
+
+    def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
+        return self._core.store.run(self._core.enqueue(new_jobs), within)
+
+    def claim(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        kinds: Sequence[str] | None = None,
+        limit: int = 1,
+        worker: str | None = None,
+        lease: Duration | None = None,
+    ) -> list[SyncClaim]:
+        before = asked_at()
+        jobs = self._core.store.run(self._core.claim(queues, kinds, limit, worker, lease))
+        return [SyncClaim(self._core.holding(job, before)) for job in jobs]
+
+    def claim_job(
+        self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
+    ) -> SyncClaim | None:
+        before = asked_at()
+        jobs = self._core.store.run(self._core.claim_job(id, worker, lease))
+        return SyncClaim(self._core.holding(jobs[0], before)) if jobs else None
+
+    def run_job(self, id: UUID | str) -> Job | None:
+        job = self.get(id)
+        if job is None:
+            return None
+        task = handler_for(self._core.registry, job)
+        claim = self.claim_job(id)
+        if claim is None:
+            return None
+        run_claimed_sync(claim, task)
+        return self.get(id)
+
+    def get(self, id: UUID | str) -> Job | None:
+        return self._core.store.run(self._core.get(id))
+
+    def find(
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        queue: str | None = None,
+        kind: str | None = None,
+        train: str | None = None,
+        slot: str | None = None,
+        pipeline_id: UUID | str | None = None,
+        tags: Sequence[str] | str | None = None,
+        limit: int = 50,
+        after: UUID | str | None = None,
+    ) -> list[Job]:
+        filter = {"state": state, "queue": queue, "kind": kind, "train": train, "slot": slot}
+        operation = self._core.find(limit, after, **filter, pipeline_id=pipeline_id, tags=tags)
+        return self._core.store.run(operation)
+
+    def counts(self, queue: str | None = None) -> dict[str, int]:
+        return self._core.store.run(self._core.counts(queue))
+
+    def queues(self) -> list[Queue]:
+        return self._core.store.run(self._core.queues())
+
+    def why(self, id: UUID | str) -> Why:
+        return self._core.store.run(self._core.why(id))
+
+    def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
+        looks = _Looks(id, _seconds(timeout))
+        while not looks.over(job := self.get(id)):
+            time.sleep(looks.pause())
+        return job  # type: ignore[return-value]
+
+    def cancel(self, id: UUID | str, reason: str | None = None) -> Job:
+        return self._core.store.run(self._core.cancel(id, reason))
+
+    def retry(self, id: UUID | str) -> Job:
+        return self._core.store.run(self._core.retry(id))
+
+    def delete(self, id: UUID | str) -> bool:
+        return self._core.store.run(self._core.delete(id))
+
+    def cancel_many(self, **filter: Any) -> int:
+        return self._core.store.run(self._core.change_many("cancel", **filter))
+
+    def retry_many(self, **filter: Any) -> int:
+        return self._core.store.run(self._core.change_many("retry", **filter))
+
+    def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Job:
+        return self._core.store.run(self._core.recover(id, stale_after))
+
+    def pause(self, queue: str) -> None:
+        self._core.store.run(self._core.pause(queue, True))
+
+    def resume(self, queue: str) -> None:
+        self._core.store.run(self._core.pause(queue, False))
+
+    def limit(self, queue: str, n: int | None) -> None:
+        self._core.store.run(self._core.limit(queue, n))
+
+    def sweep(self) -> Swept:
+        return self._core.store.run(self._core.sweep())
+
+    def prune(self, older_than: Duration) -> int:
+        return self._core.store.run(self._core.prune(older_than))
+
+
+with_docs(SyncDibs, Dibs)
+
+
+class JobDecorator:
+    """`@app.job(...)`: turns a function into a `Task` of this app."""
+
+    def __init__(self, app: Dibs, name: str | None, options: Options) -> None:
+        self._app = app
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        if not callable(function) or inspect.isclass(function):
+            raise BadRequest(f"@app.job goes on a function, not on {function!r}")
+        task: Task[..., Any] = Task(
+            function,
+            self._name or function.__name__,
+            self._options,
+            self._enqueue_one,
+            self._enqueue_one_sync,
+        )
+        self._app._core.registry.add(task)
+        return task
+
+    def _enqueue_one(self, new: NewJob, within: Any) -> Awaitable[Job]:
+        return _only(self._app.enqueue(new, within=within))
+
+    def _enqueue_one_sync(self, new: NewJob, within: Any) -> Job:
+        [job] = self._app.sync.enqueue(new, within=within)
+        return job
+
+
+async def _only(jobs: Awaitable[list[Job]]) -> Job:
+    [job] = await jobs
+    return job
+
+
+class _Looks:
+    """How `wait` looks: often at first, then more patiently, until a deadline."""
+
+    def __init__(self, id: UUID | str, timeout: float | None) -> None:
+        self._id = parse_id(id)
+        self._deadline = None if timeout is None else monotonic() + timeout
+        self._timeout = timeout
+        self._pause = QUICKEST_LOOK
+
+    def over(self, job: Job | None) -> bool:
+        if job is None:
+            raise NotFound(self._id)
+        if job.is_finished:
+            return True
+        if self._deadline is not None and monotonic() >= self._deadline:
+            raise TimeoutError(f"job {job.id} is still {job.state} after {self._timeout} s")
+        return False
+
+    def pause(self) -> float:
+        pause, self._pause = self._pause, min(self._pause * 1.5, SLOWEST_LOOK)
+        return pause if self._deadline is None else max(min(pause, self._deadline - monotonic()), 0)
+
+
+def _seconds(duration: Duration | None) -> float | None:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration

@@ -1,0 +1,234 @@
+"""What both faces share: settings, registry, store; here a call becomes a checked operation."""
+
+import random
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from dibs import operations, payload
+from dibs.claims import Holding
+from dibs.clock import monotonic
+from dibs.engines.stores import Operation, Store, connect
+from dibs.engines.trouble import Tries
+from dibs.errors import BadRequest
+from dibs.failures import errors_text
+from dibs.identity import worker_name
+from dibs.ids import parse_id
+from dibs.jobs import Job, NewJob
+from dibs.leases import Keeper
+from dibs.operations import Queue, Settled, Standing, Swept, Wish
+from dibs.scripts import Script
+from dibs.settings import Duration, Settings, lease_micros, micros
+from dibs.settling import Settler
+from dibs.states import FINISHED, Outcome, settle
+from dibs.tasks import DEFAULT_LEASE, Registry
+from dibs.why import Why, explain
+
+MOST_FOUND = 1000
+
+
+class Core:
+    """One app's inner half. Nothing in here waits for anything but through `store`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.registry = Registry(settings)
+        self.store: Store = connect(settings)
+        self.keeper = Keeper(self.store)
+        self.settler = Settler(self.store)
+
+    # -- enqueue --------------------------------------------------------------------------------
+
+    def enqueue(self, new_jobs: Sequence[NewJob]) -> Operation[list[Job]]:
+        rows = [self.registry.prepare(new) for new in new_jobs]
+        fresh = False not in [new.take_fresh() for new in new_jobs]
+        if not rows:
+            return _nothing
+        return lambda tries: operations.enqueue(
+            rows, fresh=fresh and tries.number == 0, retried=fresh and tries.unsure
+        )
+
+    # -- claim ----------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queues: Sequence[str] | None,
+        kinds: Sequence[str] | None,
+        limit: int,
+        worker: str | None,
+        lease: Duration | None,
+    ) -> Operation[list[Job]]:
+        payload.check_whole(limit, "limit", -(10**9), 10_000)
+        queues, kinds = _names(queues, "queue"), _names(kinds, "kind")
+        if limit <= 0 or queues == [] or kinds == []:
+            return _nothing
+        wish = self._wish(worker, lease, limit=limit, queues=queues, kinds=kinds)
+        return lambda _: operations.claim(wish)
+
+    def claim_job(self, id: UUID | str, worker: str | None, lease: Duration | None) -> Operation[list[Job]]:
+        wish = self._wish(worker, lease, id=parse_id(id))
+        return lambda _: operations.claim(wish)
+
+    def holding(self, job: Job, asked_at: float) -> Holding:
+        return Holding(self, job, asked_at)
+
+    def _wish(self, worker: str | None, lease: Duration | None, **what: Any) -> Wish:
+        return Wish(
+            worker=worker_name() if worker is None else payload.check_name(worker, "worker"),
+            lease=lease_micros(DEFAULT_LEASE if lease is None else lease),
+            leases=self.registry.leases() if lease is None else {},
+            **what,
+        )
+
+    # -- settle, renew, progress ----------------------------------------------------------------
+
+    def settlement(self, held: Holding, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
+        job = held.job
+        children = [self.registry.prepare(new, parent=job) for new in then]
+        for new in then:
+            new.take_fresh()
+        retry = self.registry.options(job.kind).retry
+        to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
+        starts_pipeline = children and job.pipeline_id is None
+        values = (
+            *(job.id, held.token, to.state.value, to.settled_as, to.delay, to.refund, to.result),
+            *(errors_text(job.errors, to.error), to.message, job.id if starts_pipeline else None),
+        )
+        return Settled(values=values, children=children)
+
+    def settle(self, one: Settled) -> Operation[None]:
+        return lambda _: _settle_one(one)
+
+    def renew(self, held: Holding, lease: Duration | None) -> Operation[Standing]:
+        length = self.lease_of(held.job) if lease is None else lease_micros(lease)
+        return lambda _: _renew_one(held, length)
+
+    def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Standing]:
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise BadRequest(f"progress={fraction!r} must be a number from 0 to 1")
+        if message is not None:
+            payload.encode(message, "message", self.settings.max_payload)
+        return lambda _: operations.progress(held.job.id, held.token, float(fraction), message)
+
+    def encode_result(self, result: Any) -> str | None:
+        return None if result is None else payload.encode(result, "result", self.settings.max_payload)
+
+    def lease_of(self, job: Job) -> int:
+        """The length of the lease that this job was claimed with."""
+        if job.lease_until is None or job.claimed_at is None:
+            return lease_micros(self.registry.options(job.kind).lease)
+        return round((job.lease_until - job.claimed_at) / timedelta(microseconds=1))
+
+    # -- look and act ---------------------------------------------------------------------------
+
+    def get(self, id: UUID | str) -> Operation[Job | None]:
+        parsed = parse_id(id)
+        return lambda _: operations.get(parsed)
+
+    def find(self, limit: int, after: UUID | str | None, **filter: Any) -> Operation[list[Job]]:
+        payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        if limit <= 0:
+            return _nothing
+        checked, start = self._filter(**filter), None if after is None else parse_id(after)
+        return lambda _: operations.find(checked, limit=limit, after=start)
+
+    def counts(self, queue: str | None) -> Operation[dict[str, int]]:
+        return lambda _: operations.counts(queue)
+
+    def queues(self) -> Operation[list[Queue]]:
+        return lambda _: operations.queues()
+
+    def why(self, id: UUID | str) -> Operation[Why]:
+        parsed = parse_id(id)
+        return lambda _: explain(parsed)
+
+    def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
+        parsed = parse_id(id)
+        if reason is not None:
+            payload.encode(reason, "reason", self.settings.max_payload)
+        return lambda _: operations.cancel(parsed, reason)
+
+    def retry(self, id: UUID | str) -> Operation[Job]:
+        parsed = parse_id(id)
+        return lambda _: operations.retry(parsed)
+
+    def delete(self, id: UUID | str) -> Operation[bool]:
+        parsed = parse_id(id)
+        return lambda _: operations.delete(parsed)
+
+    def change_many(self, question: str, **filter: Any) -> Operation[int]:
+        checked = self._filter(**filter)
+        return lambda _: operations.change_many(question, checked)
+
+    def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
+        parsed = parse_id(id)
+        stale = micros(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
+        return lambda _: operations.recover(parsed, stale)
+
+    def pause(self, queue: str, paused: bool) -> Operation[None]:
+        payload.check_name(queue, "queue")
+        return lambda _: operations.set_queue(queue, paused=paused)
+
+    def limit(self, queue: str, n: int | None) -> Operation[None]:
+        payload.check_name(queue, "queue")
+        most = None if n is None else payload.check_whole(n, "limit", 0, 1_000_000)
+        return lambda _: operations.set_queue(queue, max_running=most, set_limit=True)
+
+    def sweep(self) -> Operation[Swept]:
+        return lambda _: operations.sweep()
+
+    def prune(self, older_than: Duration) -> Operation[int]:
+        span = micros(older_than, what="older_than")
+        if span < 0:
+            raise BadRequest(f"older_than={older_than!r} must not be negative")
+        return lambda _: operations.prune(span)
+
+    def _filter(
+        self, state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any
+    ) -> Mapping[str, Any]:
+        unknown = set(equal) - {"queue", "kind", "train", "slot", "pipeline_id"}
+        if unknown:
+            raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
+        names = ("queue", "kind", "train", "slot")
+        pipeline = equal.get("pipeline_id")
+        states = operations.check_states(state)
+        return {
+            **{name: equal.get(name) for name in names},
+            "pipeline_id": None if pipeline is None else parse_id(pipeline),
+            "states": None if states is None else [one.value for one in states],
+            "tags": [tags] if isinstance(tags, str) else list(tags or ()),
+        }
+
+
+def _nothing(_: Tries) -> Script[list[Any]]:
+    return []
+    yield
+
+
+def _settle_one(one: Settled) -> Script[None]:
+    if (yield from operations.settle_if_held([one])):
+        raise operations.lease_lost(one.id, one.token)
+
+
+def _renew_one(held: Holding, lease: int) -> Script[Standing]:
+    standing = yield from operations.renew([(held.job.id, held.token)], lease)
+    if held.job.id not in standing:
+        raise operations.lease_lost(held.job.id, held.token)
+    return standing[held.job.id]
+
+
+def _names(names: Sequence[str] | str | None, what: str) -> list[str] | None:
+    if names is None:
+        return None
+    given = [names] if isinstance(names, str) else names
+    return list(dict.fromkeys(payload.check_name(name, what) for name in given))
+
+
+def asked_at() -> float:
+    """Read before a claim is sent: its lease can't have begun earlier."""
+    return monotonic()
+
+
+def is_finished(job: Job) -> bool:
+    return job.state in FINISHED

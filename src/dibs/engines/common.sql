@@ -1,0 +1,183 @@
+-- Answers that every SQL database gives in the same words.
+--
+-- A block is `-- name:` and one statement. `:name` is a parameter, spelled for each driver when
+-- it is sent; values are never written into the text. `{…}` is a spelling of the dialect (see
+-- `Dialect` in sql.py) or, with `>`, a fragment. A dialect's own file overrides blocks by name.
+
+-- name: get
+select {job_columns:job}
+from dibs_jobs job
+where job.id {in_ids:ids}
+union all
+select {job_columns:job}
+from dibs_finished job
+where job.id {in_ids:ids}
+
+-- name: find
+-- Newest first: ids are time-ordered, so the primary key is the page index of both tables.
+select {job_columns:job}
+from (
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_jobs job
+        where {>matches}
+        order by job.id desc
+        limit :limit
+    ) live
+    union all
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_finished job
+        where {>matches}
+        order by job.id desc
+        limit :limit
+    ) finished
+) job
+order by job.id desc
+limit :limit
+
+-- fragment: matches
+(cast(:after as {uuid}) is null or job.id < cast(:after as {uuid}))
+          and (cast(:queue as {text}) is null or job.queue = :queue)
+          and (cast(:kind as {text}) is null or job.kind = :kind)
+          and (cast(:train as {text}) is null or job.train = :train)
+          and (cast(:slot as {text}) is null or job.slot = :slot)
+          and (cast(:pipeline_id as {uuid}) is null or job.pipeline_id = cast(:pipeline_id as {uuid}))
+          and (cast(:states as {texts}) is null or job.state {in_texts:states})
+          and {has_tags:tags}
+
+-- name: counts
+select counted.state, cast(sum(counted.jobs) as bigint) as jobs
+from (
+    select job.state, count(*) as jobs
+    from dibs_jobs job
+    where cast(:queue as {text}) is null or job.queue = :queue
+    group by job.state
+    union all
+    select job.state, count(*) as jobs
+    from dibs_finished job
+    where cast(:queue as {text}) is null or job.queue = :queue
+    group by job.state
+) counted
+group by counted.state
+
+-- name: queues
+select named.name, setting.paused, setting.max_running, counted.state, counted.jobs
+from (
+    select queue as name from dibs_jobs
+    union
+    select name from dibs_queues
+) named
+left join dibs_queues setting on setting.name = named.name
+left join (
+    select queue, state, count(*) as jobs
+    from dibs_jobs
+    group by queue, state
+) counted on counted.queue = named.name
+
+-- name: settled
+select job.id, job.state, job.token, job.settled_token, job.settled_as
+from dibs_jobs job
+where job.id {in_ids:ids}
+union all
+select job.id, job.state, job.token, job.settled_token, job.settled_as
+from dibs_finished job
+where job.id {in_ids:ids}
+
+-- name: explain
+select
+    {job_columns:job},
+    coalesce(setting.paused, {false}) as paused,
+    setting.max_running,
+    (
+        select count(*)
+        from dibs_jobs other
+        where other.state = 'running' and other.queue = job.queue
+    ) as running,
+    {now} as now
+from (
+    select {job_columns:live} from dibs_jobs live where live.id = cast(:job as {uuid})
+    union all
+    select {job_columns:kept} from dibs_finished kept where kept.id = cast(:job as {uuid})
+) job
+left join dibs_queues setting on setting.name = job.queue
+
+-- name: now
+select {now} as now
+
+-- name: stage
+update dibs_jobs
+set state = 'ready'
+where id in (
+    select due.id
+    from dibs_jobs due
+    where due.state = 'scheduled' and due.run_at <= {now}
+    order by due.run_at
+    limit :limit
+)
+returning id
+
+-- name: progress
+update dibs_jobs
+set progress = :fraction, message = coalesce(:message, message)
+where id = cast(:job as {uuid}) and token = :token and lease_until is not null
+returning id, token, lease_until, cancel_reason
+
+-- name: recover
+update dibs_jobs
+set
+    state = 'ready',
+    attempts = 0,
+    worker = null,
+    lease_until = null,
+    cancel_reason = null
+where id = cast(:job as {uuid})
+  and lease_until <= {now_minus:stale_after}
+returning id
+
+-- name: delete_live
+delete from dibs_jobs
+where id {in_ids:ids} and state <> 'running'
+returning id
+
+-- name: delete_finished
+delete from dibs_finished
+where id {in_ids:ids}
+returning id
+
+-- name: prune
+delete from dibs_finished
+where id in (
+    select old.id
+    from dibs_finished old
+    where old.id < cast(:before as {uuid}) and old.finished_at < {now_minus:older_than}
+    order by old.id
+    limit :limit
+)
+returning id
+
+-- name: set_queue
+insert into dibs_queues (name, paused, max_running)
+values (:queue, coalesce(:paused, {false}), :max_running)
+on conflict (name) do update
+set
+    paused = coalesce(:paused, dibs_queues.paused),
+    max_running = case when :set_limit then :max_running else dibs_queues.max_running end
+
+-- name: age_jobs
+update dibs_jobs
+set
+    run_at = {minus:run_at:micros},
+    enqueued_at = {minus:enqueued_at:micros},
+    claimed_at = {minus:claimed_at:micros},
+    lease_until = {minus:lease_until:micros}
+
+-- name: age_finished
+update dibs_finished
+set
+    run_at = {minus:run_at:micros},
+    enqueued_at = {minus:enqueued_at:micros},
+    claimed_at = {minus:claimed_at:micros},
+    finished_at = {minus:finished_at:micros}

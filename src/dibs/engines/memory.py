@@ -1,0 +1,423 @@
+"""The reference engine: the contract in plain Python, one method per question.
+
+Everything lives in this process and ends with it. The other engines are compared with this one,
+operation by operation, in `tests/model`.
+"""
+
+import heapq
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs.clock import from_micros, store_micros, to_micros
+from dibs.contract import SETTLEMENT_COLUMNS, Traits
+from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS
+from dibs.scripts import Row, Rows, Step
+from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, put_back, swept
+
+TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until")
+
+Record = dict[str, Any]
+Line = tuple[str, str]  # queue, kind
+
+
+class Memory:
+    """A store in this process. Each one is a world of its own."""
+
+    traits = Traits(durable=False, shared=False, joins_caller=False, migrates_itself=True)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: dict[UUID, Record] = {}
+        self._finished: dict[UUID, Record] = {}
+        self._by_unique: dict[str, UUID] = {}
+        self._lines: defaultdict[Line, list[tuple[int, int, UUID]]] = defaultdict(list)
+        self._scheduled: list[tuple[int, UUID]] = []
+        self._running: dict[UUID, Record] = {}
+        self._settings: dict[str, Record] = {}
+        self._tokens = count(1)
+        self._aged = 0
+
+    def execute(self, step: Step) -> Rows:
+        answer: Callable[..., Rows] = getattr(self, f"_{step.question}")
+        with self._lock:
+            return answer(**step.params)
+
+    # -- enqueue --------------------------------------------------------------------------------
+
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Rows:
+        return [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+
+    def _store(self, new: Record) -> Row:
+        holder = new["id"] if self._known(new["id"]) else self._by_unique.get(new["unique_key"])
+        if holder is not None:
+            return {"id": new["id"], "holder": holder, "is_new": False}
+        now, delay, run_at = self._clock(), new.pop("delay"), new["run_at"]
+        due = to_micros(run_at) if run_at else now + (delay or 0)
+        job: Record = dict.fromkeys(JOB_COLUMNS) | new | _NEW | {"run_at": due, "enqueued_at": now}
+        self._live[job["id"]] = job
+        if job["unique_key"] is not None:
+            self._by_unique[job["unique_key"]] = job["id"]
+        self._wait(job, JobState.ready if due <= now else JobState.scheduled)
+        times = {"run_at": from_micros(due), "enqueued_at": from_micros(now)}
+        return {
+            "id": job["id"],
+            "holder": job["id"],
+            "is_new": True,
+            "state": job["state"],
+            **times,
+        }
+
+    # -- claim ----------------------------------------------------------------------------------
+
+    def _claim(self, limit: int, look: bool, **wish: Any) -> Rows:
+        taken: list[Record] = []
+        lines = [line for line in self._lines if self._open(line, wish["queues"], wish["kinds"])]
+        while len(taken) < limit and (job := self._best(lines)) is not None:
+            taken.append(self._lease(job, wish))
+        return self._claimed(taken, look)
+
+    def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Rows:
+        record = self._live.get(job)
+        if record is None or record["state"] != JobState.ready or not self._open(_line(record)):
+            return self._claimed([], look)
+        return self._claimed([self._lease(record, wish)], look)
+
+    def _claim_within_limits(self, **wish: Any) -> Rows:
+        raise AssertionError("memory holds limits in every claim and never answers `limited`")
+
+    def _open(self, line: Line, queues: Any = None, kinds: Any = None) -> bool:
+        if (queues is not None and line[0] not in queues) or (kinds is not None and line[1] not in kinds):
+            return False
+        setting = self._settings.get(line[0], _UNSET)
+        return not setting["paused"] and self._room(line[0], setting["max_running"])
+
+    def _room(self, queue: str, max_running: int | None) -> bool:
+        if max_running is None:
+            return True
+        running = sum(1 for job in self._running.values() if job["queue"] == queue)
+        return running < max_running
+
+    def _best(self, lines: Iterable[Line]) -> Record | None:
+        heads = [(head, line) for line in lines if (head := self._head(line)) and self._open(line)]
+        return self._live[min(heads)[0][2]] if heads else None
+
+    def _head(self, line: Line) -> tuple[int, int, UUID] | None:
+        """The first of a line that is still what it was when it was put there."""
+        heap = self._lines[line]
+        while heap:
+            job = self._live.get(heap[0][2])
+            if job is not None and job["state"] == JobState.ready and _rank(job) == heap[0]:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _lease(self, job: Record, wish: Mapping[str, Any]) -> Record:
+        now = self._clock()
+        job |= {
+            "state": JobState.running,
+            "attempts": job["attempts"] + 1,
+            "worker": wish["worker"],
+            "token": next(self._tokens),
+            "claimed_at": now,
+            "lease_until": now + wish["leases"].get(job["kind"], wish["lease"]),
+        }
+        self._running[job["id"]] = job
+        return job
+
+    def _claimed(self, taken: Sequence[Record], look: bool) -> Rows:
+        header = {"limited": False, "overdue": look and self._overdue(), "crowded": False}
+        return [header | self._row(job) for job in taken] or [header | {"id": None}]
+
+    def _overdue(self) -> bool:
+        now = self._clock()
+        return any(job["lease_until"] <= now for job in self._running.values()) or any(
+            job["state"] == JobState.scheduled and job["run_at"] <= now for job in self._live.values()
+        )
+
+    # -- settle, renew, progress ----------------------------------------------------------------
+
+    def _settle(self, settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]]) -> Rows:
+        applied = []
+        for values in settlements:
+            given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
+            if job := self._held(given["id"], given["token"]):
+                self._apply(job, given)
+                applied.append({"id": job["id"]})
+        for *child, parent, token in children:
+            if self._succeeded(parent, token):
+                self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
+        return applied
+
+    def _apply(self, job: Record, given: Record) -> None:
+        job |= {"settled_token": given["token"], "settled_as": given["settled_as"]}
+        job |= {"errors": given["errors"], "attempts": job["attempts"] - given["refund"]}
+        job["pipeline_id"] = job["pipeline_id"] or given["pipeline_id"]
+        state = put_back(given["state"], cancel_asked=job["cancel_reason"] is not None)
+        if state in FINISHED:
+            job["result"] = given["result"]
+            asked = job["cancel_reason"] if state == JobState.cancelled else None
+            self._finish(job, state, given["message"] or asked)
+            return
+        if given["delay"] is not None:
+            job["run_at"] = self._clock() + given["delay"]
+        self._back(job, state)
+
+    def _settled(self, ids: Sequence[UUID]) -> Rows:
+        names = ("id", "state", "token", "settled_token", "settled_as")
+        return [{name: job[name] for name in names} for job in self._each(ids)]
+
+    def _exchange(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        **wish: Any,
+    ) -> Rows:
+        settled = [row["id"] for row in self._settle(settlements, children)]
+        first, *rest = self._claim(**wish)
+        return [{**first, "settled": settled}, *rest]
+
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Rows:
+        held = [job for id, token in claims if (job := self._held(id, token))]
+        for job in held:
+            job["lease_until"] = self._clock() + lease
+        return [self._standing(job) for job in held]
+
+    def _progress(self, job: UUID, token: int, fraction: float, message: str | None) -> Rows:
+        if (record := self._held(job, token)) is None:
+            return []
+        record |= {"progress": fraction, "message": message or record["message"]}
+        return [self._standing(record)]
+
+    # -- upkeep ---------------------------------------------------------------------------------
+
+    def _stage(self, limit: int) -> Rows:
+        staged: list[Row] = []
+        while len(staged) < limit and self._scheduled and self._scheduled[0][0] <= self._clock():
+            run_at, id = heapq.heappop(self._scheduled)
+            job = self._live.get(id)
+            if job is not None and (job["state"], job["run_at"]) == (JobState.scheduled, run_at):
+                self._wait(job, JobState.ready)
+                staged.append({"id": id})
+        return staged
+
+    def _sweep(self, limit: int) -> Rows:
+        now = self._clock()
+        expired = [job for job in self._running.values() if job["lease_until"] <= now]
+        expired.sort(key=lambda job: job["lease_until"])
+        return [self._bury(job, now) for job in expired[:limit]]
+
+    def _bury(self, job: Record, now: int) -> Row:
+        names = ("id", "kind", "queue", "worker", "token", "attempts")
+        answer = {name: job[name] for name in names}
+        cancel_asked = job["cancel_reason"] is not None
+        state = swept(job["attempts"], job["max_attempts"], cancel_asked=cancel_asked)
+        job["errors"] = _with_death(job, now)
+        if state in FINISHED:
+            self._finish(job, state, job["cancel_reason"])
+        else:
+            self._back(job, state)
+        return answer | {"state": state}
+
+    # -- act ------------------------------------------------------------------------------------
+
+    def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Rows:
+        changed: list[Row] = []
+        for job in (self._live[id] for id in ids if id in self._live):
+            changed.append({"id": job["id"]})
+            if job["state"] == JobState.running:
+                job["cancel_reason"] = reason or ""
+            else:
+                self._finish(job, JobState.cancelled, reason)
+        return changed
+
+    def _retry(self, ids: Sequence[UUID]) -> Rows:
+        return [{"id": job["id"]} for job in self._each(ids) if self._retried(job)]
+
+    def _retried(self, job: Record) -> bool:
+        if job["state"] == JobState.scheduled:
+            job["run_at"] = self._clock()
+            self._wait(job, JobState.ready)
+            return True
+        if job["state"] not in (JobState.failed, JobState.cancelled) or job["unique_key"] in self._by_unique:
+            return False
+        self._live[job["id"]] = self._finished.pop(job["id"])
+        if job["unique_key"] is not None:
+            self._by_unique[job["unique_key"]] = job["id"]
+        job |= _FRESH_BUDGET | {"run_at": self._clock()}
+        self._back(job, JobState.ready)
+        return True
+
+    def _recover(self, job: UUID, stale_after: int) -> Rows:
+        record = self._running.get(job)
+        if record is None or record["lease_until"] + stale_after > self._clock():
+            return []
+        record |= {"attempts": 0, "cancel_reason": None}
+        self._back(record, JobState.ready)
+        return [{"id": job}]
+
+    def _delete(self, ids: Sequence[UUID]) -> Rows:
+        gone = [job for job in self._each(ids) if job["state"] != JobState.running]
+        for job in gone:
+            self._forget(job)
+            self._finished.pop(job["id"], None)
+        return [{"id": job["id"]} for job in gone]
+
+    def _prune(self, older_than: int, before: UUID, limit: int) -> Rows:
+        horizon = self._clock() - older_than
+        old = [id for id, job in self._finished.items() if job["finished_at"] < horizon and id < before]
+        for id in old[:limit]:
+            del self._finished[id]
+        return [{"id": id} for id in old[:limit]]
+
+    def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
+        setting = self._settings.setdefault(queue, dict(_UNSET))
+        if paused is not None:
+            setting["paused"] = paused
+        if set_limit:
+            setting["max_running"] = max_running
+        return []
+
+    # -- look -----------------------------------------------------------------------------------
+
+    def _get(self, ids: Sequence[UUID]) -> Rows:
+        return [self._row(job) for job in self._each(ids)]
+
+    def _find(self, limit: int, after: UUID | None, **filter: Any) -> Rows:
+        found = sorted({**self._live, **self._finished}.items(), reverse=True)
+        matching = (job for id, job in found if (after is None or id < after) and _matches(job, **filter))
+        return [self._row(job) for _, job in zip(range(limit), matching, strict=False)]
+
+    def _counts(self, queue: str | None) -> Rows:
+        jobs = [*self._live.values(), *self._finished.values()]
+        states = Counter(job["state"] for job in jobs if queue in (None, job["queue"]))
+        return [{"state": state, "jobs": jobs} for state, jobs in states.items()]
+
+    def _queues(self) -> Rows:
+        states = Counter((job["queue"], job["state"]) for job in self._live.values())
+        named = {queue for queue, _ in states} | set(self._settings)
+        settings = {name: self._settings.get(name, _UNSET) for name in named}
+        rows = [{"name": q, "state": s, "jobs": n, **settings[q]} for (q, s), n in states.items()]
+        return rows + [{"name": q, "state": None, "jobs": 0, **settings[q]} for q in named]
+
+    def _explain(self, job: UUID) -> Rows:
+        rows = []
+        for record in self._each([job]):
+            setting = self._settings.get(record["queue"], _UNSET)
+            running = sum(other["queue"] == record["queue"] for other in self._running.values())
+            rows.append({**self._row(record), **setting, "running": running, **self._now()[0]})
+        return rows
+
+    def _now(self) -> Rows:
+        return [{"now": from_micros(self._clock())}]
+
+    def _age(self, micros: int) -> Rows:
+        for job in [*self._live.values(), *self._finished.values()]:
+            job |= {name: job[name] - micros for name in TIMES if job[name] is not None}
+            if job["state"] in WAITING:
+                self._wait(job, job["state"])
+        return []
+
+    # -- the small moves that the answers are made of -------------------------------------------
+
+    def _clock(self) -> int:
+        return store_micros()
+
+    def _known(self, id: UUID) -> bool:
+        return id in self._live or id in self._finished
+
+    def _each(self, ids: Iterable[UUID]) -> list[Record]:
+        found = (self._live.get(id) or self._finished.get(id) for id in ids)
+        return [job for job in found if job is not None]
+
+    def _held(self, id: UUID, token: int) -> Record | None:
+        job = self._running.get(id)
+        return job if job is not None and job["token"] == token else None
+
+    def _succeeded(self, id: UUID, token: int) -> bool:
+        job = self._finished.get(id)
+        return job is not None and (job["settled_token"], job["settled_as"]) == (token, "succeeded")
+
+    def _wait(self, job: Record, state: JobState) -> None:
+        job["state"] = state
+        if state == JobState.ready:
+            heapq.heappush(self._lines[_line(job)], _rank(job))
+        elif state == JobState.scheduled:
+            heapq.heappush(self._scheduled, (job["run_at"], job["id"]))
+
+    def _back(self, job: Record, state: JobState) -> None:
+        self._running.pop(job["id"], None)
+        job |= {"worker": None, "lease_until": None}
+        self._wait(job, state)
+
+    def _finish(self, job: Record, state: JobState, message: str | None) -> None:
+        self._forget(job)
+        job |= {"state": state, "finished_at": self._clock(), "lease_until": None}
+        job["message"] = message or job["message"]
+        self._finished[job["id"]] = job
+
+    def _forget(self, job: Record) -> None:
+        self._live.pop(job["id"], None)
+        self._running.pop(job["id"], None)
+        if self._by_unique.get(job["unique_key"]) == job["id"]:
+            del self._by_unique[job["unique_key"]]
+
+    def _row(self, job: Record) -> dict[str, Any]:
+        row = {name: job[name] for name in JOB_COLUMNS}
+        return row | {name: from_micros(row[name]) for name in TIMES if row[name] is not None}
+
+    def _standing(self, job: Record) -> Row:
+        names = ("id", "token", "cancel_reason")
+        return {"lease_until": from_micros(job["lease_until"])} | {name: job[name] for name in names}
+
+
+_NEW: Record = {
+    "attempts": 0,
+    "progress": 0.0,
+    "errors": "[]",
+    "cancel_reason": None,
+    "settled_token": None,
+    "settled_as": None,
+}
+_FRESH_BUDGET: Record = {
+    "attempts": 0,
+    "progress": 0.0,
+    "message": None,
+    "result": None,
+    "finished_at": None,
+    "cancel_reason": None,
+}
+_UNSET: Record = {"paused": False, "max_running": None}
+
+
+def _line(job: Record) -> Line:
+    return job["queue"], job["kind"]
+
+
+def _rank(job: Record) -> tuple[int, int, UUID]:
+    return -job["priority"], job["run_at"], job["id"]
+
+
+def _matches(job: Record, states: Any, tags: Sequence[str], **equal: Any) -> bool:
+    return (
+        (states is None or job["state"] in states)
+        and set(tags) <= set(msgspec.json.decode(job["tags"]))
+        and all(value is None or job[name] == value for name, value in equal.items())
+    )
+
+
+def _with_death(job: Record, now: int) -> str:
+    death = {
+        "attempt": job["attempts"],
+        "token": job["token"],
+        "at": from_micros(now),
+        "worker": job["worker"],
+        "type": "LeaseLost",
+        "message": WORKER_DIED,
+    }
+    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()

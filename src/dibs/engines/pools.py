@@ -1,0 +1,516 @@
+"""Connections that dibs owns: a few to PostgreSQL in each colour, one to a SQLite file.
+
+A pool executes one step at a time: it takes a connection, opens a transaction where the answer
+needs one, drives the plan, commits. What goes wrong is sorted here into `TryAgain`, a clear error,
+or a bug. No session state is kept on a connection between two steps.
+"""
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.sql import Copy, Query, placeholders, schema_files, schema_version, statements
+from dibs.engines.sqlite import SQLite
+from dibs.engines.trouble import TryAgain
+from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.scripts import Row, Rows, Step, run, run_async
+
+CONNECT_TIMEOUT = 10
+BUSY_TIMEOUT = 30
+OLDEST_SQLITE = (3, 35)
+MIGRATION_LOCK = 0x64696273  # "dibs"
+
+BEGIN = "begin isolation level read committed"
+
+# Sent with the connection request. JIT is off because the planner can't know how few rows a claim
+# takes, thinks it dear, and then compiles for 50 ms what runs in one.
+SESSION = {
+    "application_name": "dibs",
+    "default_transaction_isolation": "read committed",
+    "jit": "off",
+}
+
+# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a key taken at the
+# same moment, a server that starts, stops or has no place left, a plan that the schema outgrew.
+AGAIN = ("40001", "40P01", "23505", "53300", "57P01", "57P02", "57P03", "0A000")
+NO_TABLES = ("42P01", "42703", "3F000")
+
+# Connections inherited through fork() must be neither used nor closed: closing one would end the
+# parent's session, or drop its locks on a SQLite file. They are kept here, out of reach.
+_inherited: list[object] = []
+
+
+def store_name(url: str) -> str:
+    """A URL for people: host and database, never a password."""
+    parts = urlsplit(url)
+    host = f"{parts.hostname or 'local socket'}{f':{parts.port}' if parts.port else ''}"
+    return f"PostgreSQL at {host}, database {parts.path.lstrip('/') or '(default)'}"
+
+
+def _driver_url(url: str) -> str:
+    """`postgresql+asyncpg://…` as SQLAlchemy spells it, without the driver."""
+    return f"postgresql://{url.split('://', 1)[1]}"
+
+
+def _options() -> str:
+    settings = (f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in SESSION.items())
+    return " ".join(settings)
+
+
+def _missing(package: str, extra: str) -> UnknownEngine:
+    return UnknownEngine(f"{package} is not installed; run: pip install 'dibs[{extra}]'")
+
+
+# -- PostgreSQL, awaited ------------------------------------------------------------------------
+
+
+class AsyncPostgres:
+    """Connections of asyncpg, one set per event loop."""
+
+    def __init__(self, engine: PostgreSQL, url: str, size: int) -> None:
+        self._engine = engine
+        self._url = url
+        self._size = size
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+        self._idle: deque[Any] = deque()
+        self._places = asyncio.Semaphore(size)
+
+    async def execute(self, step: Step) -> Rows:
+        async with self._connection() as connection:
+            query = _asyncpg_query(connection, self._engine)
+            if not self._engine.needs_transaction(step):
+                return await run_async(self._engine.answer(step), query)
+            await connection.execute(BEGIN)
+            rows = await run_async(self._engine.answer(step), query)
+            await connection.execute("commit")
+            return rows
+
+    async def schema_version(self) -> int:
+        async with self._connection() as connection:
+            table = self._engine.dialect.rename("dibs_schema")
+            if await connection.fetchval("select to_regclass($1)", table) is None:
+                return 0
+            found: int = await connection.fetchval(f"select max(version) from {table}")  # noqa: S608
+            return found
+
+    async def migrate(self) -> list[int]:
+        async with self._connection() as connection:
+            await connection.execute(BEGIN)
+            await connection.fetchval("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+            create, versions = _schema_table(self._engine)
+            await connection.execute(create)
+            applied = {row["version"] for row in await connection.fetch(versions)}
+            steps = _pending(self._engine, applied)
+            for _, statement in steps:
+                await connection.execute(statement)
+            await connection.execute("commit")
+            return sorted({version for version, _ in steps})
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close(timeout=2)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        self._follow_loop()
+        async with self._places:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                yield connection
+            except BaseException as error:
+                await self._after(connection, error)
+                raise self._sorted(error) from error
+            else:
+                self._idle.append(connection)
+
+    def _follow_loop(self) -> None:
+        """Connections belong to the loop (and the process) that made them."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop and os.getpid() == self._pid:
+            return
+        if os.getpid() != self._pid:
+            _inherited.extend(self._idle)
+        else:
+            for connection in self._idle:
+                _terminate(connection)
+        self._loop, self._pid = loop, os.getpid()
+        self._idle, self._places = deque(), asyncio.Semaphore(self._size)
+
+    async def _connect(self) -> Any:
+        try:
+            import asyncpg
+        except ImportError:
+            raise _missing("asyncpg", "postgres") from None
+        try:
+            return await asyncpg.connect(
+                _driver_url(self._url), timeout=CONNECT_TIMEOUT, server_settings=SESSION
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            raise self._sorted(error) from error
+
+    async def _after(self, connection: Any, error: BaseException) -> None:
+        """Keep a connection that is in a known state; after anything else start afresh."""
+        import asyncpg
+
+        if not isinstance(error, asyncpg.PostgresError) or connection.is_closed():
+            _terminate(connection)
+            for other in self._idle:
+                _terminate(other)
+            self._idle.clear()
+            return
+        if connection.is_in_transaction():
+            await connection.execute("rollback")
+        self._idle.append(connection)
+
+    def _sorted(self, error: BaseException) -> BaseException:
+        import asyncpg
+
+        if isinstance(error, asyncpg.PostgresError):
+            return _judge(error, error.sqlstate, self._url)
+        if isinstance(error, OSError | asyncpg.InterfaceError | TimeoutError):
+            return TryAgain(error, store_name(self._url), unsure=True)
+        return error
+
+
+def _asyncpg_query(connection: Any, engine: PostgreSQL) -> Any:
+    async def query(query: Query | Copy) -> Rows:
+        if isinstance(query, Copy):
+            table = engine.dialect.rename(query.table)
+            await connection.copy_records_to_table(table, columns=query.columns, records=query.records)
+            return []
+        sql, order = placeholders(engine.dialect.blocks[query.name], "numeric")
+        params: Any = query.params
+        rows: Rows = await connection.fetch(sql, *[params[name] for name in order])
+        return rows
+
+    return query
+
+
+def _terminate(connection: Any) -> None:
+    with suppress(RuntimeError):  # its event loop may be closed, and with it the socket
+        connection.terminate()
+
+
+# -- PostgreSQL, blocking -----------------------------------------------------------------------
+
+
+class SyncPostgres:
+    """Connections of psycopg, shared by the threads of one process."""
+
+    def __init__(self, engine: PostgreSQL, url: str, size: int) -> None:
+        self._engine = engine
+        self._url = url
+        self._size = size
+        self._pid = os.getpid()
+        self._idle: deque[Any] = deque()
+        self._places = threading.Semaphore(size)
+
+    def execute(self, step: Step) -> Rows:
+        with self._connection() as connection:
+            query = _psycopg_query(connection, self._engine)
+            if not self._engine.needs_transaction(step):
+                return run(self._engine.answer(step), query)
+            connection.execute(BEGIN)
+            rows = run(self._engine.answer(step), query)
+            connection.execute("commit")
+            return rows
+
+    def schema_version(self) -> int:
+        with self._connection() as connection:
+            table = self._engine.dialect.rename("dibs_schema")
+            found = connection.execute("select to_regclass(%s) as found", [table]).fetchone()
+            if found["found"] is None:
+                return 0
+            row = connection.execute(f"select max(version) as version from {table}").fetchone()  # noqa: S608
+            version: int = row["version"]
+            return version
+
+    def migrate(self) -> list[int]:
+        with self._connection() as connection:
+            connection.execute(BEGIN)
+            connection.execute("select pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
+            create, versions = _schema_table(self._engine)
+            connection.execute(create)
+            applied = {row["version"] for row in connection.execute(versions)}
+            steps = _pending(self._engine, applied)
+            for _, statement in steps:
+                connection.execute(statement)
+            connection.execute("commit")
+            return sorted({version for version, _ in steps})
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        self._mind_fork()
+        with self._places:
+            connection = self._take_idle() or self._connect()
+            try:
+                yield connection
+            except BaseException as error:
+                self._after(connection, error)
+                raise self._sorted(error) from error
+            else:
+                self._idle.append(connection)
+
+    def _mind_fork(self) -> None:
+        if os.getpid() != self._pid:
+            _inherited.extend(self._idle)
+            self._pid, self._idle = os.getpid(), deque()
+            self._places = threading.Semaphore(self._size)
+
+    def _take_idle(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _connect(self) -> Any:
+        try:
+            import psycopg
+            from psycopg.rows import dict_row
+        except ImportError:
+            raise _missing("psycopg", "postgres") from None
+        try:
+            return psycopg.connect(
+                _driver_url(self._url),
+                autocommit=True,
+                row_factory=dict_row,
+                connect_timeout=CONNECT_TIMEOUT,
+                prepare_threshold=2,
+                application_name=SESSION["application_name"],
+                options=_options(),
+            )
+        except psycopg.Error as error:
+            raise self._sorted(error) from error
+
+    def _after(self, connection: Any, error: BaseException) -> None:
+        import psycopg
+
+        if not isinstance(error, psycopg.Error) or connection.closed or connection.broken:
+            connection.close()
+            while (other := self._take_idle()) is not None:
+                other.close()
+            return
+        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            connection.execute("rollback")
+        self._idle.append(connection)
+
+    def _sorted(self, error: BaseException) -> BaseException:
+        import psycopg
+
+        if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+            return _judge(error, error.sqlstate, self._url)
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
+            return TryAgain(error, store_name(self._url), unsure=True)
+        return error
+
+
+def _psycopg_query(connection: Any, engine: PostgreSQL) -> Any:
+    def query(query: Query | Copy) -> Rows:
+        if isinstance(query, Copy):
+            return _psycopg_copy(connection, engine, query)
+        sql, _ = placeholders(engine.dialect.blocks[query.name], "pyformat")
+        cursor = connection.execute(sql, query.params)
+        rows: Rows = cursor.fetchall() if cursor.description else []
+        return rows
+
+    return query
+
+
+def _psycopg_copy(connection: Any, engine: PostgreSQL, copy: Copy) -> Rows:
+    table, columns = engine.dialect.rename(copy.table), ", ".join(copy.columns)
+    with connection.cursor() as cursor, cursor.copy(f"copy {table} ({columns}) from stdin") as out:
+        for record in copy.records:
+            out.write_row(record)
+    return []
+
+
+def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
+    if sqlstate in NO_TABLES:
+        return SchemaOutdated(0, schema_version("postgresql"))
+    if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
+        return TryAgain(error, store_name(url), unsure=sqlstate.startswith(("08", "57")))
+    if sqlstate is not None and sqlstate.startswith(("28", "3D")):  # credentials, no such database
+        return StoreUnavailable(f"{store_name(url)} refused us: {error}")
+    return error
+
+
+def _schema_table(engine: PostgreSQL | SQLite) -> tuple[str, str]:
+    table = engine.dialect.rename("dibs_schema")
+    create = f"create table if not exists {table} (version integer not null primary key)"
+    return create, f"select version from {table}"  # noqa: S608
+
+
+def _pending(engine: PostgreSQL | SQLite, applied: set[int]) -> list[tuple[int, str]]:
+    """What is left to run, each statement with its version; a version notes itself when done."""
+    table = engine.dialect.rename("dibs_schema")
+    steps: list[tuple[int, str]] = []
+    for version, text in schema_files(engine.dialect.name):
+        if version not in applied:
+            steps += [(version, statement) for statement in statements(engine.dialect.rename(text))]
+            steps.append((version, f"insert into {table} (version) values ({version})"))  # noqa: S608
+    return steps
+
+
+# -- SQLite -------------------------------------------------------------------------------------
+
+
+class SqliteFile:
+    """One connection to one file, used by one thread at a time."""
+
+    def __init__(self, engine: SQLite, path: str) -> None:
+        self._engine = engine
+        self.path = path
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self.thread = _writer_thread()
+
+    def execute(self, step: Step) -> Rows:
+        with self._lock:
+            connection = self._opened()
+            try:
+                return self._execute(connection, step)
+            except sqlite3.Error as error:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise self._sorted(error) from error
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise
+
+    def schema_version(self) -> int:
+        with self._lock:
+            connection = self._opened()
+            table = self._engine.dialect.rename("dibs_schema")
+            known = "select 1 from sqlite_master where type = 'table' and name = ?"
+            if connection.execute(known, [table]).fetchone() is None:
+                return 0
+            [version] = connection.execute(f"select max(version) from {table}").fetchone()  # noqa: S608
+            return int(version)
+
+    def migrate(self) -> list[int]:
+        with self._lock:
+            if self.schema_version() >= schema_version("sqlite"):
+                return []
+            connection = self._opened()
+            try:
+                connection.execute("begin immediate")
+                steps = self._migrate(connection)
+                connection.execute("commit")
+            except sqlite3.Error as error:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise self._sorted(error) from error
+            return steps
+
+    def _migrate(self, connection: sqlite3.Connection) -> list[int]:
+        create, versions = _schema_table(self._engine)
+        connection.execute(create)
+        applied = {version for (version,) in connection.execute(versions)}
+        steps = _pending(self._engine, applied)
+        for _, statement in steps:
+            connection.execute(statement)
+        return sorted({version for version, _ in steps})
+
+    def close(self) -> None:
+        with self._lock:
+            self._mind_fork()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self.thread.shutdown(wait=True)
+            self.thread = _writer_thread()
+
+    def _execute(self, connection: sqlite3.Connection, step: Step) -> Rows:
+        query = sqlite_query(connection, self._engine)
+        if not self._engine.needs_transaction(step):
+            return run(self._engine.answer(step), query)
+        connection.execute("begin immediate")
+        rows = run(self._engine.answer(step), query)
+        connection.execute("commit")
+        return rows
+
+    def _opened(self) -> sqlite3.Connection:
+        self._mind_fork()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _mind_fork(self) -> None:
+        if os.getpid() != self._pid:
+            _inherited.extend([self._connection, self.thread])
+            self._pid, self._connection, self._lock = os.getpid(), None, threading.RLock()
+            self.thread = _writer_thread()
+
+    def _connect(self) -> sqlite3.Connection:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise UnknownEngine(f"SQLite {sqlite3.sqlite_version} is too old; dibs needs 3.35")
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
+                uri=self.path.startswith("file:"),
+            )  # fmt: skip
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}") from error
+        return connection
+
+    def _sorted(self, error: sqlite3.Error) -> BaseException:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        if "no such table" in str(error) or "no such column" in str(error):
+            return SchemaOutdated(0, schema_version("sqlite"))
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
+            return TryAgain(error, f"SQLite file {self.path}")
+        if isinstance(error, sqlite3.OperationalError | sqlite3.DatabaseError) and name.startswith(
+            (
+                "SQLITE_FULL",
+                "SQLITE_IOERR",
+                "SQLITE_READONLY",
+                "SQLITE_CANTOPEN",
+                "SQLITE_NOTADB",
+                "SQLITE_CORRUPT",
+            )
+        ):
+            return StoreUnavailable(f"SQLite file {self.path}: {error}")
+        return error
+
+
+def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
+    """Run queries of a plan on this connection; its transaction is somebody else's business."""
+
+    def query(query: Query | Copy) -> Rows:
+        assert isinstance(query, Query)
+        sql = engine.dialect.blocks[query.name]
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        if query.many:
+            cursor.executemany(sql, query.params)
+            return []
+        cursor.execute(sql, query.params)
+        return [_sqlite_row(engine, cursor, row) for row in cursor.fetchall()]
+
+    return query
+
+
+def _sqlite_row(engine: SQLite, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Row:
+    names: Mapping[str, Any] = dict(zip((column[0] for column in cursor.description), row, strict=True))
+    return engine.read(names)
+
+
+def _writer_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dibs-sqlite")

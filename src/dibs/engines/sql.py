@@ -1,0 +1,166 @@
+"""Answer questions in SQL: load the blocks of a dialect, fill in its spellings, spell the parameters.
+
+A dialect's answer to a question is a *plan*: a generator that yields queries and is sent their
+rows, so that one plan serves blocking and awaited connections, dibs' own and the caller's.
+"""
+
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from dibs.errors import BadRequest
+from dibs.jobs import JOB_COLUMNS
+from dibs.scripts import Row, Rows, Step
+
+# What a job takes along unchanged when it moves between the live and the finished table.
+KEPT_COLUMNS = (
+    *("id", "kind", "queue", "args", "priority", "max_attempts", "run_at", "enqueued_at"),
+    *("claimed_at", "worker", "token", "train", "slot", "on_cancelled", "on_failed"),
+    *("unique_key", "parent_id", "progress", "tags", "meta"),
+)
+RETRIED = {"run_at": "{now}", "worker": "null", "progress": "0"}
+
+_BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
+_FRAGMENT = re.compile(r"\{>(\w+)\}")
+_SPELLING = re.compile(r"\{(\w+)(?::(\w+))?(?::(\w+))?\}")
+_PARAM = re.compile(r"(?<!:):([a-z_]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One statement of a plan, by the name of its block."""
+
+    name: str
+    params: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Rows for a bulk load; only connections of our own can do this."""
+
+    table: str
+    columns: tuple[str, ...]
+    records: Sequence[tuple[Any, ...]]
+
+
+Plan = Generator[Query | Copy, Rows, Rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One database's words: where its files are, and the spellings that its blocks leave open."""
+
+    name: str
+    spellings: Mapping[str, str]
+    prefix: str = "dibs"
+    blocks: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", _load(self))
+
+    def spell(self, text: str) -> str:
+        return _SPELLING.sub(lambda match: self._word(*match.groups()), text)
+
+    def rename(self, text: str) -> str:
+        """Tables, indexes and the sequence carry the store's prefix."""
+        return text if self.prefix == "dibs" else re.sub(r"\bdibs_", f"{self.prefix}_", text)
+
+    def _word(self, name: str, first: str | None, second: str | None) -> str:
+        match name:
+            case "job_columns":
+                return _columns(JOB_COLUMNS, first)
+            case "kept_columns":
+                return _columns(KEPT_COLUMNS, first)
+            case "retried_columns":
+                return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
+            case _:
+                word = self.spellings[name]
+                return word.replace("$1", first or "").replace("$2", second or "")
+
+
+def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
+    """(version, SQL) of each migration, oldest first."""
+    folder = files(__package__).joinpath("schema", dialect)
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        yield int(file.name.split("_")[0]), file.read_text()
+
+
+def schema_version(dialect: str) -> int:
+    return max(version for version, _ in schema_files(dialect))
+
+
+def statements(text: str) -> list[str]:
+    """The statements of a migration file, one by one."""
+    bare = re.sub(r"--.*", "", text)
+    return [statement.strip() for statement in bare.split(";") if statement.strip()]
+
+
+@lru_cache(maxsize=1024)
+def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
+    """Turn `:name` into `$1` or `%(name)s`; answer the names in order of first use."""
+    order = tuple(dict.fromkeys(_PARAM.findall(sql)))
+    if style == "numeric":
+        return _PARAM.sub(lambda match: f"${order.index(match[1]) + 1}", sql), order
+    if style == "pyformat":
+        return _PARAM.sub(r"%(\1)s", sql.replace("%", "%%")), order
+    return sql, order
+
+
+def _load(dialect: Dialect) -> dict[str, str]:
+    blocks: dict[str, str] = {}
+    fragments: dict[str, str] = {}
+    for file in ("common.sql", f"{dialect.name}.sql"):
+        text = files(__package__).joinpath(file).read_text()
+        _, *parts = _BLOCK.split(text)
+        for sort, name, comment, body in zip(*[iter(parts)] * 4, strict=True):
+            del comment
+            (blocks if sort == "name" else fragments)[name] = body.strip()
+    return {name: dialect.rename(dialect.spell(_include(body, fragments))) for name, body in blocks.items()}
+
+
+def _include(text: str, fragments: Mapping[str, str]) -> str:
+    while _FRAGMENT.search(text):
+        text = _FRAGMENT.sub(lambda match: fragments[match[1]], text)
+    return text
+
+
+def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str] | None = None) -> str:
+    instead = instead or {}
+    dot = f"{table}." if table else ""
+    return ", ".join(instead.get(name, f"{dot}{name}") for name in names)
+
+
+class SqlEngine:
+    """What the SQL engines share: a step becomes a plan over the blocks of a dialect."""
+
+    dialect: Dialect
+
+    def answer(self, step: Step, *, own: bool = True) -> Plan:
+        """A plan of its own where the engine has one, else the block of the question's name."""
+        plan: Callable[..., Plan] | None = getattr(self, f"_{step.question}", None)
+        return self._block(step) if plan is None else plan(**step.params)
+
+    def needs_transaction(self, step: Step) -> bool:
+        """Whether the answer takes more than one statement that must stand or fall together."""
+        raise NotImplementedError
+
+    def read(self, row: Row) -> Row:
+        """A driver's row with the values every engine answers."""
+        return row
+
+    def _block(self, step: Step) -> Plan:
+        return (yield Query(step.question, self.adapt(step.params)))
+
+    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Python values as this database's drivers take them."""
+        return params
+
+
+def checked_identifier(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise BadRequest(f"{name!r} can't be used as a name in SQL")
+    return name

@@ -1,0 +1,234 @@
+-- SQLite's own words. Every answer that writes runs inside `begin immediate`, so there is one writer
+-- at a time and nothing below needs a lock of its own; sqlite.py says which blocks make an answer.
+
+-- name: enqueue
+insert into dibs_jobs (
+    id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at, unique_key,
+    on_cancelled, on_failed, pipeline_id, parent_id, tags, meta
+)
+values (
+    :id, :kind, :queue, :args, :priority, :state, :max_attempts, :run_at, :enqueued_at, :unique_key,
+    :on_cancelled, :on_failed, :pipeline_id, :parent_id, :tags, :meta
+)
+
+-- name: holders
+-- Who already has one of these ids or keys.
+select job.id, job.unique_key
+from dibs_jobs job
+where job.id {in_ids:ids}
+union all
+select job.id, null
+from dibs_finished job
+where job.id {in_ids:ids}
+union all
+select job.id, job.unique_key
+from dibs_jobs job
+where job.unique_key {in_texts:keys}
+
+-- name: lines
+-- The distinct (queue, kind) of ready jobs, found by jumping through the claim index: whatever lies
+-- in a paused queue or is of another kind costs one jump, not one step per job. (Two probes: of a row
+-- value comparison SQLite uses only the first column.)
+with recursive walked (queue, kind) as (
+    select first.queue, first.kind
+    from (
+        select ready.queue, ready.kind
+        from dibs_jobs ready
+        where ready.state = 'ready'
+        order by ready.queue, ready.kind
+        limit 1
+    ) first
+    union all
+    select next.queue, next.kind
+    from walked
+    join dibs_jobs next on next.rowid = coalesce(
+        (
+            select ready.rowid
+            from dibs_jobs ready
+            where ready.state = 'ready' and ready.queue = walked.queue and ready.kind > walked.kind
+            order by ready.kind
+            limit 1
+        ),
+        (
+            select ready.rowid
+            from dibs_jobs ready
+            where ready.state = 'ready' and ready.queue > walked.queue
+            order by ready.queue, ready.kind
+            limit 1
+        )
+    )
+)
+select walked.queue, walked.kind, setting.max_running - ({>running}) as places
+from walked
+left join dibs_queues setting on setting.name = walked.queue
+where not coalesce(setting.paused, 0)
+  and (cast(:queues as text) is null or walked.queue {in_texts:queues})
+  and (cast(:kinds as text) is null or walked.kind {in_texts:kinds})
+
+-- fragment: running
+select count(*) from dibs_jobs other where other.state = 'running' and other.queue = setting.name
+
+-- name: near
+-- The first of one line, in claiming order.
+select ready.id, ready.priority, ready.run_at as due
+from dibs_jobs ready
+where ready.state = 'ready' and ready.queue = :queue and ready.kind = :kind
+order by ready.priority desc, ready.run_at, ready.id
+limit :limit
+
+-- name: wanted
+select job.id
+from dibs_jobs job
+left join dibs_queues setting on setting.name = job.queue
+where job.id = :job
+  and job.state = 'ready'
+  and not coalesce(setting.paused, 0)
+  and (setting.max_running is null or setting.max_running > ({>running}))
+
+-- name: tokens
+update dibs_token set value = value + :taken returning value
+
+-- name: lease
+update dibs_jobs
+set
+    state = 'running',
+    attempts = attempts + 1,
+    worker = :worker,
+    token = :token + picked.key,
+    claimed_at = {now},
+    lease_until = {now} + coalesce(
+        (select own.value from json_each(:leases) own where own.key = dibs_jobs.kind), :lease
+    )
+from json_each(:ids) picked
+where dibs_jobs.id = picked.value
+returning {job_columns:dibs_jobs}
+
+-- name: overdue
+select
+    exists (select 1 from dibs_jobs due where due.state = 'scheduled' and due.run_at <= {now})
+    or exists (select 1 from dibs_jobs dead where dead.state = 'running' and dead.lease_until <= {now})
+    as overdue
+
+-- name: settle_ended
+-- Fenced by the token: a worker that lost its lease changes nothing. A job that was asked to cancel
+-- ends here, too, whatever its holder made of it.
+insert into dibs_finished (
+    {kept_columns},
+    attempts, state, pipeline_id, message, result, errors, settled_token, settled_as, finished_at
+)
+select
+    {kept_columns:job},
+    job.attempts - :refund,
+    case when :ends then :state else 'cancelled' end,
+    coalesce(job.pipeline_id, :pipeline_id),
+    coalesce(
+        :message,
+        case when :state not in ('succeeded', 'failed') then nullif(job.cancel_reason, '') end,
+        job.message
+    ),
+    :result,
+    :errors,
+    :token,
+    :settled_as,
+    {now}
+from dibs_jobs job
+where job.id = :id
+  and job.token = :token
+  and job.state = 'running'
+  and (:ends or job.cancel_reason is not null)
+returning id
+
+-- name: settle_returned
+update dibs_jobs
+set
+    state = :state,
+    run_at = coalesce({now} + :delay, run_at),
+    attempts = attempts - :refund,
+    errors = :errors,
+    pipeline_id = coalesce(pipeline_id, :pipeline_id),
+    worker = null,
+    lease_until = null,
+    settled_token = :token,
+    settled_as = :settled_as
+where id = :id and token = :token and state = 'running'
+returning id
+
+-- name: succeeded
+select job.id
+from dibs_finished job
+where job.id = :id and job.settled_token = :token and job.settled_as = 'succeeded'
+
+-- name: forget
+delete from dibs_jobs where id = :id
+
+-- name: renew
+update dibs_jobs
+set lease_until = {now} + :lease
+where id = :id and token = :token and state = 'running'
+returning id, token, lease_until, cancel_reason
+
+-- name: expired
+select
+    job.id, job.kind, job.queue, job.worker, job.token, job.attempts, job.max_attempts,
+    job.errors, job.cancel_reason, {now} as now
+from dibs_jobs job
+where job.state = 'running' and job.lease_until <= {now}
+order by job.lease_until
+limit :limit
+
+-- name: end
+-- Out of the live table without a settlement: swept or cancelled.
+insert into dibs_finished (
+    {kept_columns},
+    attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
+)
+select
+    {kept_columns:job},
+    job.attempts,
+    :state,
+    job.pipeline_id,
+    coalesce(nullif(:message, ''), job.message),
+    coalesce(:errors, job.errors),
+    job.settled_token,
+    job.settled_as,
+    {now}
+from dibs_jobs job
+where job.id = :id
+
+-- name: sweep_returned
+update dibs_jobs
+set state = 'ready', worker = null, lease_until = null, errors = :errors
+where id = :id
+
+-- name: standing
+select job.id, job.state from dibs_jobs job where job.id {in_ids:ids}
+
+-- name: ask_to_cancel
+update dibs_jobs set cancel_reason = coalesce(:reason, '') where id = :id
+
+-- name: retry_scheduled
+update dibs_jobs
+set state = 'ready', run_at = {now}
+where id {in_ids:ids} and state = 'scheduled'
+returning id
+
+-- name: retry_finished
+insert into dibs_jobs (
+    {kept_columns},
+    attempts, state, pipeline_id, errors, settled_token, settled_as
+)
+select
+    {retried_columns:job},
+    0,
+    'ready',
+    job.pipeline_id,
+    job.errors,
+    job.settled_token,
+    job.settled_as
+from dibs_finished job
+where job.id = :id and job.state in ('failed', 'cancelled')
+on conflict do nothing
+returning id
+
+-- name: forget_finished
+delete from dibs_finished where id = :id

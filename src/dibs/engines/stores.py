@@ -1,0 +1,248 @@
+"""A store as the faces use it: run an operation, in either colour, again where that may help."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from dibs.contract import Traits
+from dibs.engines.connections import bind_async, bind_sync
+from dibs.engines.memory import Memory
+from dibs.engines.pools import AsyncPostgres, SqliteFile, SyncPostgres
+from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.sql import schema_version
+from dibs.engines.sqlite import SQLite
+from dibs.engines.trouble import PAUSES, Tries, TryAgain
+from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine, UnsupportedConnection
+from dibs.scripts import Script, run, run_async
+from dibs.settings import Settings
+
+T = TypeVar("T")
+
+# An operation is started anew for every try, so it is given as a way to make its script.
+Operation = Callable[[Tries], Script[T]]
+
+
+class Store(Protocol):
+    """One place where jobs live."""
+
+    traits: Traits
+
+    def run(self, operation: Operation[T], within: Any = None) -> T: ...
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T: ...
+    def open(self) -> None: ...
+    async def open_async(self) -> None: ...
+    def close(self) -> None: ...
+    async def close_async(self) -> None: ...
+    def migrate(self) -> list[int]: ...
+    async def migrate_async(self) -> list[int]: ...
+    def schema_version(self) -> int: ...
+    async def schema_version_async(self) -> int: ...
+
+
+def connect(settings: Settings) -> Store:
+    """The store that a URL names; nothing is opened yet."""
+    scheme = settings.url.split("://", 1)[0].split("+", 1)[0].lower()
+    match scheme:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return SqliteStore(settings)
+        case "postgresql" | "postgres":
+            return PostgresStore(settings)
+        case _:
+            raise UnknownEngine(
+                f"no store for {scheme!r} URLs; dibs knows memory://, sqlite:///file.db and "
+                "postgresql://host/database"
+            )
+
+
+class MemoryStore:
+    """The store of one process: answers at once, in any thread, in either colour."""
+
+    traits = Memory.traits
+
+    def __init__(self) -> None:
+        self._engine = Memory()
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        self._refuse(within)
+        return run(operation(Tries()), self._engine.execute)
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        return self.run(operation, within)
+
+    def open(self) -> None: ...
+    async def open_async(self) -> None: ...
+    def close(self) -> None: ...
+    async def close_async(self) -> None: ...
+
+    def migrate(self) -> list[int]:
+        return []
+
+    async def migrate_async(self) -> list[int]:
+        return []
+
+    def schema_version(self) -> int:
+        return 1
+
+    async def schema_version_async(self) -> int:
+        return 1
+
+    def _refuse(self, within: Any) -> None:
+        if within is not None:
+            raise UnsupportedConnection(
+                "memory:// has no transactions to work within; leave within= out, "
+                "or use sqlite:/// or postgresql://"
+            )
+
+
+class SqliteStore:
+    """A SQLite file. Awaited calls run on the file's own thread, whole operations at a time."""
+
+    traits = SQLite.traits
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = SQLite(settings.prefix)
+        self._path = _sqlite_path(settings.url)
+        self._file = SqliteFile(self._engine, self._path)
+        self._migrated = False
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        self.open()
+        if within is not None:
+            return run(operation(Tries()), bind_sync(within, self._engine, self._path))
+        return _again(lambda tries: run(operation(tries), self._file.execute))
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        if within is not None:
+            await self.open_async()
+            return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
+        return await self._on_thread(lambda: self.run(operation))
+
+    def open(self) -> None:
+        if not self._migrated:
+            _again(lambda _: self._file.migrate())
+            self._migrated = True
+
+    async def open_async(self) -> None:
+        await self._on_thread(self.open)
+
+    def close(self) -> None:
+        self._file.close()
+
+    async def close_async(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def migrate(self) -> list[int]:
+        self._migrated = True
+        return _again(lambda _: self._file.migrate())
+
+    async def migrate_async(self) -> list[int]:
+        return await self._on_thread(self.migrate)
+
+    def schema_version(self) -> int:
+        return _again(lambda _: self._file.schema_version())
+
+    async def schema_version_async(self) -> int:
+        return await self._on_thread(self.schema_version)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._file.thread, work)
+
+
+class PostgresStore:
+    """A PostgreSQL database: asyncpg for awaited calls, psycopg for blocking ones."""
+
+    traits = PostgreSQL.traits
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = PostgreSQL(settings.prefix)
+        self._sync = SyncPostgres(self._engine, settings.url, settings.pool_size)
+        self._async = AsyncPostgres(self._engine, settings.url, settings.pool_size)
+        self._checked = False
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        self.open()
+        if within is not None:
+            return run(operation(Tries()), bind_sync(within, self._engine, None))
+        return _again(lambda tries: run(operation(tries), self._sync.execute))
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        if not self._checked:
+            await self.open_async()
+        if within is not None:
+            return await run_async(operation(Tries()), bind_async(within, self._engine, None))
+        return await _again_async(lambda tries: run_async(operation(tries), self._async.execute))
+
+    def open(self) -> None:
+        if not self._checked:
+            self._check(self.schema_version())
+
+    async def open_async(self) -> None:
+        if not self._checked:
+            self._check(await self.schema_version_async())
+
+    def close(self) -> None:
+        self._sync.close()
+
+    async def close_async(self) -> None:
+        await self._async.close()
+        self._sync.close()
+
+    def migrate(self) -> list[int]:
+        return _again(lambda _: self._sync.migrate())
+
+    async def migrate_async(self) -> list[int]:
+        return await _again_async(lambda _: self._async.migrate())
+
+    def schema_version(self) -> int:
+        return _again(lambda _: self._sync.schema_version())
+
+    async def schema_version_async(self) -> int:
+        return await _again_async(lambda _: self._async.schema_version())
+
+    def _check(self, found: int) -> None:
+        needed = schema_version("postgresql")
+        if found < needed:
+            raise SchemaOutdated(found, needed)
+        self._checked = True
+
+
+def _again(work: Callable[[Tries], T]) -> T:
+    """Run the whole of it again on a deadlock, a lost race or a lost connection."""
+    tries = Tries()
+    while True:
+        try:
+            return work(tries)
+        except TryAgain as trouble:
+            time.sleep(_pause(tries, trouble))
+
+
+async def _again_async(work: Callable[[Tries], Awaitable[T]]) -> T:
+    tries = Tries()
+    while True:
+        try:
+            return await work(tries)
+        except TryAgain as trouble:
+            await asyncio.sleep(_pause(tries, trouble))
+
+
+def _pause(tries: Tries, trouble: TryAgain) -> float:
+    """Note the failure; answer how long to wait before the next try, or give up."""
+    if tries.number >= len(PAUSES):
+        raise trouble.final() from trouble.cause
+    pause = PAUSES[tries.number] * (0.5 + random.random())  # noqa: S311
+    tries.failed(trouble)
+    return pause
+
+
+def _sqlite_path(url: str) -> str:
+    """`sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite://` for a store in memory."""
+    parts = urlsplit(url)
+    if parts.netloc or parts.query:
+        raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
+    return unquote(parts.path.removeprefix("/")) or ":memory:"

@@ -1,0 +1,72 @@
+"""Everything dibs raises.
+
+DibsError
+├── BadRequest              the call itself is wrong; nothing was written
+├── NotFound                no job with this id
+├── Refused                 the job is not in a state that allows this
+│   └── NotStale            too early to recover: its lease may still be held
+├── LeaseLost               this claim no longer holds its job; nothing was changed
+├── StoreUnavailable        the store can't be reached or does not answer
+├── SchemaOutdated          the store's tables are missing or too old
+├── UnknownEngine           no engine for this URL
+├── UnsupportedConnection   `within=` was given something dibs can't speak through
+└── ClaimInTransaction      a claim was asked for inside an open transaction
+
+A message says what, which, and what to do. Losing a race is not an error: it is `None` or `[]`.
+"""
+
+from uuid import UUID
+
+
+class DibsError(Exception):
+    """Anything dibs refuses or fails to do."""
+
+
+class BadRequest(DibsError):
+    """The call can't be served as it stands; nothing was written."""
+
+
+class NotFound(DibsError):
+    """No job with this id is live or kept."""
+
+    def __init__(self, id: UUID) -> None:
+        super().__init__(f"no job {id}: it was never enqueued here, or it was pruned or deleted")
+
+
+class Refused(DibsError):
+    """The job's state does not allow this."""
+
+
+class NotStale(Refused):
+    """The job's lease has not been over for long enough to take it from its holder by hand."""
+
+
+class LeaseLost(DibsError):
+    """The claim is no longer held: the job was swept, settled or claimed by somebody else."""
+
+
+class StoreUnavailable(DibsError):
+    """The store could not be reached, or stopped answering."""
+
+
+class SchemaOutdated(DibsError):
+    """The store lacks tables or columns that this version of dibs needs."""
+
+    def __init__(self, found: int, needed: int) -> None:
+        missing = "has no dibs tables yet" if found == 0 else f"has schema version {found}"
+        super().__init__(
+            f"the store {missing} and this dibs needs version {needed}; "
+            "run `dibs migrate` (or `app.migrate()`) and try again"
+        )
+
+
+class UnknownEngine(DibsError):
+    """The URL names no store that dibs can use."""
+
+
+class UnsupportedConnection(DibsError):
+    """`within=` was given something that dibs can't speak through here."""
+
+
+class ClaimInTransaction(DibsError):
+    """A claim must be durable when it returns, so it can't be part of an open transaction."""

@@ -1,0 +1,75 @@
+"""What is kept of an exception: its type, message and traceback as capped, harmless text.
+
+An exception may be hostile: `__str__` that raises, a message of a hundred megabytes, lone
+surrogates, a cycle of causes. Recording it must never fail and never hurt the worker.
+"""
+
+import traceback
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from dibs.jobs import JobError
+
+LONGEST_MESSAGE = 4_000
+LONGEST_TRACEBACK = 16_000
+MOST_FRAMES = 50
+MOST_ERRORS = 50
+
+
+def describe(error: BaseException) -> tuple[str, str, str | None]:
+    """(type, message, traceback), whatever the exception is like."""
+    return _kind(error), safe_text(_message(error), LONGEST_MESSAGE), _trace(error)
+
+
+def error_entry(
+    *, attempt: int, token: int, at: datetime, worker: str | None, type: str, message: str,
+    traceback: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """One failed attempt as it is stored."""
+    return {
+        "attempt": attempt,
+        "token": token,
+        "at": at,
+        "worker": worker,
+        "type": type,
+        "message": safe_text(message, LONGEST_MESSAGE),
+        "traceback": traceback,
+    }
+
+
+def errors_text(earlier: Sequence[JobError], entry: dict[str, Any] | None) -> str:
+    """The job's errors with this one added; of very many the newest are kept."""
+    if entry is None:
+        return "[]" if not earlier else msgspec.json.encode(earlier).decode()
+    return msgspec.json.encode([*earlier, entry][-MOST_ERRORS:]).decode()
+
+
+def safe_text(text: str, longest: int) -> str:
+    """Text that every store can keep: no NUL, no lone surrogates, not too long."""
+    if len(text) > longest:
+        text = f"{text[:longest]}… ({len(text):,} characters)"
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _kind(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__
+    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as worse:
+        return f"<its message could not be read: {type(worse).__name__}>"
+
+
+def _trace(error: BaseException) -> str | None:
+    try:
+        frames = traceback.format_tb(error.__traceback__, limit=-MOST_FRAMES)
+        return safe_text("".join(frames), LONGEST_TRACEBACK) or None
+    except BaseException:
+        return None

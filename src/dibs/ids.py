@@ -1,0 +1,60 @@
+"""Job ids: UUIDv7, made by the caller, strictly increasing within one process.
+
+The client makes the id, so an enqueue whose reply was lost can be repeated and stores nothing
+twice (ADR 4). The last 12 bits are a hash of the job's key, so that a partitioned store can find
+a job's home from its id alone.
+"""
+
+import os
+import threading
+import zlib
+from uuid import UUID
+
+from dibs.clock import id_millis
+from dibs.errors import BadRequest
+
+_COUNTER_BITS = 12
+_COUNTER = 0xFFF
+_HOME = 0xFFF  # the bits that hold the hash of the key
+_TAIL = (1 << 62) - 1
+_VERSION = 0x7 << 76
+_VARIANT = 0b10 << 62
+
+_lock = threading.Lock()
+_last = 0  # milliseconds << 12 | counter, of the newest id
+
+
+def new_id(key: str | None = None) -> UUID:
+    """A fresh id, greater than every id this process made before."""
+    tail = int.from_bytes(os.urandom(8)) & _TAIL
+    if key is not None:
+        tail = tail & ~_HOME | zlib.crc32(key.encode("utf-8", "surrogatepass")) & _HOME
+    stamp = _next_stamp()
+    return UUID(int=(stamp >> _COUNTER_BITS) << 80 | _VERSION | (stamp & _COUNTER) << 64 | _VARIANT | tail)
+
+
+def first_id_at(millis: int) -> UUID:
+    """The smallest id that could have been made at this time."""
+    return UUID(int=max(millis, 0) << 80 | _VERSION | _VARIANT)
+
+
+def is_version_7(id: UUID) -> bool:
+    return id.int & (0xF << 76 | 0b11 << 62) == _VERSION | _VARIANT
+
+
+def parse_id(value: UUID | str) -> UUID:
+    """Accept a UUID or its text; anything else is the caller's mistake."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise BadRequest(f"{value!r} is not a job id: pass a UUID or its text") from None
+
+
+def _next_stamp() -> int:
+    """Milliseconds and a counter: when the counter runs over it borrows the next millisecond."""
+    global _last  # noqa: PLW0603
+    with _lock:
+        _last = max(id_millis() << _COUNTER_BITS, _last + 1)
+        return _last

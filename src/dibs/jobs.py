@@ -1,0 +1,164 @@
+"""The nouns: a `Job` as the store has it, a `NewJob` on its way there, a `JobError` of an attempt."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Self
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from dibs.ids import new_id
+from dibs.payload import decode
+from dibs.settings import Duration
+from dibs.states import FINISHED, JobState
+
+
+class JobError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one attempt failed."""
+
+    attempt: int
+    token: int
+    at: datetime
+    worker: str | None
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+# Neither can be part of a cycle, and a hundred thousand of them would keep the collector busy.
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One piece of work as the store had it when it was read; yours to keep, never shared."""
+
+    id: UUID
+    kind: str
+    queue: str
+    args: dict[str, Any]
+    priority: int
+    state: JobState
+    attempts: int
+    max_attempts: int
+    run_at: datetime
+    enqueued_at: datetime
+    claimed_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str | None = None
+    token: int | None = None
+    lease_until: datetime | None = None
+    train: str | None = None
+    slot: str | None = None
+    is_current: bool = False
+    unique: str | None = None
+    pipeline_id: UUID | None = None
+    parent_id: UUID | None = None
+    progress: float = 0.0
+    message: str | None = None
+    result: Any = None
+    errors: list[JobError] = []
+    tags: list[str] = []
+    meta: dict[str, Any] = {}
+    is_new: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINISHED
+
+
+# The columns of a job, in the order in which every engine answers them.
+JOB_COLUMNS = (
+    *("id", "kind", "queue", "args", "priority", "state", "attempts", "max_attempts"),
+    *("run_at", "enqueued_at", "claimed_at", "finished_at", "worker", "token", "lease_until"),
+    *("train", "slot", "unique_key", "pipeline_id", "parent_id", "progress", "message"),
+    *("result", "errors", "tags", "meta"),
+)
+
+# What an enqueue tells the store of each job, in this order.
+NEW_JOB_COLUMNS = (
+    *("id", "kind", "queue", "args", "priority", "run_at", "delay", "max_attempts"),
+    *("unique_key", "on_cancelled", "on_failed", "pipeline_id", "parent_id", "tags", "meta"),
+)
+
+STATES = {state.value: state for state in JobState}
+_read_errors = msgspec.json.Decoder(list[JobError]).decode
+
+
+def job_from_row(row: Mapping[str, Any], *, is_new: bool = False) -> Job:
+    """A fresh Job from a row of `JOB_COLUMNS`; its JSON is decoded here and nowhere else."""
+    return Job(
+        id=row["id"],
+        kind=row["kind"],
+        queue=row["queue"],
+        args=decode(row["args"]),
+        priority=row["priority"],
+        state=STATES[row["state"]],
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        run_at=row["run_at"],
+        enqueued_at=row["enqueued_at"],
+        claimed_at=row["claimed_at"],
+        finished_at=row["finished_at"],
+        worker=row["worker"],
+        token=row["token"],
+        lease_until=row["lease_until"],
+        train=row["train"],
+        slot=row["slot"],
+        unique=row["unique_key"],
+        pipeline_id=row["pipeline_id"],
+        parent_id=row["parent_id"],
+        progress=row["progress"],
+        message=row["message"],
+        result=None if (result := row["result"]) is None else decode(result),
+        errors=[] if (errors := row["errors"]) == "[]" else _read_errors(errors),
+        tags=[] if (tags := row["tags"]) == "[]" else decode(tags),
+        meta={} if (meta := row["meta"]) == "{}" else decode(meta),
+        is_new=is_new,
+    )
+
+
+class NewJob(msgspec.Struct, frozen=True, gc=False):
+    """A job to be enqueued. Its id is made with it: enqueueing it again stores nothing new.
+
+    What is left out is taken from the kind's registration where the enqueuer has one.
+    """
+
+    kind: str
+    args: Mapping[str, Any] | None = None
+    queue: str | None = None
+    priority: int | None = None
+    run_at: datetime | None = None
+    delay: Duration | None = None
+    max_attempts: int | None = None
+    train: str | None = None
+    slot: str | tuple[Any, ...] | None = None
+    slot_policy: str | None = None
+    slot_limit: int | None = None
+    unique: str | None = None
+    pipeline_id: UUID | str | None = None
+    tags: Sequence[str] = ()
+    meta: Mapping[str, Any] | None = None
+    on_cancelled: str | None = None
+    on_failed: str | None = None
+    id: UUID = None  # type: ignore[assignment]
+    _fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if self.id is None:
+            key = self.train or self.unique
+            force_setattr(self, "id", new_id(key if isinstance(key, str) else None))
+            force_setattr(self, "_fresh", True)
+
+    def __copy__(self) -> Self:
+        """A copy shares the id, so neither the copy nor an unpickled twin counts as fresh."""
+        return type(self)(*self._values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._values()
+
+    def take_fresh(self) -> bool:
+        """True the first time: nobody can have stored this id yet, so the store need not look."""
+        fresh = self._fresh
+        force_setattr(self, "_fresh", False)
+        return fresh
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "_fresh")

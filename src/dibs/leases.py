@@ -1,0 +1,158 @@
+"""Keep leases alive while the work goes on, and say so in time when that fails.
+
+One thread watches the clock for all kept claims of an app; another, started for each beat, talks to
+the store, so a store that hangs can't keep the watch from giving a claim up before its lease ends.
+Neither lives on an event loop: a handler that blocks the loop keeps its job.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from dibs import operations
+from dibs.clock import SECOND, monotonic
+from dibs.errors import DibsError
+
+if TYPE_CHECKING:
+    from dibs.claims import Holding
+    from dibs.engines.stores import Store
+
+BEATS_PER_LEASE = 3
+MARGIN = 0.1  # of the lease: given up this long before the store may take the job back
+LINGER = 1.0  # seconds the watch stays around without work, so short claims don't start threads
+
+
+class Kept:
+    """A claim that is being kept, with the times at which something is due."""
+
+    def __init__(self, held: "Holding", lease: int, tell: Callable[[], None]) -> None:
+        self.held = held
+        self.lease = lease
+        self.tell = tell
+        self.good_since = held.asked_at
+        self.next_beat = self.good_since + self._seconds / BEATS_PER_LEASE
+
+    @property
+    def deadline(self) -> float:
+        return self.good_since + self._seconds * (1 - MARGIN)
+
+    def beaten(self, sent_at: float) -> None:
+        self.good_since = sent_at
+        self.next_beat = sent_at + self._seconds / BEATS_PER_LEASE
+
+    def missed(self) -> None:
+        self.next_beat = monotonic() + self._seconds / 10
+
+    @property
+    def _seconds(self) -> float:
+        return self.lease / SECOND
+
+
+class Keeper:
+    """Renews what it is told to keep, all due claims of one lease length in one statement."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._kept: dict[UUID, Kept] = {}
+        self._watch: threading.Thread | None = None
+        self._beat: threading.Thread | None = None
+        self._closing = False
+
+    def keep(self, held: "Holding", lease: int, tell: Callable[[], None]) -> None:
+        """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
+        with self._changed:
+            self._closing = False
+            self._kept[held.job.id] = Kept(held, lease, tell)
+            if self._watch is None or not self._watch.is_alive():
+                self._watch = threading.Thread(target=self._watching, name="dibs-leases", daemon=True)
+                self._watch.start()
+            self._changed.notify_all()
+
+    def drop(self, held: "Holding") -> None:
+        with self._changed:
+            kept = self._kept.get(held.job.id)
+            if kept is not None and kept.held is held:
+                del self._kept[held.job.id]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in (self._watch, self._beat):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout=5)
+
+    def _watching(self) -> None:
+        idle_since = monotonic()
+        with self._changed:
+            while not self._closing:
+                now = monotonic()
+                idle_since = now if self._kept else idle_since
+                if now - idle_since >= LINGER:
+                    self._watch = None
+                    return
+                self._give_up_late_ones(now)
+                self._start_beat(now)
+                self._changed.wait(timeout=self._pause(now))
+
+    def _pause(self, now: float) -> float:
+        if not self._kept:
+            return LINGER / 2
+        beating = self._beat is not None and self._beat.is_alive()
+        due = [
+            kept.deadline if beating else min(kept.next_beat, kept.deadline) for kept in self._kept.values()
+        ]
+        return min(max(min(due) - now, 0.001), 1.0)
+
+    def _give_up_late_ones(self, now: float) -> None:
+        for kept in [kept for kept in self._kept.values() if kept.deadline <= now]:
+            self._lose(kept)
+
+    def _start_beat(self, now: float) -> None:
+        if self._beat is not None and self._beat.is_alive():
+            return
+        due = [kept for kept in self._kept.values() if kept.next_beat <= now]
+        if due:
+            self._beat = threading.Thread(target=self._beating, args=(due,), name="dibs-beat", daemon=True)
+            self._beat.start()
+
+    def _beating(self, due: list[Kept]) -> None:
+        by_lease: defaultdict[int, list[Kept]] = defaultdict(list)
+        for kept in due:
+            by_lease[kept.lease].append(kept)
+        for lease, group in by_lease.items():
+            self._renew(lease, group)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _renew(self, lease: int, group: list[Kept]) -> None:
+        claims = [(kept.held.job.id, kept.held.token) for kept in group]
+        sent_at = monotonic()
+        try:
+            standing = self._store.run(lambda _: operations.renew(claims, lease))
+        except DibsError:
+            for kept in group:
+                kept.missed()
+            return
+        with self._changed:
+            for kept in group:
+                self._note(kept, standing.get(kept.held.job.id), sent_at)
+
+    def _note(self, kept: Kept, standing: operations.Standing | None, sent_at: float) -> None:
+        if self._kept.get(kept.held.job.id) is not kept:
+            return
+        if standing is None:
+            self._lose(kept)
+            return
+        kept.beaten(sent_at)
+        kept.held.stands(standing)
+        if standing.cancel_reason is not None:
+            kept.tell()
+
+    def _lose(self, kept: Kept) -> None:
+        self._kept.pop(kept.held.job.id, None)
+        kept.held.lost = True
+        kept.tell()

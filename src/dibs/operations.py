@@ -1,0 +1,533 @@
+"""The verbs, written once: scripts that ask the store questions and judge its answers.
+
+Each state-changing verb asks exactly one question that changes something; the other steps only
+read. A guarded question that changed nothing is followed by a look at the job, which tells a
+lost race (ask again), a repetition (success) and a refusal (an error that says why) apart.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from msgspec import structs
+
+from dibs.clock import MILLISECOND, SECOND
+from dibs.errors import BadRequest, LeaseLost, NotFound, NotStale, Refused
+from dibs.ids import first_id_at
+from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
+from dibs.payload import decode
+from dibs.scripts import Row, Rows, Script, Step
+from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState
+
+T = TypeVar("T")
+
+BATCH = 500  # rows per question in work that may be long: cancel_many, sweep, prune …
+ENOUGH_LOOKS = 20  # a claim that others crowd out looks this often before it comes back empty-handed
+ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a bug, not at luck
+
+
+# -- Enqueue ------------------------------------------------------------------------------------
+
+
+# A checked job as the store will get it, in the order of `NEW_JOB_COLUMNS`.
+NewRow = tuple[Any, ...]
+
+_ID, _UNIQUE = NEW_JOB_COLUMNS.index("id"), NEW_JOB_COLUMNS.index("unique_key")
+
+
+def enqueue(rows: Sequence[NewRow], *, fresh: bool, retried: bool = False) -> Script[list[Job]]:
+    """Store all of these or none.
+
+    `fresh` says that nobody can have stored these ids before; `retried` that this very call may
+    have, in a try whose reply was lost: what it then finds under its own ids is its own work.
+    """
+    batch, twins = _distinct(rows, fresh)
+    answers = yield Step("enqueue", {"jobs": batch, "fresh": fresh})
+    existing = yield from _existing(answers)
+    jobs = [
+        _new_job(row, answer)
+        if answer["is_new"]
+        else job_from_row(existing[answer["holder"]], is_new=retried and answer["holder"] == row[_ID])
+        for row, answer in zip(batch, answers, strict=True)
+    ]
+    return jobs if not twins else _with_twins(rows, batch, jobs, twins)
+
+
+def _distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
+    """The rows without those that share an id or a unique key with an earlier one of the same call."""
+    if fresh and not any(row[_UNIQUE] for row in rows):
+        return rows, {}
+    first_of: dict[Any, UUID] = {}
+    batch: list[NewRow] = []
+    twins: dict[UUID, UUID] = {}
+    for row in rows:
+        id, key = row[_ID], row[_ID] if row[_UNIQUE] is None else row[_UNIQUE]
+        if key in first_of or id in first_of:
+            twins[id] = first_of.get(id) or first_of[key]
+        else:
+            first_of[key] = first_of[id] = id
+            batch.append(row)
+    return batch, twins
+
+
+def _with_twins(
+    rows: Sequence[NewRow], batch: Sequence[NewRow], jobs: Sequence[Job], twins: Mapping[UUID, UUID]
+) -> list[Job]:
+    """One job per row again: a twin is answered with the job that was stored for the first of them."""
+    stored = {row[_ID]: job for row, job in zip(batch, jobs, strict=True)}
+    seen: set[UUID] = set()
+    return [_once(stored[twins.get(row[_ID], row[_ID])], row[_ID], seen) for row in rows]
+
+
+def _once(job: Job, asked: UUID, seen: set[UUID]) -> Job:
+    """Only the first answer for a stored job may call it new."""
+    first = job.id not in seen
+    seen.add(job.id)
+    return job if first and job.id == asked else structs.replace(job, is_new=False)
+
+
+def _existing(answers: Rows) -> Script[dict[UUID, Row]]:
+    holders = list({answer["holder"] for answer in answers if not answer["is_new"]})
+    if not holders:
+        return {}
+    found = yield Step("get", {"ids": holders})
+    return {row["id"]: row for row in found}
+
+
+def _new_job(values: tuple[Any, ...], answer: Row) -> Job:
+    """The Job of what was just written: nothing is read back but its state and the store's times."""
+    (id, kind, queue, args, priority, _, _, max_attempts, unique, _, _, pipeline, parent, tags, meta) = values
+    return Job(
+        id=id,
+        kind=kind,
+        queue=queue,
+        args=decode(args),
+        priority=priority,
+        state=STATES[answer["state"]],
+        attempts=0,
+        max_attempts=max_attempts,
+        run_at=answer["run_at"],
+        enqueued_at=answer["enqueued_at"],
+        unique=unique,
+        pipeline_id=pipeline,
+        parent_id=parent,
+        tags=[] if tags == "[]" else decode(tags),
+        meta={} if meta == "{}" else decode(meta),
+        is_new=True,
+    )
+
+
+# -- Claim --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a claimer asks for. `None` stands for all queues, any kind."""
+
+    worker: str
+    lease: int
+    leases: Mapping[str, int]
+    limit: int = 1
+    queues: Sequence[str] | None = None
+    kinds: Sequence[str] | None = None
+    id: UUID | None = None
+
+    def params(self, *, look: bool) -> dict[str, Any]:
+        return {
+            "worker": self.worker,
+            "lease": self.lease,
+            "leases": self.leases,
+            "limit": self.limit,
+            "queues": self.queues,
+            "kinds": self.kinds,
+            "job": self.id,
+            "look": look,
+        }
+
+
+def claim(wish: Wish) -> Script[list[Job]]:
+    """Lease up to `wish.limit` jobs. Nobody else can settle them while the lease is kept."""
+    rows = yield from _claim(wish, look=True)
+    taken = _jobs(rows)
+    if rows[0]["overdue"]:
+        # A program that only ever claims by hand runs no worker, so the claim itself moves due jobs
+        # and takes back expired leases; if it came back short it then looks once more.
+        yield from sweep()
+        if len(taken) < wish.limit:
+            rest = yield from _claim(_less(wish, len(taken)), look=False)
+            taken = [*taken, *_jobs(rest)]
+    return _checked(wish, taken)
+
+
+def _claim(wish: Wish, *, look: bool) -> Script[Rows]:
+    params = wish.params(look=look)
+    for _ in range(ENOUGH_LOOKS):
+        rows = yield Step("claim" if wish.id is None else "claim_job", params)
+        if rows[0]["limited"]:
+            rows = yield Step("claim_within_limits", params)
+        if rows[0]["id"] is not None or not rows[0]["crowded"]:
+            break
+    return rows
+
+
+def _less(wish: Wish, taken: int) -> Wish:
+    return Wish(**{name: getattr(wish, name) for name in Wish.__slots__} | {"limit": wish.limit - taken})
+
+
+def _jobs(rows: Rows) -> list[Row]:
+    return [row for row in rows if row["id"] is not None]
+
+
+def _checked(wish: Wish, rows: Sequence[Row]) -> list[Job]:
+    # PostgreSQL once answered 50 rows for LIMIT 3; should a statement ever do so again, say it.
+    if len(rows) > wish.limit:
+        raise AssertionError(f"the store leased {len(rows)} jobs where {wish.limit} were asked for")
+    return [job_from_row(row) for row in rows]
+
+
+# -- Settle, renew, progress --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """One settlement on its way to the store, and the children that come with success."""
+
+    values: tuple[Any, ...]  # in the order of contract.SETTLEMENT_COLUMNS
+    children: Sequence[NewRow] = ()
+
+    @property
+    def id(self) -> UUID:
+        id: UUID = self.values[0]
+        return id
+
+    @property
+    def token(self) -> int:
+        token: int = self.values[1]
+        return token
+
+    @property
+    def settled_as(self) -> str:
+        name: str = self.values[3]
+        return name
+
+
+def settle_if_held(settlements: Sequence[Settled]) -> Script[list[UUID]]:
+    """Apply each settlement whose claim still holds its job; answer the ids of those that do not.
+
+    The settlement that won, sent again, counts as applied: its reply may have been lost.
+    """
+    open_ones = list(settlements)
+    for _ in range(ENOUGH_RACES):
+        rows = yield Step("settle", settle_params(open_ones))
+        applied = {row["id"] for row in rows}
+        open_ones = [one for one in open_ones if one.id not in applied]
+        if not open_ones:
+            return []
+        found = yield Step("settled", {"ids": [one.id for one in open_ones]})
+        standing = {row["id"]: row for row in found}
+        open_ones = [one for one in open_ones if not _won_before(one, standing.get(one.id))]
+        still_held = [one for one in open_ones if _holds(one, standing.get(one.id))]
+        if not still_held:
+            return [one.id for one in open_ones]
+    raise AssertionError(f"settle kept losing races for {[one.id for one in open_ones]}")
+
+
+def settle_params(settlements: Sequence[Settled]) -> dict[str, Any]:
+    return {
+        "settlements": [one.values for one in settlements],
+        "children": [(*child, one.id, one.token) for one in settlements for child in one.children],
+    }
+
+
+def exchange(settlements: Sequence[Settled], wish: Wish) -> Script[tuple[list[UUID], list[Job]]]:
+    """Settle and claim in one round trip and one commit: (ids not settled, jobs claimed)."""
+    rows = yield Step("exchange", settle_params(settlements) | wish.params(look=False))
+    applied = set(rows[0]["settled"])
+    missing = [one for one in settlements if one.id not in applied]
+    taken = _checked(wish, _jobs(rows))
+    if rows[0]["limited"]:
+        limited = yield Step("claim_within_limits", wish.params(look=False))
+        taken = _checked(wish, _jobs(limited))
+    lost = (yield from settle_if_held(missing)) if missing else []
+    return lost, taken
+
+
+def _won_before(one: Settled, row: Row | None) -> bool:
+    return row is not None and (row["settled_token"], row["settled_as"]) == (
+        one.token,
+        one.settled_as,
+    )
+
+
+def _holds(one: Settled, row: Row | None) -> bool:
+    return row is not None and (row["state"], row["token"]) == (JobState.running, one.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a claim stands: until when it holds, and whether somebody asked it to stop."""
+
+    lease_until: datetime
+    cancel_reason: str | None
+
+
+def renew(claims: Sequence[tuple[UUID, int]], lease: int) -> Script[dict[UUID, Standing]]:
+    """Push the leases that are still held; a claim missing from the answer is lost.
+
+    A row that somebody has locked (an open `succeed(within=…)`) is not waited for: it stands as
+    it did, and is renewed at the next beat.
+    """
+    rows = yield Step("renew", {"claims": list(claims), "lease": lease})
+    return {row["id"]: Standing(row["lease_until"], row["cancel_reason"]) for row in rows}
+
+
+def progress(id: UUID, token: int, fraction: float, message: str | None) -> Script[Standing]:
+    rows = yield Step("progress", {"job": id, "token": token, "fraction": fraction, "message": message})
+    if not rows:
+        raise lease_lost(id, token)
+    return Standing(rows[0]["lease_until"], rows[0]["cancel_reason"])
+
+
+def lease_lost(id: UUID, token: int) -> LeaseLost:
+    return LeaseLost(
+        f"job {id} is no longer held by the claim with token {token}: its lease ran out and the job "
+        "was taken back, or it was settled otherwise; nothing was changed"
+    )
+
+
+# -- Look ---------------------------------------------------------------------------------------
+
+
+def get(id: UUID) -> Script[Job | None]:
+    rows = yield Step("get", {"ids": [id]})
+    return job_from_row(rows[0]) if rows else None
+
+
+def find(filter: Mapping[str, Any], *, limit: int, after: UUID | None) -> Script[list[Job]]:
+    rows = yield Step("find", {**filter, "limit": limit, "after": after})
+    return [job_from_row(row) for row in rows]
+
+
+def counts(queue: str | None) -> Script[dict[str, int]]:
+    rows = yield Step("counts", {"queue": queue})
+    found = {row["state"]: row["jobs"] for row in rows}
+    return {state.value: found.get(state.value, 0) for state in JobState}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue that has live jobs or a setting."""
+
+    name: str
+    paused: bool
+    limit: int | None
+    counts: dict[str, int]
+
+
+def queues() -> Script[list[Queue]]:
+    rows = yield Step("queues", {})
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        queue = found.setdefault(
+            row["name"],
+            {"paused": bool(row["paused"]), "limit": row["max_running"], "counts": {}},
+        )
+        if row["state"] is not None:
+            queue["counts"][row["state"]] = row["jobs"]
+    return [Queue(name=name, **queue) for name, queue in sorted(found.items())]
+
+
+# -- Act ----------------------------------------------------------------------------------------
+
+
+def cancel(id: UUID, reason: str | None) -> Script[Job]:
+    """A waiting job ends now; a running one is asked to stop."""
+    return (yield from _guarded("cancel", id, {"ids": [id], "reason": reason}, _why_not_cancel))
+
+
+def _why_not_cancel(job: Job) -> Refused | None:
+    if job.is_finished:
+        return Refused(f"job {job.id} has already {_ended(job)}; there is nothing left to cancel")
+    return None
+
+
+def retry(id: UUID) -> Script[Job]:
+    """A failed or cancelled job waits again with a fresh budget; a scheduled one is due now."""
+    return (yield from _guarded("retry", id, {"ids": [id]}, _why_not_retry))
+
+
+def _why_not_retry(job: Job) -> Refused | None:
+    if job.state in (JobState.running, JobState.succeeded):
+        return Refused(f"job {job.id} is {job.state}: only failed or cancelled jobs can be retried")
+    if job.is_finished and job.unique is not None:
+        return Refused(
+            f"job {job.id} can't be retried: another job with its unique key {job.unique!r} is "
+            "waiting or running; cancel that one first or wait for it"
+        )
+    return None
+
+
+def recover(id: UUID, stale_after: int) -> Script[Job]:
+    """Put a running job back whose lease is long over; the operator's way, with a fresh budget."""
+    job = yield from _must_get(id)
+    if job.state == JobState.failed and job.errors and job.errors[-1].message == WORKER_DIED:
+        return (yield from retry(id))
+    return (
+        yield from _guarded(
+            "recover",
+            id,
+            {"job": id, "stale_after": stale_after},
+            lambda job: _why_not_recover(job, stale_after),
+        )
+    )
+
+
+def _why_not_recover(job: Job, stale_after: int) -> Refused | None:
+    if job.state != JobState.running or job.lease_until is None:
+        return Refused(f"job {job.id} is {job.state}, not running: there is nothing to recover")
+    stale_at = job.lease_until + timedelta(microseconds=stale_after)
+    return NotStale(
+        f"job {job.id} may still be running at {job.worker}: its lease was last good until "
+        f"{job.lease_until:%Y-%m-%d %H:%M:%S} UTC, and it can be recovered after "
+        f"{stale_at:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def delete(id: UUID) -> Script[bool]:
+    """Remove a job that is not running, for good; False when there is none."""
+    for _ in range(ENOUGH_RACES):
+        rows = yield Step("delete", {"ids": [id]})
+        if rows:
+            return True
+        job = yield from get(id)
+        if job is None:
+            return False
+        if job.state == JobState.running:
+            raise Refused(f"job {id} is running at {job.worker}: cancel it and wait, then delete it")
+    raise AssertionError(f"delete kept losing races for {id}")
+
+
+def _guarded(
+    question: str, id: UUID, params: dict[str, Any], refusal: Callable[[Job], Refused | None]
+) -> Script[Job]:
+    """Ask; when nothing changed, look why: a refusal is raised, a lost race is run again."""
+    for _ in range(ENOUGH_RACES):
+        changed = yield Step(question, params)
+        job = yield from _must_get(id)
+        if changed:
+            return job
+        if (refused := refusal(job)) is not None:
+            raise refused
+        if question == "retry" and job.state in (JobState.ready, JobState.blocked):
+            return job
+    raise AssertionError(f"{question} kept losing races for {id}")
+
+
+def _must_get(id: UUID) -> Script[Job]:
+    job = yield from get(id)
+    if job is None:
+        raise NotFound(id)
+    return job
+
+
+def _ended(job: Job) -> str:
+    return "been cancelled" if job.state == JobState.cancelled else str(job.state)
+
+
+def change_many(question: str, filter: Mapping[str, Any]) -> Script[int]:
+    """Cancel or retry all that match now, page by page; how many were changed."""
+    states = _AFFECTED[question]
+    wanted = [state for state in filter["states"] or states if state in states]
+    extra = {"reason": None} if question == "cancel" else {}
+    changed, after = 0, None
+    while wanted:
+        page = yield Step("find", {**filter, "states": wanted, "limit": BATCH, "after": after})
+        if not page:
+            break
+        ids = [row["id"] for row in page]
+        after = ids[-1]
+        changed += len((yield Step(question, {"ids": ids, **extra})))
+    return changed
+
+
+_AFFECTED: dict[str, list[JobState]] = {
+    "cancel": [*sorted(WAITING), JobState.running],
+    "retry": [JobState.failed, JobState.cancelled, JobState.scheduled],
+}
+
+
+def set_queue(name: str, **setting: Any) -> Script[None]:
+    """Pause, resume or limit one queue: `paused=` or `max_running=`."""
+    unchanged = {"paused": None, "max_running": None, "set_limit": False}
+    yield Step("set_queue", {"queue": name, **unchanged, **setting})
+
+
+# -- Upkeep -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one round of upkeep moved."""
+
+    staged: int
+    """Scheduled jobs that were due and are ready now."""
+    returned: int
+    """Jobs whose lease ran out and that wait again."""
+    failed: int
+    """Jobs whose lease ran out with no attempts left."""
+    cancelled: int
+    """Jobs that had been asked to cancel when their lease ran out."""
+
+
+def sweep() -> Script[Swept]:
+    """One round of upkeep: due jobs become ready, jobs of dead holders come back or end."""
+    staged = 0
+    ends = {JobState.ready: 0, JobState.failed: 0, JobState.cancelled: 0}
+    while moved := len((yield Step("stage", {"limit": BATCH}))):
+        staged += moved
+        if moved < BATCH:
+            break
+    while rows := (yield Step("sweep", {"limit": BATCH})):
+        for row in rows:
+            ends[JobState(row["state"])] += 1
+        if len(rows) < BATCH:
+            break
+    return Swept(
+        staged=staged,
+        returned=ends[JobState.ready],
+        failed=ends[JobState.failed],
+        cancelled=ends[JobState.cancelled],
+    )
+
+
+def prune(older_than: int) -> Script[int]:
+    """Remove jobs that finished longer ago than this, in bounded batches."""
+    # Ids carry their making time, so an old enough id bounds the scan: no index on finished_at.
+    [clock] = yield Step("now", {})
+    horizon = clock["now"].timestamp() * SECOND - older_than
+    before = first_id_at(int(horizon // MILLISECOND) + 1)
+    pruned = 0
+    while rows := (yield Step("prune", {"older_than": older_than, "before": before, "limit": BATCH})):
+        pruned += len(rows)
+    return pruned
+
+
+def age(micros: int) -> Script[None]:
+    """Make everything stored older; how tests let time pass."""
+    yield Step("age", {"micros": micros})
+
+
+def check_states(states: Any) -> list[JobState] | None:
+    if states is None:
+        return None
+    given = [states] if isinstance(states, str) else list(states)
+    try:
+        return [JobState(state) for state in given]
+    except ValueError as error:
+        raise BadRequest(f"{error}; the states are {', '.join(JobState)}") from None
+
+
+def finished(state: JobState) -> bool:
+    return state in FINISHED

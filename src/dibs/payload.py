@@ -1,0 +1,150 @@
+"""What may be put into a job: checked and coded as JSON text, or refused before it is written.
+
+JSON only. Nothing that is read back from a store is ever turned into code or into a class that
+the reader did not name in an annotation.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, time
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from dibs.errors import BadRequest
+
+LONGEST_NAME = 200
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -32_767, 32_767
+MOST_ATTEMPTS = 2_147_483_647
+MOST_TAGS = 100
+EARLIEST_YEAR, LATEST_YEAR = 1970, 9998  # what every store keeps to the microsecond
+
+_decode = msgspec.json.Decoder().decode
+
+
+def check_name(name: object, what: str) -> str:
+    """A kind, queue, key, tag or worker: 1–200 characters that a terminal can show."""
+    if not isinstance(name, str):
+        raise BadRequest(f"{what} must be a string, not {type(name).__name__}")
+    if not 0 < len(name) <= LONGEST_NAME:
+        raise BadRequest(f"{what} must have 1 to {LONGEST_NAME} characters, not {len(name)}")
+    if not name.isprintable() and any(map(_is_forbidden, name)):
+        raise BadRequest(f"{what} {name!r} holds a control character or a lone surrogate")
+    return name
+
+
+def check_whole(value: object, what: str, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequest(f"{what} must be a whole number, not {value!r}")
+    if not least <= value <= most:
+        raise BadRequest(f"{what}={value} is out of range: {least} to {most}")
+    return value
+
+
+def check_moment(moment: object, what: str) -> datetime:
+    if not isinstance(moment, datetime):
+        raise BadRequest(f"{what} must be a datetime, not {moment!r}")
+    if moment.tzinfo is None:
+        raise BadRequest(
+            f"{what}={moment.isoformat()} has no time zone; add one, e.g. datetime.now(timezone.utc)"
+        )
+    if not EARLIEST_YEAR <= moment.year <= LATEST_YEAR:
+        raise BadRequest(f"{what}={moment.isoformat()} is not between {EARLIEST_YEAR} and {LATEST_YEAR}")
+    return moment
+
+
+def encode(value: Any, what: str, limit: int) -> str:
+    """JSON text of a value, or `BadRequest` saying what is wrong with it."""
+    try:
+        _refuse_unsafe(value, what)
+        text = _encode(value)
+    except BadRequest:
+        raise
+    except RecursionError:
+        raise BadRequest(f"{what} is nested too deeply to be stored as JSON") from None
+    except Exception as error:  # an argument's own methods take part in this, and may raise anything
+        raise BadRequest(f"{what} can't be stored as JSON: {error}") from None
+    if len(text) > limit:
+        raise BadRequest(
+            f"{what} takes {len(text):,} bytes as JSON and at most {limit:,} are allowed: "
+            "store the data elsewhere and pass a reference, or raise max_payload"
+        )
+    return text.decode()
+
+
+def decode(text: str) -> Any:
+    return _decode(text)
+
+
+def decoder(annotation: Any) -> Callable[[str], Any]:
+    """A function that turns JSON text into values of the annotated type."""
+    return msgspec.json.Decoder(annotation, dec_hook=_decode_model).decode
+
+
+def _is_forbidden(character: str) -> bool:
+    return character < " " or "\x7f" <= character <= "\x9f" or "\ud800" <= character <= "\udfff"
+
+
+def _refuse_unsafe(value: Any, what: str) -> None:
+    """Find what msgspec would quietly change: NaN becomes null, a naive datetime stays naive."""
+    kind = type(value)
+    if kind is int or value is None or kind is bool:
+        return
+    if kind is str:
+        if "\x00" in value:
+            raise BadRequest(f"{what} holds the character U+0000, which no store keeps")
+        return
+    match value:
+        case float():
+            if not math.isfinite(value):
+                raise BadRequest(f"{what} holds {value}, which is not JSON")
+        case datetime() | time():
+            if value.tzinfo is None:
+                raise BadRequest(
+                    f"{what} holds {value.isoformat()} without a time zone; "
+                    "add one, e.g. datetime.now(timezone.utc)"
+                )
+        case _:
+            for part in _parts(value):
+                _refuse_unsafe(part, what)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a value is made of; nothing for what msgspec judges by itself."""
+    match value:
+        case Mapping():
+            return chain(value.keys(), value.values())
+        case list() | tuple() | set() | frozenset():
+            return value
+        case str():
+            return (str(value),)
+        case msgspec.Struct():
+            return (getattr(value, name) for name in value.__struct_fields__)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return (getattr(value, field.name, None) for field in dataclasses.fields(value))
+        case _ if _is_model(type(value)):
+            return (value.model_dump(),)
+        case _:
+            return ()
+
+
+def _is_model(cls: Any) -> bool:
+    """A pydantic model, without importing pydantic."""
+    return any(base.__module__ == "pydantic.main" for base in getattr(cls, "__mro__", ()))
+
+
+def _encode_model(value: Any) -> Any:
+    if _is_model(type(value)):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(f"objects of type {type(value).__qualname__} have no JSON form")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_encode_model).encode
+
+
+def _decode_model(annotation: Any, value: Any) -> Any:
+    if _is_model(annotation):
+        return annotation.model_validate(value)
+    raise NotImplementedError(f"can't read {annotation!r} from JSON")

@@ -1,0 +1,96 @@
+"""What can be set on a `Dibs`, each also by an environment variable `DIBS_…`."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Literal
+
+from dibs.clock import SECOND
+from dibs.errors import BadRequest
+
+Duration = int | float | timedelta
+Keep = Literal["all", "failed", "none"]
+
+DEFAULT_URL = "sqlite:///dibs.db"
+MIB = 1024 * 1024
+SHORTEST_LEASE = 100_000  # microseconds
+LONGEST_DURATION = 100 * 366 * 24 * 3600 * SECOND
+
+_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One app's settings, checked."""
+
+    url: str = DEFAULT_URL
+    prefix: str = "dibs"
+    pool_size: int = 10
+    poll: float = 10
+    stale_after: float = 1800
+    keep: Keep = "all"
+    keep_for: timedelta = timedelta(days=7)
+    max_payload: int = MIB
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.prefix):
+            raise BadRequest(
+                f"prefix {self.prefix!r} can't name tables: use up to 31 letters, digits and "
+                "underscores, not starting with a digit"
+            )
+        if self.keep not in ("all", "failed", "none"):
+            raise BadRequest(f"keep={self.keep!r} is unknown: use 'all', 'failed' or 'none'")
+        for name in ("pool_size", "poll", "stale_after", "max_payload"):
+            if getattr(self, name) <= 0:
+                raise BadRequest(f"{name}={getattr(self, name)!r} must be more than 0")
+
+
+def read_settings(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """What the caller gave, else `$DIBS_…`, else the default."""
+    chosen: dict[str, Any] = {}
+    for field in fields(Settings):
+        if given.get(field.name) is not None:
+            chosen[field.name] = given[field.name]
+        elif text := environ.get(f"DIBS_{field.name.upper()}"):
+            chosen[field.name] = _from_text(field.name, text)
+    if isinstance(chosen.get("keep_for"), int | float):
+        chosen["keep_for"] = timedelta(seconds=chosen["keep_for"])
+    return Settings(**chosen)
+
+
+def micros(duration: Duration, *, what: str) -> int:
+    """A duration as whole microseconds; `what` names it in the error."""
+    if isinstance(duration, timedelta):
+        value = round(duration.total_seconds() * SECOND)
+    elif isinstance(duration, int | float) and not isinstance(duration, bool):
+        if duration != duration or abs(duration) == float("inf"):  # noqa: PLR0124
+            raise BadRequest(f"{what}={duration!r} is not a time span")
+        value = round(duration * SECOND)
+    else:
+        raise BadRequest(f"{what}={duration!r}: give seconds or a timedelta")
+    if abs(value) > LONGEST_DURATION:
+        raise BadRequest(f"{what}={duration!r} is longer than a hundred years")
+    return value
+
+
+def lease_micros(lease: Duration) -> int:
+    value = micros(lease, what="lease")
+    if value < SHORTEST_LEASE:
+        raise BadRequest(f"lease={lease!r} is too short: the least is 0.1 seconds")
+    return value
+
+
+def _from_text(name: str, text: str) -> Any:
+    readers: dict[str, Any] = {
+        "pool_size": int,
+        "poll": float,
+        "stale_after": float,
+        "max_payload": int,
+        "keep_for": lambda seconds: timedelta(seconds=float(seconds)),
+    }
+    try:
+        return readers.get(name, str)(text)
+    except ValueError:
+        raise BadRequest(f"$DIBS_{name.upper()}={text!r} is not a number") from None

@@ -1,0 +1,159 @@
+"""The life of a job: its states, what may follow what, and what a finished attempt leads to.
+
+Everything that decides a next state lives in this file; engines only apply it, under a guard.
+The two rules they must judge by themselves, because only the store knows the moment, are what a
+sweep makes of an expired lease and that a job asked to cancel never goes back to waiting; both
+are spelled out in `swept` and `put_back` and pinned by the state machine test.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, assert_never
+
+from dibs.clock import SECOND
+
+
+class JobState(StrEnum):
+    scheduled = "scheduled"  # due later: delayed, snoozed, or waiting out a back-off
+    blocked = "blocked"  # behind its train, its slot or a parent
+    ready = "ready"  # claimable now
+    running = "running"  # leased to one worker
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
+WAITING = frozenset({JobState.scheduled, JobState.blocked, JobState.ready})
+FINISHED = frozenset({JobState.succeeded, JobState.failed, JobState.cancelled})
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.scheduled: frozenset({JobState.ready, JobState.blocked, JobState.cancelled}),
+    JobState.blocked: frozenset({JobState.ready, JobState.scheduled, JobState.cancelled}),
+    JobState.ready: frozenset({JobState.running, JobState.blocked, JobState.cancelled}),
+    JobState.running: frozenset({JobState.ready, JobState.scheduled}) | FINISHED,
+    JobState.succeeded: frozenset(),
+    JobState.failed: frozenset({JobState.ready, JobState.blocked}),  # only by a person's retry
+    JobState.cancelled: frozenset({JobState.ready, JobState.blocked}),  # only by a person's retry
+}
+
+WORKER_DIED = "worker died"
+
+
+# -- How long to wait before the next attempt ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The back-off after a failed attempt: `min(cap, base ** attempts)` give or take the jitter."""
+
+    base: float
+    cap: float
+    jitter: float
+    again: bool = True
+
+    @classmethod
+    def exponential(cls, base: float = 2, cap: float = 3600, jitter: float = 0.1) -> "Retry":
+        return cls(base=base, cap=cap, jitter=jitter)
+
+    @classmethod
+    def fixed(cls, seconds: float) -> "Retry":
+        """The same pause after every attempt."""
+        return cls(base=1, cap=seconds, jitter=0) if seconds < 1 else cls(seconds, seconds, 0)
+
+    @classmethod
+    def never(cls) -> "Retry":
+        """The first failure is the last."""
+        return cls(base=0, cap=0, jitter=0, again=False)
+
+    def delay(self, attempts: int, chance: float) -> int:
+        """Microseconds to wait after `attempts`; `chance` in 0…1 picks a place in the jitter."""
+        try:
+            seconds = min(self.cap, self.base**attempts)
+        except OverflowError:
+            seconds = self.cap
+        return round(seconds * (1 + self.jitter * (2 * chance - 1)) * SECOND)
+
+
+# -- What an attempt may end with ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    result: str | None  # JSON text
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    error: dict[str, Any]
+    retry: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    delay: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledBy:
+    reason: str | None
+
+
+Outcome = Succeeded | Raised | Snoozed | Released | CancelledBy
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a finished attempt turns its job into. Only `settle` builds one.
+
+    `settled_as` names the outcome in the store, so that the same settlement sent twice can be
+    told from another one. `delay` is added to the store's clock by the store; None keeps `run_at`.
+    """
+
+    state: JobState
+    settled_as: str
+    delay: int | None = None
+    refund: bool = False
+    result: str | None = None
+    error: dict[str, Any] | None = None
+    message: str | None = None
+
+
+def settle(attempts: int, max_attempts: int, outcome: Outcome, retry: Retry, chance: float) -> Settlement:
+    """Turn what happened into what the job becomes. No clock, no store: a value."""
+    match outcome:
+        case Succeeded(result):
+            return Settlement(JobState.succeeded, "succeeded", result=result)
+        case Raised(error, retry=True) if retry.again and attempts < max_attempts:
+            delay = retry.delay(attempts, chance)
+            return Settlement(_waiting(delay), "retried", delay=delay, error=error)
+        case Raised(error):
+            return Settlement(JobState.failed, "failed", error=error)
+        case Snoozed(delay):
+            return Settlement(_waiting(delay), "snoozed", delay=delay, refund=True)
+        case Released():
+            return Settlement(JobState.ready, "released", refund=True)
+        case CancelledBy(reason):
+            return Settlement(JobState.cancelled, "cancelled", message=reason)
+        case _:
+            assert_never(outcome)
+
+
+def put_back(state: JobState, *, cancel_asked: bool) -> JobState:
+    """A job that somebody asked to cancel never goes back to waiting."""
+    return JobState.cancelled if cancel_asked and state not in FINISHED else state
+
+
+def swept(attempts: int, max_attempts: int, *, cancel_asked: bool) -> JobState:
+    """What becomes of a running job whose lease ran out."""
+    if cancel_asked:
+        return JobState.cancelled
+    return JobState.ready if attempts < max_attempts else JobState.failed
+
+
+def _waiting(delay: int) -> JobState:
+    return JobState.scheduled if delay > 0 else JobState.ready

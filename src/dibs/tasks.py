@@ -1,0 +1,324 @@
+"""Jobs as functions: `@app.job`, the registry of kinds, and the way from arguments to a new row."""
+
+import inspect
+import string
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from dibs import payload
+from dibs.context import Context
+from dibs.errors import BadRequest
+from dibs.ids import is_version_7, parse_id
+from dibs.jobs import Job, NewJob
+from dibs.operations import NewRow
+from dibs.settings import Duration, Settings, lease_micros, micros
+from dibs.states import Retry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_LEASE = 60
+
+Within = Any  # a connection of the caller's; `engines.connections` says which
+EnqueueOne = Callable[[NewJob, Within], Awaitable[Job]]
+EnqueueOneSync = Callable[[NewJob, Within], Job]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How jobs of a kind are enqueued and run, unless a call says otherwise."""
+
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 3
+    retry: Retry = field(default_factory=Retry.exponential)
+    timeout: Duration | None = None
+    lease: Duration = DEFAULT_LEASE
+    unique: str | None = None
+    on_cancelled: str = "advance"
+    on_failed: str = "advance"
+    isolation: str | None = None
+
+    def __post_init__(self) -> None:
+        payload.check_name(self.queue, "queue")
+        _check_priority(self.priority)
+        _check_attempts(self.max_attempts)
+        lease_micros(self.lease)
+        _check_policy(self.on_cancelled)
+        _check_policy(self.on_failed)
+        if self.isolation not in (None, "process"):
+            raise BadRequest(f"isolation={self.isolation!r} is unknown: use 'process' or leave it out")
+
+
+class Task(Generic[P, R]):
+    """A function that can be enqueued. Calling it just runs it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        kind: str,
+        options: Options,
+        enqueue_one: EnqueueOne,
+        enqueue_one_sync: EnqueueOneSync,
+    ) -> None:
+        self.function = function
+        self.kind = payload.check_name(kind, "kind")
+        self.options = options
+        self.signature = Signature(function, kind)
+        self._enqueue_one = enqueue_one
+        self._enqueue_one_sync = enqueue_one_sync
+        self._using: Mapping[str, Any] = {}
+        self._within: Within = None
+        self._check_template(options.unique)
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def using(self, *, within: Within = None, **options: Any) -> "Task[P, R]":
+        """The same task with other options for what is enqueued through the answer."""
+        for name in options:
+            if name not in _USING:
+                raise BadRequest(f"using({name}=…) is unknown; there are {', '.join(_USING)}, within")
+        twin: Task[P, R] = object.__new__(Task)
+        vars(twin).update(vars(self))
+        twin.__dict__.pop("sync", None)
+        twin._using = {**self._using, **options}
+        twin._within = self._within if within is None else within
+        return twin
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these arguments, to be enqueued with others by `app.enqueue`."""
+        bound = self.signature.bind(args, kwargs)
+        if self.options.unique is None or "unique" in self._using:
+            return NewJob(self.kind, bound, **self._using)
+        return NewJob(self.kind, bound, **self._using, unique=self._key(bound, self.options.unique))
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        return await self._enqueue_one(self.new(*args, **kwargs), self._within)
+
+    @cached_property
+    def sync(self) -> "SyncTask[P, R]":
+        return SyncTask(self)
+
+    def _key(self, bound: Mapping[str, Any], template: str) -> str:
+        return template.format(**self.signature.with_defaults(bound))
+
+    def _check_template(self, template: str | None) -> None:
+        for _, name, _, _ in string.Formatter().parse(template or ""):
+            if name is not None and name not in self.signature.names:
+                raise BadRequest(f"unique={template!r} of {self.kind!r}: {name!r} is not an argument")
+
+
+class SyncTask(Generic[P, R]):
+    """The blocking face of a task."""
+
+    def __init__(self, task: Task[P, R]) -> None:
+        self._task = task
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        return self._task._enqueue_one_sync(self._task.new(*args, **kwargs), self._task._within)
+
+
+class Signature:
+    """The arguments a kind takes: by name, as JSON, checked against the annotations."""
+
+    def __init__(self, function: Callable[..., Any], kind: str) -> None:
+        self._kind = kind
+        self._defaults: dict[str, Any] = {}
+        self.context: str | None = None
+        self._open_ended = False
+        fields: list[tuple[str, Any, Any]] = []
+        hints = _hints(function)
+        for parameter in inspect.signature(function).parameters.values():
+            self._take(parameter, hints.get(parameter.name, Any), fields)
+        self.names = tuple(name for name, *_ in fields)
+        shape = msgspec.defstruct(
+            "Arguments", fields, kw_only=True, forbid_unknown_fields=not self._open_ended
+        )
+        self._read = payload.decoder(shape)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name; missing and unknown ones are found by `check`."""
+        if len(args) > len(self.names):
+            raise BadRequest(f"{self._kind!r} takes {len(self.names)} arguments, not {len(args)}")
+        bound = dict(zip(self.names, args, strict=False))
+        if not kwargs:
+            return bound
+        if twice := bound.keys() & kwargs.keys():
+            raise BadRequest(f"{self._kind!r} got its argument {min(twice)!r} twice")
+        return {**bound, **kwargs}
+
+    def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [name for name in self.names if name not in bound and name not in self._defaults]
+        if missing:
+            raise BadRequest(f"{self._kind!r} misses its argument {missing[0]!r}")
+        return {**self._defaults, **bound}
+
+    def check(self, text: str) -> Any:
+        """These arguments would fit a call; `BadRequest` says what does not."""
+        try:
+            return self._read(text)
+        except (msgspec.MsgspecError, ValueError, NotImplementedError, TypeError) as error:
+            raise BadRequest(f"the arguments of {self._kind!r} don't fit: {error}") from None
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The arguments for a call, each of its annotated type."""
+        arguments = msgspec.structs.asdict(self.check(text))
+        if self._open_ended:
+            arguments = {**payload.decode(text), **arguments}
+        return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}
+
+    def _take(self, parameter: inspect.Parameter, hint: Any, fields: list[Any]) -> None:
+        match parameter.kind:
+            case _ if hint is Context:
+                self.context = parameter.name
+            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
+                raise BadRequest(
+                    f"{self._kind!r}: argument {parameter.name!r} has no name to store it under; "
+                    "jobs take arguments that can be given by name"
+                )
+            case inspect.Parameter.VAR_KEYWORD:
+                self._open_ended = True
+            case _ if parameter.default is inspect.Parameter.empty:
+                fields.append((parameter.name, hint, msgspec.NODEFAULT))
+            case _:
+                self._defaults[parameter.name] = parameter.default
+                fields.append((parameter.name, hint | msgspec.UnsetType, msgspec.UNSET))
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The kinds that this process knows."""
+
+    settings: Settings
+    tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
+
+    def add(self, task: Task[..., Any]) -> None:
+        if task.kind in self.tasks:
+            raise BadRequest(f"the kind {task.kind!r} is already registered; give one of them a name=")
+        self.tasks[task.kind] = task
+
+    def options(self, kind: str) -> Options:
+        task = self.tasks.get(kind)
+        return DEFAULTS if task is None else task.options
+
+    def leases(self) -> dict[str, int]:
+        """The kinds whose lease is not the usual one."""
+        leases = {kind: lease_micros(task.options.lease) for kind, task in self.tasks.items()}
+        return {kind: lease for kind, lease in leases.items() if lease != DEFAULT_LEASE * 1_000_000}
+
+    def prepare(self, new: NewJob, parent: Job | None = None) -> NewRow:
+        """Check a new job whole, and resolve what it leaves open. Nothing has been written yet."""
+        if not isinstance(new, NewJob):
+            raise BadRequest(f"can't enqueue {new!r}: pass NewJob(…) or task.new(…)")
+        task = self.tasks.get(new.kind) if isinstance(new.kind, str) else None
+        kind = payload.check_name(new.kind, "kind") if task is None else task.kind
+        options = DEFAULTS if task is None else task.options
+        delay, run_at = _due(new)
+        _refuse_gates(new)
+        id = parse_id(new.id)
+        if not is_version_7(id):
+            raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
+        return (
+            id,
+            kind,
+            options.queue if new.queue is None else payload.check_name(new.queue, "queue"),
+            self._args(new, task),
+            options.priority if new.priority is None else _check_priority(new.priority),
+            run_at,
+            delay,
+            options.max_attempts if new.max_attempts is None else _check_attempts(new.max_attempts),
+            None if new.unique is None else payload.check_name(new.unique, "unique"),
+            options.on_cancelled if new.on_cancelled is None else _check_policy(new.on_cancelled),
+            options.on_failed if new.on_failed is None else _check_policy(new.on_failed),
+            _pipeline(new, parent),
+            None if parent is None else parent.id,
+            _tags(new.tags),
+            self._meta(new.meta),
+        )
+
+    def _args(self, new: NewJob, task: Task[..., Any] | None) -> str:
+        args = {} if new.args is None else new.args
+        if not isinstance(args, dict | Mapping) or not all(isinstance(name, str) for name in args):
+            raise BadRequest(f"args of {new.kind!r} must be a mapping of names to values, not {args!r}")
+        text = payload.encode(args, f"args of {new.kind!r}", self.settings.max_payload)
+        if task is not None:
+            task.signature.check(text)
+        return text
+
+    def _meta(self, meta: Mapping[str, Any] | None) -> str:
+        return payload.encode(meta, "meta", self.settings.max_payload) if meta else "{}"
+
+
+_USING = (
+    *("queue", "priority", "run_at", "delay", "max_attempts", "train", "slot", "slot_policy"),
+    *("slot_limit", "unique", "pipeline_id", "tags", "meta", "on_cancelled", "on_failed"),
+)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        # An annotation that can't be resolved here (a local class, a TYPE_CHECKING import) leaves
+        # its argument unchecked, but the context must still be found.
+        return {n: Context for n, a in function.__annotations__.items() if a in ("Context", Context)}
+
+
+def _due(new: NewJob) -> tuple[int | None, Any]:
+    if new.delay is not None and new.run_at is not None:
+        raise BadRequest("give delay= or run_at=, not both")
+    delay = None if new.delay is None else micros(new.delay, what="delay")
+    if delay is not None and delay < 0:
+        raise BadRequest(f"delay={new.delay!r} lies in the past; leave it out to run now")
+    return delay, None if new.run_at is None else payload.check_moment(new.run_at, "run_at")
+
+
+def _refuse_gates(new: NewJob) -> None:
+    if new.train is not None and new.slot is not None:
+        raise BadRequest("a job has a train or a slot, not both: each decides alone who may go")
+    if (new.train, new.slot, new.slot_policy, new.slot_limit) != (None, None, None, None):
+        raise BadRequest("trains and slots are not part of this version of dibs yet")
+
+
+def _pipeline(new: NewJob, parent: Job | None) -> UUID | None:
+    if parent is not None:
+        return parent.pipeline_id or parent.id
+    return None if new.pipeline_id is None else parse_id(new.pipeline_id)
+
+
+def _check_priority(priority: object) -> int:
+    return payload.check_whole(priority, "priority", payload.LOWEST_PRIORITY, payload.HIGHEST_PRIORITY)
+
+
+def _check_attempts(attempts: object) -> int:
+    return payload.check_whole(attempts, "max_attempts", 1, payload.MOST_ATTEMPTS)
+
+
+def _check_policy(policy: str) -> str:
+    if policy not in ("advance", "hold"):
+        raise BadRequest(f"{policy!r} is not a policy for on_cancelled or on_failed: use 'advance' or 'hold'")
+    return policy
+
+
+def _tags(tags: Sequence[str]) -> str:
+    if not tags:
+        return "[]"
+    if isinstance(tags, str) or len(tags) > payload.MOST_TAGS:
+        raise BadRequest(f"tags must be a list of at most {payload.MOST_TAGS} strings, not {tags!r}")
+    return msgspec.json.encode([payload.check_name(tag, "tag") for tag in tags]).decode()
+
+
+def with_options(options: Options, **changes: Any) -> Options:
+    """The options with those changed that were really given."""
+    return replace(options, **{name: value for name, value in changes.items() if value is not None})
+
+
+DEFAULTS = Options()

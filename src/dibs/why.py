@@ -1,0 +1,84 @@
+"""Why is this job not running? One sentence, and a code that programs can match."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from dibs.errors import NotFound
+from dibs.jobs import Job, job_from_row
+from dibs.scripts import Row, Script, Step
+from dibs.states import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """`code` is one of: scheduled train slot parent paused limit no_worker ready running finished."""
+
+    code: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def explain(id: UUID) -> Script[Why]:
+    rows = yield Step("explain", {"job": id})
+    if not rows:
+        raise NotFound(id)
+    return judge(job_from_row(rows[0]), rows[0])
+
+
+def judge(job: Job, about: Row) -> Why:
+    """Say why, from what the store knows of the job, its queue, and the time."""
+    now: datetime = about["now"]
+    if job.is_finished:
+        return Why("finished", _finished(job))
+    if job.state == JobState.running:
+        return Why("running", _running(job, now))
+    if about["paused"]:
+        return Why("paused", f"the queue {job.queue!r} is paused; resume it to let its jobs run")
+    if job.state == JobState.scheduled and job.run_at > now:
+        again = f" (attempt {job.attempts} of {job.max_attempts} failed)" if job.attempts else ""
+        return Why(
+            "scheduled",
+            f"it is scheduled until {_moment(job.run_at)}, in {_span(job.run_at - now)}{again}",
+        )
+    if about["max_running"] is not None and about["running"] >= about["max_running"]:
+        return Why(
+            "limit",
+            f"the queue {job.queue!r} may run {about['max_running']} at a time and "
+            f"{about['running']} are running",
+        )
+    if job.state == JobState.scheduled:
+        return Why("scheduled", "it is due and becomes ready at the next sweep")
+    return Why("ready", f"it is ready since {_span(now - job.run_at)} and waits for a claim")
+
+
+def _finished(job: Job) -> str:
+    when = "" if job.finished_at is None else f" at {_moment(job.finished_at)}"
+    if job.state == JobState.failed:
+        last = job.errors[-1].message if job.errors else "no reason was recorded"
+        return f"it failed{when} after {job.attempts} of {job.max_attempts} attempts: {last}"
+    if job.state == JobState.cancelled:
+        return f"it was cancelled{when}" + (f": {job.message}" if job.message else "")
+    return f"it succeeded{when}"
+
+
+def _running(job: Job, now: datetime) -> str:
+    since = "" if job.claimed_at is None else f" since {_span(now - job.claimed_at)}"
+    sentence = f"it is running at {job.worker}{since}, attempt {job.attempts} of {job.max_attempts}"
+    if job.lease_until is not None and job.lease_until <= now:
+        sentence += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep takes it back"
+    return sentence
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _span(span: timedelta) -> str:
+    seconds = max(span.total_seconds(), 0)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
