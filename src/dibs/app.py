@@ -141,7 +141,9 @@ class Dibs:
 
     async def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
         """Store all of these jobs or none, in your transaction if you give one."""
-        return await self._core.store.run_async(self._core.enqueue(new_jobs), within)
+        jobs = await self._core.store.run_async(self._core.enqueue(new_jobs), within)
+        self._core.events.enqueued(jobs)
+        return jobs
 
     async def claim(
         self,
@@ -156,7 +158,7 @@ class Dibs:
         before = asked_at()
         operation = self._core.claim(queues, kinds, limit, worker, lease)
         jobs = await self._core.store.run_async(operation)
-        return [Claim(self._core.holding(job, before)) for job in jobs]
+        return [Claim(held) for held in self._core.holdings(jobs, before)]
 
     async def claim_job(
         self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
@@ -164,7 +166,7 @@ class Dibs:
         """Claim exactly this job, or nobody: None when it is not ready for the taking."""
         before = asked_at()
         jobs = await self._core.store.run_async(self._core.claim_job(id, worker, lease))
-        return Claim(self._core.holding(jobs[0], before)) if jobs else None
+        return next((Claim(held) for held in self._core.holdings(jobs, before)), None)
 
     async def run_job(self, id: UUID | str) -> Job | None:
         """Claim this job, run its handler here, settle it; None when it is not for the taking."""
@@ -261,7 +263,7 @@ class Dibs:
 
     async def sweep(self) -> Swept:
         """One round of upkeep: due jobs become ready, expired leases are taken back."""
-        return await self._core.store.run_async(self._core.sweep())
+        return self._core.swept(await self._core.store.run_async(self._core.sweep()))
 
     async def prune(self, older_than: Duration) -> int:
         """Remove jobs that finished longer ago than this; how many were removed."""
@@ -304,7 +306,9 @@ class SyncDibs:
         return self._core.store.schema_version()
 
     def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
-        return self._core.store.run(self._core.enqueue(new_jobs), within)
+        jobs = self._core.store.run(self._core.enqueue(new_jobs), within)
+        self._core.events.enqueued(jobs)
+        return jobs
 
     def claim(
         self,
@@ -317,14 +321,14 @@ class SyncDibs:
     ) -> list[SyncClaim]:
         before = asked_at()
         jobs = self._core.store.run(self._core.claim(queues, kinds, limit, worker, lease))
-        return [SyncClaim(self._core.holding(job, before)) for job in jobs]
+        return [SyncClaim(held) for held in self._core.holdings(jobs, before)]
 
     def claim_job(
         self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
     ) -> SyncClaim | None:
         before = asked_at()
         jobs = self._core.store.run(self._core.claim_job(id, worker, lease))
-        return SyncClaim(self._core.holding(jobs[0], before)) if jobs else None
+        return next((SyncClaim(held) for held in self._core.holdings(jobs, before)), None)
 
     def run_job(self, id: UUID | str) -> Job | None:
         job = self.get(id)
@@ -400,7 +404,7 @@ class SyncDibs:
         self._core.store.run(self._core.limit(queue, n))
 
     def sweep(self) -> Swept:
-        return self._core.store.run(self._core.sweep())
+        return self._core.swept(self._core.store.run(self._core.sweep()))
 
     def prune(self, older_than: Duration) -> int:
         return self._core.store.run(self._core.prune(older_than))

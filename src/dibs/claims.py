@@ -48,9 +48,10 @@ class Holding:
     def settled_by(self, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
         return self.core.settlement(self, outcome, then)
 
-    def is_settled(self) -> None:
+    def is_settled(self, one: Settled) -> None:
         self.settled = True
         self.core.keeper.drop(self)
+        self.core.events.settled(self.job, one.settled_as)
 
     def succeeded(self, result: Any) -> Succeeded:
         return Succeeded(self.core.encode_result(result))
@@ -75,6 +76,9 @@ class Holding:
         if span < 0:
             raise BadRequest(f"snooze={delay!r} must not be negative")
         return Snoozed(span)
+
+    def cancelled(self, reason: str | None) -> CancelledBy:
+        return CancelledBy(self.core.check_reason(reason))
 
     def ended_by(self, error: BaseException | None) -> Outcome:
         """What leaving a `with` block makes of the attempt."""
@@ -155,7 +159,7 @@ class Claim(_Facts):
 
     async def cancel(self, reason: str | None = None) -> None:
         """End the job as cancelled."""
-        await self._settle(CancelledBy(reason))
+        await self._settle(self._held.cancelled(reason))
 
     async def renew(self, lease: Duration | None = None) -> datetime:
         """Push the lease back; answers until when it now holds."""
@@ -174,7 +178,7 @@ class Claim(_Facts):
             await core.settler.settle(one)
         else:
             await core.store.run_async(core.settle(one), within)
-        self._held.is_settled()
+        self._held.is_settled(one)
 
     async def __aenter__(self) -> Job:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -223,7 +227,7 @@ class SyncClaim(_Facts):
         self._settle(Released())
 
     def cancel(self, reason: str | None = None) -> None:
-        self._settle(CancelledBy(reason))
+        self._settle(self._held.cancelled(reason))
 
     def renew(self, lease: Duration | None = None) -> datetime:
         standing = self._held.core.store.run(self._held.core.renew(self._held, lease))
@@ -237,7 +241,7 @@ class SyncClaim(_Facts):
     def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
         core, one = self._held.core, self._held.settled_by(outcome, then)
         core.store.run(core.settle(one), within)
-        self._held.is_settled()
+        self._held.is_settled(one)
 
     def __enter__(self) -> Job:
         core = self._held.core

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from dibs.clock import monotonic
 from dibs.engines.stores import Operation, Store, connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
+from dibs.events import Events
 from dibs.failures import errors_text
 from dibs.identity import worker_name
 from dibs.ids import parse_id
@@ -21,7 +23,7 @@ from dibs.operations import Queue, Settled, Standing, Swept, Wish
 from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, micros
 from dibs.settling import Settler
-from dibs.states import FINISHED, Outcome, settle
+from dibs.states import Outcome, settle
 from dibs.tasks import DEFAULT_LEASE, Registry
 from dibs.why import Why, explain
 
@@ -35,7 +37,8 @@ class Core:
         self.settings = settings
         self.registry = Registry(settings)
         self.store: Store = connect(settings)
-        self.keeper = Keeper(self.store)
+        self.events = Events()
+        self.keeper = Keeper(self.store, self.events)
         self.settler = Settler(self.store)
 
     # -- enqueue --------------------------------------------------------------------------------
@@ -70,8 +73,9 @@ class Core:
         wish = self._wish(worker, lease, id=parse_id(id))
         return lambda _: operations.claim(wish)
 
-    def holding(self, job: Job, asked_at: float) -> Holding:
-        return Holding(self, job, asked_at)
+    def holdings(self, jobs: Sequence[Job], asked_at: float) -> list[Holding]:
+        self.events.claimed(jobs)
+        return [Holding(self, job, asked_at) for job in jobs]
 
     def _wish(self, worker: str | None, lease: Duration | None, **what: Any) -> Wish:
         return Wish(
@@ -108,11 +112,14 @@ class Core:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise BadRequest(f"progress={fraction!r} must be a number from 0 to 1")
         if message is not None:
-            payload.encode(message, "message", self.settings.max_payload)
+            payload.check_text(message, "message", self.settings.max_payload)
         return lambda _: operations.progress(held.job.id, held.token, float(fraction), message)
 
     def encode_result(self, result: Any) -> str | None:
         return None if result is None else payload.encode(result, "result", self.settings.max_payload)
+
+    def check_reason(self, reason: str | None) -> str | None:
+        return None if reason is None else payload.check_text(reason, "reason", self.settings.max_payload)
 
     def lease_of(self, job: Job) -> int:
         """The length of the lease that this job was claimed with."""
@@ -144,10 +151,8 @@ class Core:
         return lambda _: explain(parsed)
 
     def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
-        parsed = parse_id(id)
-        if reason is not None:
-            payload.encode(reason, "reason", self.settings.max_payload)
-        return lambda _: operations.cancel(parsed, reason)
+        parsed, checked = parse_id(id), self.check_reason(reason)
+        return lambda tries: operations.cancel(parsed, checked, unsure=tries.unsure)
 
     def retry(self, id: UUID | str) -> Operation[Job]:
         parsed = parse_id(id)
@@ -155,7 +160,7 @@ class Core:
 
     def delete(self, id: UUID | str) -> Operation[bool]:
         parsed = parse_id(id)
-        return lambda _: operations.delete(parsed)
+        return lambda tries: operations.delete(parsed, unsure=tries.unsure)
 
     def change_many(self, question: str, **filter: Any) -> Operation[int]:
         checked = self._filter(**filter)
@@ -164,7 +169,7 @@ class Core:
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
         stale = micros(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
-        return lambda _: operations.recover(parsed, stale)
+        return lambda tries: operations.recover(parsed, stale, unsure=tries.unsure)
 
     def pause(self, queue: str, paused: bool) -> Operation[None]:
         payload.check_name(queue, "queue")
@@ -177,6 +182,10 @@ class Core:
 
     def sweep(self) -> Operation[Swept]:
         return lambda _: operations.sweep()
+
+    def swept(self, swept: Swept) -> Swept:
+        self.events.swept(**asdict(swept))
+        return swept
 
     def prune(self, older_than: Duration) -> Operation[int]:
         span = micros(older_than, what="older_than")
@@ -228,7 +237,3 @@ def _names(names: Sequence[str] | str | None, what: str) -> list[str] | None:
 def asked_at() -> float:
     """Read before a claim is sent: its lease can't have begun earlier."""
     return monotonic()
-
-
-def is_finished(job: Job) -> bool:
-    return job.state in FINISHED

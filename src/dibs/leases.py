@@ -18,6 +18,7 @@ from dibs.errors import DibsError
 if TYPE_CHECKING:
     from dibs.claims import Holding
     from dibs.engines.stores import Store
+    from dibs.events import Events
 
 BEATS_PER_LEASE = 3
 MARGIN = 0.1  # of the lease: given up this long before the store may take the job back
@@ -53,8 +54,9 @@ class Kept:
 class Keeper:
     """Renews what it is told to keep, all due claims of one lease length in one statement."""
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: "Store", events: "Events") -> None:
         self._store = store
+        self._events = events
         self._changed = threading.Condition()
         self._kept: dict[UUID, Kept] = {}
         self._watch: threading.Thread | None = None
@@ -155,4 +157,5 @@ class Keeper:
     def _lose(self, kept: Kept) -> None:
         self._kept.pop(kept.held.job.id, None)
         kept.held.lost = True
+        self._events.lost(kept.held.job)
         kept.tell()

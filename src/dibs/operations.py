@@ -19,7 +19,7 @@ from dibs.ids import first_id_at
 from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
 from dibs.payload import decode
 from dibs.scripts import Row, Rows, Script, Step
-from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState
+from dibs.states import WAITING, WORKER_DIED, JobState
 
 T = TypeVar("T")
 
@@ -342,9 +342,13 @@ def queues() -> Script[list[Queue]]:
 # -- Act ----------------------------------------------------------------------------------------
 
 
-def cancel(id: UUID, reason: str | None) -> Script[Job]:
-    """A waiting job ends now; a running one is asked to stop."""
-    return (yield from _guarded("cancel", id, {"ids": [id], "reason": reason}, _why_not_cancel))
+def cancel(id: UUID, reason: str | None, *, unsure: bool = False) -> Script[Job]:
+    """A waiting job ends now; a running one is asked to stop.
+
+    `unsure`: an earlier try of this call may have done it, so finding it done is success.
+    """
+    done = JobState.cancelled if unsure else None
+    return (yield from _guarded("cancel", id, {"ids": [id], "reason": reason}, _why_not_cancel, done))
 
 
 def _why_not_cancel(job: Job) -> Refused | None:
@@ -369,7 +373,7 @@ def _why_not_retry(job: Job) -> Refused | None:
     return None
 
 
-def recover(id: UUID, stale_after: int) -> Script[Job]:
+def recover(id: UUID, stale_after: int, *, unsure: bool = False) -> Script[Job]:
     """Put a running job back whose lease is long over; the operator's way, with a fresh budget."""
     job = yield from _must_get(id)
     if job.state == JobState.failed and job.errors and job.errors[-1].message == WORKER_DIED:
@@ -380,6 +384,7 @@ def recover(id: UUID, stale_after: int) -> Script[Job]:
             id,
             {"job": id, "stale_after": stale_after},
             lambda job: _why_not_recover(job, stale_after),
+            JobState.ready if unsure else None,
         )
     )
 
@@ -395,7 +400,7 @@ def _why_not_recover(job: Job, stale_after: int) -> Refused | None:
     )
 
 
-def delete(id: UUID) -> Script[bool]:
+def delete(id: UUID, *, unsure: bool = False) -> Script[bool]:
     """Remove a job that is not running, for good; False when there is none."""
     for _ in range(ENOUGH_RACES):
         rows = yield Step("delete", {"ids": [id]})
@@ -403,20 +408,24 @@ def delete(id: UUID) -> Script[bool]:
             return True
         job = yield from get(id)
         if job is None:
-            return False
+            return unsure
         if job.state == JobState.running:
             raise Refused(f"job {id} is running at {job.worker}: cancel it and wait, then delete it")
     raise AssertionError(f"delete kept losing races for {id}")
 
 
 def _guarded(
-    question: str, id: UUID, params: dict[str, Any], refusal: Callable[[Job], Refused | None]
+    question: str,
+    id: UUID,
+    params: dict[str, Any],
+    refusal: Callable[[Job], Refused | None],
+    done: JobState | None = None,
 ) -> Script[Job]:
     """Ask; when nothing changed, look why: a refusal is raised, a lost race is run again."""
     for _ in range(ENOUGH_RACES):
         changed = yield Step(question, params)
         job = yield from _must_get(id)
-        if changed:
+        if changed or job.state == done:
             return job
         if (refused := refusal(job)) is not None:
             raise refused
@@ -527,7 +536,3 @@ def check_states(states: Any) -> list[JobState] | None:
         return [JobState(state) for state in given]
     except ValueError as error:
         raise BadRequest(f"{error}; the states are {', '.join(JobState)}") from None
-
-
-def finished(state: JobState) -> bool:
-    return state in FINISHED

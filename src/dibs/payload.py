@@ -55,6 +55,14 @@ def check_moment(moment: object, what: str) -> datetime:
     return moment
 
 
+def check_text(text: object, what: str, limit: int) -> str:
+    """Free text that people wrote: any string that a store can keep."""
+    if not isinstance(text, str):
+        raise BadRequest(f"{what} must be a string, not {type(text).__name__}")
+    encode(text, what, limit)
+    return text
+
+
 def encode(value: Any, what: str, limit: int) -> str:
     """JSON text of a value, or `BadRequest` saying what is wrong with it."""
     try:

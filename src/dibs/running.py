@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from dibs.claims import Claim, SyncClaim
 from dibs.clock import SECOND
 from dibs.context import Context
 from dibs.errors import BadRequest, LeaseLost, Refused
 from dibs.jobs import Job, NewJob
 from dibs.settings import Duration, micros
-from dibs.states import CancelledBy, JobState, Outcome, Released
+from dibs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.tasks import Registry, Task
 
 
@@ -138,7 +140,7 @@ def _outcome(claim: Claim, value: Any) -> Outcome:
         case Snooze(seconds):
             return held.snoozed(seconds)
         case Cancel(reason):
-            return CancelledBy(reason)
+            return held.cancelled(reason)
         case Fail(reason):
             return held.raised(reason, retry=False)
         case _:
@@ -146,21 +148,13 @@ def _outcome(claim: Claim, value: Any) -> Outcome:
 
 
 def _arguments(task: "Task[..., Any]", job: Job, context: Context) -> dict[str, Any]:
-    arguments = task.signature.read(held_args(job))
+    arguments = task.signature.read(msgspec.json.encode(job.args).decode())
     if task.signature.context is not None:
         arguments[task.signature.context] = context
     return arguments
 
 
-def held_args(job: Job) -> str:
-    import msgspec
-
-    return msgspec.json.encode(job.args).decode()
-
-
 def _children(outcome: Outcome, context: Context) -> list[NewJob]:
-    from dibs.states import Succeeded
-
     return context.children if isinstance(outcome, Succeeded) else []
 
 

@@ -165,7 +165,7 @@ def _sqlalchemy(connection: Any, engine: Engine) -> Any:
     def query(query: Query | Copy) -> Rows:
         assert isinstance(query, Query)
         result = connection.execute(text(engine.dialect.blocks[query.name]), _bound(query, engine))
-        return [engine.read(dict(row)) for row in result.mappings()] if result.returns_rows else []
+        return engine.read(list(result.keys()), result.fetchall()) if result.returns_rows else []
 
     return query
 

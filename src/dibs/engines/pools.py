@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -21,7 +21,7 @@ from dibs.engines.sql import Copy, Query, placeholders, schema_files, schema_ver
 from dibs.engines.sqlite import SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
-from dibs.scripts import Row, Rows, Step, run, run_async
+from dibs.scripts import Rows, Step, run, run_async
 
 CONNECT_TIMEOUT = 10
 BUSY_TIMEOUT = 30
@@ -161,7 +161,11 @@ class AsyncPostgres:
         """Keep a connection that is in a known state; after anything else start afresh."""
         import asyncpg
 
-        if not isinstance(error, asyncpg.PostgresError) or connection.is_closed():
+        if (
+            not isinstance(error, asyncpg.PostgresError)
+            or connection.is_closed()
+            or _is_ending(error.sqlstate)
+        ):
             _terminate(connection)
             for other in self._idle:
                 _terminate(other)
@@ -176,7 +180,7 @@ class AsyncPostgres:
 
         if isinstance(error, asyncpg.PostgresError):
             return _judge(error, error.sqlstate, self._url)
-        if isinstance(error, OSError | asyncpg.InterfaceError | TimeoutError):
+        if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | TimeoutError):
             return TryAgain(error, store_name(self._url), unsure=True)
         return error
 
@@ -298,7 +302,8 @@ class SyncPostgres:
     def _after(self, connection: Any, error: BaseException) -> None:
         import psycopg
 
-        if not isinstance(error, psycopg.Error) or connection.closed or connection.broken:
+        ending = connection.closed or connection.broken
+        if not isinstance(error, psycopg.Error) or ending or _is_ending(error.sqlstate):
             connection.close()
             while (other := self._take_idle()) is not None:
                 other.close()
@@ -335,6 +340,11 @@ def _psycopg_copy(connection: Any, engine: PostgreSQL, copy: Copy) -> Rows:
         for record in copy.records:
             out.write_row(record)
     return []
+
+
+def _is_ending(sqlstate: str | None) -> bool:
+    """The server is about to close this connection, though it may still look open."""
+    return sqlstate is not None and sqlstate.startswith(("08", "57P"))
 
 
 def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
@@ -502,14 +512,11 @@ def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
             cursor.executemany(sql, query.params)
             return []
         cursor.execute(sql, query.params)
-        return [_sqlite_row(engine, cursor, row) for row in cursor.fetchall()]
+        if cursor.description is None:
+            return []
+        return engine.read([column[0] for column in cursor.description], cursor.fetchall())
 
     return query
-
-
-def _sqlite_row(engine: SQLite, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Row:
-    names: Mapping[str, Any] = dict(zip((column[0] for column in cursor.description), row, strict=True))
-    return engine.read(names)
 
 
 def _writer_thread() -> ThreadPoolExecutor:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dibs.errors import BadRequest
 from dibs.jobs import JOB_COLUMNS
-from dibs.scripts import Row, Rows, Step
+from dibs.scripts import Rows, Step
 
 # What a job takes along unchanged when it moves between the live and the finished table.
 KEPT_COLUMNS = (
@@ -148,9 +148,9 @@ class SqlEngine:
         """Whether the answer takes more than one statement that must stand or fall together."""
         raise NotImplementedError
 
-    def read(self, row: Row) -> Row:
-        """A driver's row with the values every engine answers."""
-        return row
+    def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
+        """A driver's rows with the values that every engine answers."""
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _block(self, step: Step) -> Plan:
         return (yield Query(step.question, self.adapt(step.params)))

@@ -14,7 +14,7 @@ from dibs.clock import from_micros, to_micros
 from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.sql import Dialect, Plan, Query, SqlEngine
 from dibs.jobs import NEW_JOB_COLUMNS
-from dibs.scripts import Row, Step
+from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WORKER_DIED, JobState, swept
 
 # 3.40 has no 'subsec' modifier; a julian day is exact to the millisecond once it is rounded.
@@ -57,11 +57,14 @@ class SQLite(SqlEngine):
     def needs_transaction(self, step: Step) -> bool:
         return step.question not in READS
 
-    def read(self, row: Row) -> Row:
-        return {
-            name: value if value is None or name not in _READERS else _READERS[name](value)
-            for name, value in row.items()
-        }
+    def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
+        readers = [(name, _READERS[name]) for name in names if name in _READERS]
+        answer = [dict(zip(names, row, strict=True)) for row in rows]
+        for row in answer:
+            for name, reader in readers:
+                if row[name] is not None:
+                    row[name] = reader(row[name])
+        return answer
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: _plain(value) for name, value in params.items()}
@@ -103,13 +106,13 @@ class SQLite(SqlEngine):
         for line in lines:
             place = {"queue": line["queue"], "kind": line["kind"], "limit": limit}
             rows = yield Query("near", place)
-            near += [(-row["priority"], row["due"], str(row["id"]), line) for row in rows]
+            near += [(-row["priority"], row["due"], row["near"], line) for row in rows]
         ids = _within_places(sorted(near, key=lambda job: job[:3]), limit)
         return (yield from self._leased(ids, look, wish))
 
     def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Plan:
         rows = yield Query("wanted", {"job": str(job)})
-        return (yield from self._leased([str(row["id"]) for row in rows], look, wish))
+        return (yield from self._leased([row["near"] for row in rows], look, wish))
 
     def _claim_within_limits(self, **wish: Any) -> Plan:
         raise AssertionError("SQLite holds limits in every claim and never answers `limited`")
@@ -133,7 +136,8 @@ class SQLite(SqlEngine):
         applied: list[Row] = []
         for values in settlements:
             given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
-            applied += yield from self._settle_one(given)
+            if (yield from self._settle_one(given)):
+                applied.append({"id": given["id"]})
         for *child, parent, token in children:
             if (yield Query("succeeded", self.adapt({"id": parent, "token": token}))):
                 yield from self._enqueue([tuple(child)], fresh=False)
@@ -239,13 +243,20 @@ def _with_death(job: Row) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as sqlite3 takes it: ids as text, times as microseconds, lists as JSON."""
-    match value:
-        case UUID() | JobState():
-            return str(value)
-        case datetime():
-            return to_micros(value)
-        case list() | tuple() | dict():
-            return msgspec.json.encode(value).decode()
-        case _:
-            return value
+    """A value as sqlite3 takes it: ids and states as text, times as microseconds, lists as JSON."""
+    writer = _WRITERS.get(type(value))
+    return value if writer is None else writer(value)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_WRITERS: dict[type, Callable[[Any], Any]] = {
+    UUID: str,
+    JobState: str,
+    datetime: to_micros,
+    list: _json,
+    tuple: _json,
+    dict: _json,
+}

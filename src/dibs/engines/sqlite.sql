@@ -28,12 +28,13 @@ where job.unique_key {in_texts:keys}
 -- name: lines
 -- The distinct (queue, kind) of ready jobs, found by jumping through the claim index: whatever lies
 -- in a paused queue or is of another kind costs one jump, not one step per job. (Two probes: of a row
--- value comparison SQLite uses only the first column.)
+-- value comparison SQLite uses only the first column. The index is named: with statistics of a crowd
+-- SQLite prefers to read and sort the whole table.)
 with recursive walked (queue, kind) as (
     select first.queue, first.kind
     from (
         select ready.queue, ready.kind
-        from dibs_jobs ready
+        from dibs_jobs ready indexed by dibs_jobs_ready
         where ready.state = 'ready'
         order by ready.queue, ready.kind
         limit 1
@@ -44,21 +45,24 @@ with recursive walked (queue, kind) as (
     join dibs_jobs next on next.rowid = coalesce(
         (
             select ready.rowid
-            from dibs_jobs ready
+            from dibs_jobs ready indexed by dibs_jobs_ready
             where ready.state = 'ready' and ready.queue = walked.queue and ready.kind > walked.kind
             order by ready.kind
             limit 1
         ),
         (
             select ready.rowid
-            from dibs_jobs ready
+            from dibs_jobs ready indexed by dibs_jobs_ready
             where ready.state = 'ready' and ready.queue > walked.queue
             order by ready.queue, ready.kind
             limit 1
         )
     )
 )
-select walked.queue, walked.kind, setting.max_running - ({>running}) as places
+select
+    walked.queue,
+    walked.kind,
+    case when setting.max_running is not null then setting.max_running - ({>running}) end as places
 from walked
 left join dibs_queues setting on setting.name = walked.queue
 where not coalesce(setting.paused, 0)
@@ -70,14 +74,14 @@ select count(*) from dibs_jobs other where other.state = 'running' and other.que
 
 -- name: near
 -- The first of one line, in claiming order.
-select ready.id, ready.priority, ready.run_at as due
-from dibs_jobs ready
+select ready.id as near, ready.priority, ready.run_at as due
+from dibs_jobs ready indexed by dibs_jobs_ready
 where ready.state = 'ready' and ready.queue = :queue and ready.kind = :kind
 order by ready.priority desc, ready.run_at, ready.id
 limit :limit
 
 -- name: wanted
-select job.id
+select job.id as near
 from dibs_jobs job
 left join dibs_queues setting on setting.name = job.queue
 where job.id = :job
@@ -136,7 +140,7 @@ where job.id = :id
   and job.token = :token
   and job.state = 'running'
   and (:ends or job.cancel_reason is not null)
-returning id
+returning 1 as settled
 
 -- name: settle_returned
 update dibs_jobs
@@ -151,7 +155,7 @@ set
     settled_token = :token,
     settled_as = :settled_as
 where id = :id and token = :token and state = 'running'
-returning id
+returning 1 as settled
 
 -- name: succeeded
 select job.id

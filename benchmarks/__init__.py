@@ -1,0 +1,1 @@
+"""What dibs costs, beside the same statements sent bare, in one run."""

@@ -1,0 +1,40 @@
+"""Rounds, medians and the table: dibs and the raw statements take turns, so noise hits both."""
+
+import statistics
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Jobs per second of one thing, by dibs and by the bare statements."""
+
+    engine: str
+    what: str
+    dibs: float
+    raw: float
+
+    @property
+    def share(self) -> float:
+        return self.dibs / self.raw
+
+
+Measured = Callable[[], Awaitable[float]]
+
+
+async def side_by_side(engine: str, what: str, dibs: Measured, raw: Measured, rounds: int) -> Result:
+    """Alternate the two; the median of each counts."""
+    pairs = [(await raw(), await dibs()) for _ in range(rounds)]
+    ours = statistics.median(mine for _, mine in pairs)
+    bare = statistics.median(theirs for theirs, _ in pairs)
+    print(f"  {what}: {', '.join(f'{mine:,.0f}/{theirs:,.0f}' for theirs, mine in pairs)}", flush=True)
+    return Result(engine, what, ours, bare)
+
+
+def table(results: list[Result]) -> str:
+    lines = ["| engine | what | dibs jobs/s | raw jobs/s | share |", "|---|---|---:|---:|---:|"]
+    lines += [
+        f"| {one.engine} | {one.what} | {one.dibs:,.0f} | {one.raw:,.0f} | {one.share:.0%} |"
+        for one in results
+    ]
+    return "\n".join(lines)

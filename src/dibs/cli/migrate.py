@@ -1,0 +1,84 @@
+"""`dibs migrate`: bring a store's tables up to date, or print the SQL that would."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from dibs.app import Dibs
+from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.sql import Dialect, schema_files
+from dibs.engines.sqlite import SQLite
+from dibs.settings import Settings, read_settings
+
+
+def command(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="The store. Default: $DIBS_URL.")] = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, run nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """Create or update the tables of a store. Does nothing when they are up to date."""
+    settings = read_settings({"url": url or context.obj})
+    answer = _look(settings) if sql else _migrate(settings)
+    if json:
+        typer.echo(msgspec.json.encode(answer).decode())
+    elif sql:
+        typer.echo(_script(answer["pending"]), nl=False)
+    else:
+        typer.echo(_sentence(answer))
+
+
+def _migrate(settings: Settings) -> dict[str, Any]:
+    with_store = Dibs(settings.url, prefix=settings.prefix).sync
+    try:
+        return {"applied": with_store.migrate(), "version": with_store.schema_version()}
+    finally:
+        with_store.close()
+
+
+def _look(settings: Settings) -> dict[str, Any]:
+    with_store = Dibs(settings.url, prefix=settings.prefix).sync
+    try:
+        found = with_store.schema_version()
+    finally:
+        with_store.close()
+    return {"version": found, "pending": list(_pending(_dialect(settings), found))}
+
+
+def _dialect(settings: Settings) -> Dialect | None:
+    scheme = settings.url.split("://", 1)[0].split("+", 1)[0].lower()
+    match scheme:
+        case "sqlite":
+            return SQLite(settings.prefix).dialect
+        case "postgresql" | "postgres":
+            return PostgreSQL(settings.prefix).dialect
+        case _:
+            return None
+
+
+def _pending(dialect: Dialect | None, found: int) -> Iterator[dict[str, Any]]:
+    """The migrations that the store has not seen, each with the statement that notes it."""
+    for version, text in schema_files(dialect.name) if dialect is not None else ():
+        if version > found:
+            note = f"insert into dibs_schema (version) values ({version});"  # noqa: S608
+            assert dialect is not None
+            yield {"version": version, "sql": dialect.rename(f"{_NOTES}\n\n{text.strip()}\n\n{note}")}
+
+
+_NOTES = "create table if not exists dibs_schema (version integer not null primary key);"
+
+
+def _script(pending: list[dict[str, Any]]) -> str:
+    if not pending:
+        return "-- nothing to do: the tables are up to date\n"
+    parts = [f"-- version {one['version']}\n{one['sql']}" for one in pending]
+    return "\n\n".join(["begin;", *parts, "commit;"]) + "\n"
+
+
+def _sentence(answer: dict[str, Any]) -> str:
+    if not answer["applied"]:
+        return f"nothing to do: the store has schema version {answer['version']}"
+    applied = ", ".join(map(str, answer["applied"]))
+    return f"applied {applied}: the store has schema version {answer['version']}"
