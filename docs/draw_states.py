@@ -1,0 +1,18 @@
+"""Draw the states of a job from the table in the code: `python docs/draw_states.py` prints the diagram."""
+
+from dibs.states import TRANSITIONS, JobState
+
+
+def drawing() -> str:
+    """The diagram of docs/states.md, in mermaid."""
+    starts = [f"    [*] --> {state}" for state in (JobState.ready, JobState.scheduled)]
+    ends = [f"    {state} --> [*]" for state in JobState if not TRANSITIONS[state]]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *starts, *_moves(), *ends, "```"])
+
+
+def _moves() -> list[str]:
+    return [f"    {old} --> {new}" for old in JobState for new in JobState if new in TRANSITIONS[old]]
+
+
+if __name__ == "__main__":
+    print(drawing())  # noqa: T201

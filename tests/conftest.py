@@ -1,0 +1,119 @@
+"""Fixtures every suite shares: private servers, an app per engine and face, and a leak check."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sqlite3
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import servers
+from dibs import Dibs
+from faces import Face, Make, open_face
+from leaks import check_leaks
+from servers import PostgreSQL
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """The server all tests share; never to be stopped by one of them."""
+    with PostgreSQL() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgresql() -> Iterator[PostgreSQL]:
+    """A server of the test's own, that it may kill."""
+    with PostgreSQL() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Names the store a test runs on; tests themselves ask `app.traits`, never this."""
+    return request.param
+
+
+@pytest.fixture(params=["sync", "async"])
+def face(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty store."""
+    if engine == "memory":
+        return "memory://"
+    if engine == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    return _emptied(request.getfixturevalue("migrated_database"))
+
+
+@pytest.fixture(scope="session")
+def migrated_database(postgresql: PostgreSQL) -> str:
+    url = postgresql.create_database("conformance")
+    migrator = Dibs(url).sync
+    migrator.migrate()
+    migrator.close()
+    return url
+
+
+@pytest.fixture
+def app(url: str, face: str) -> Iterator[Face]:
+    """An app on an empty store, closed when the test is over."""
+    with open_face(face, url) as app:
+        yield app
+
+
+@pytest.fixture
+def open_app(url: str, face: str) -> Iterator[Callable[..., Face]]:
+    """Further apps on the same store, with settings of their own."""
+    with contextlib.ExitStack() as opened:
+        yield lambda **settings: opened.enter_context(open_face(face, url, **settings))
+
+
+@pytest.fixture
+def make(app: Face) -> Make:
+    return Make(app)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that passed must have ended its threads, tasks and sockets."""
+    with check_leaks(unless=lambda: request.node.stash.get(_failed, False)):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
+def pytest_collection_finish() -> None:
+    """Everything imported so far is none of the leak check's business: it looks at what is newer."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    versions = {**servers.used, "SQLite": sqlite3.sqlite_version}
+    line = ", ".join(f"{name} {version}" for name, version in versions.items())
+    terminalreporter.write_line(f"servers: {line}")
+
+
+def _emptied(url: str) -> str:
+    """One database for all tests, emptied for each: ten times faster than a fresh one."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for table in ("dibs_jobs", "dibs_finished", "dibs_queues"):
+            connection.execute(f"delete from {table}")
+    return url

@@ -1,0 +1,104 @@
+"""What the documents show is run, and what they draw and name is compared with the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers import PostgreSQL
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+SNIPPET = re.compile(
+    r"^<!-- runnable(.*) -->\n```python\n((?:.*\n)*?)```\n(?:```text\n((?:.*\n)*?)```)?", re.MULTILINE
+)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+NAMED_TEST = re.compile(r"`(?:[\w/]+\.py::)?(test_\w+)`")
+
+
+def _snippets() -> list[object]:
+    found = []
+    for document in DOCUMENTS:
+        for number, (where, code, output) in enumerate(SNIPPET.findall(document.read_text()), 1):
+            stores = {"": ["sqlite"], "postgresql": ["postgresql"]}.get(where.strip(), where.split())
+            name = f"{document.relative_to(ROOT)}-{number}"
+            found += [pytest.param(store, code, output, id=f"{name}-{store}") for store in stores]
+    return found
+
+
+def _run(code: str, folder: Path, url: str | None) -> str:
+    (folder / "snippet.py").write_text(code)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
+    done = subprocess.run(
+        [sys.executable, "snippet.py"],
+        cwd=folder,
+        env=kept if url is None else {**kept, "DIBS_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize(("store", "code", "output"), _snippets())
+def test_a_snippet_prints_what_its_page_says(
+    store: str, code: str, output: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = None
+    if store == "postgresql":
+        server: PostgreSQL = request.getfixturevalue("postgresql")
+        url = server.fresh_database()
+
+    assert _run(code, tmp_path, url) == output
+
+
+def test_the_readme_example_is_tried_on_both_stores() -> None:
+    wheres = [where.split() for where, _, _ in SNIPPET.findall((ROOT / "README.md").read_text())]
+
+    assert ["sqlite", "postgresql"] in wheres
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    missing = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_tests_that_a_page_names_exist(document: Path) -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(NAMED_TEST.findall(document.read_text()))
+
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+def test_the_drawing_of_the_states_is_up_to_date() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_states.py"))
+
+    assert drawn["drawing"]() in (ROOT / "docs" / "states.md").read_text()
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_the_example_of_two_processes_does_all_jobs(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgresql").fresh_database() if store == "postgresql" else None
+
+    output = _run((ROOT / "examples" / "two_processes.py").read_text(), tmp_path, url)
+
+    assert output.endswith("100 succeeded\n")
