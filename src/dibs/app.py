@@ -4,14 +4,13 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import UUID
 
 from dibs.claims import Claim, SyncClaim, with_docs
-from dibs.clock import monotonic
+from dibs.clock import SECOND, monotonic
 from dibs.context import Context
 from dibs.contract import Traits
 from dibs.core import Core, asked_at
@@ -20,7 +19,7 @@ from dibs.ids import parse_id
 from dibs.jobs import Job, NewJob
 from dibs.operations import Queue, Swept
 from dibs.running import handler_for, run_claimed, run_claimed_sync
-from dibs.settings import Duration, Keep, read_settings
+from dibs.settings import Duration, Keep, micros, read_settings
 from dibs.states import Retry
 from dibs.tasks import Options, Task, with_options
 from dibs.why import Why
@@ -53,8 +52,8 @@ class Dibs:
                     "prefix": prefix,
                     "pool_size": pool_size,
                     "keep": keep,
-                    "poll": _seconds(poll),
-                    "stale_after": _seconds(stale_after),
+                    "poll": _seconds(poll, "poll"),
+                    "stale_after": _seconds(stale_after, "stale_after"),
                     "keep_for": keep_for,
                     "max_payload": max_payload,
                 }
@@ -218,7 +217,7 @@ class Dibs:
 
     async def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
         """Wait until the job has finished; `TimeoutError` when that takes too long."""
-        looks = _Looks(id, _seconds(timeout))
+        looks = _Looks(id, _seconds(timeout, "timeout"))
         while not looks.over(job := await self.get(id)):
             await asyncio.sleep(looks.pause())
         return job  # type: ignore[return-value]
@@ -371,7 +370,7 @@ class SyncDibs:
         return self._core.store.run(self._core.why(id))
 
     def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
-        looks = _Looks(id, _seconds(timeout))
+        looks = _Looks(id, _seconds(timeout, "timeout"))
         while not looks.over(job := self.get(id)):
             time.sleep(looks.pause())
         return job  # type: ignore[return-value]
@@ -475,5 +474,5 @@ class _Looks:
         return pause if self._deadline is None else max(min(pause, self._deadline - monotonic()), 0)
 
 
-def _seconds(duration: Duration | None) -> float | None:
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+def _seconds(duration: Duration | None, what: str) -> float | None:
+    return None if duration is None else micros(duration, what=what) / SECOND

@@ -15,7 +15,7 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `claim_job`           | lease exactly this one                          | only from ready               |
 | `settle`              | apply these settlements, add their children     | fenced by token; children     |
 |                       |                                                 | only with success             |
-| `exchange`            | settle, then claim                              | both, in one commit           |
+| `exchange`            | settle, and claim                               | both, in one commit           |
 | `renew`               | push the leases of these claims                 | only the holder; one locked   |
 |                       |                                                 | row does not stall the rest   |
 | `progress`            | note how far a claim got                        | only the holder               |
@@ -40,7 +40,7 @@ also says `limited` (nothing was taken because a queue in question has a limit: 
 `claim_within_limits`), `overdue` (there are due or expired jobs that nobody moved yet; looked for
 only when asked), `crowded` (others were claiming all that this claim looked at: ask again) and, for
 `exchange`, `settled` (the ids that were settled). A row whose `id` is
-None holds no job.
+None holds no job. Whether an exchange may claim what it just gave back is left to the engine.
 """
 
 from dataclasses import dataclass

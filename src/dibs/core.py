@@ -111,15 +111,18 @@ class Core:
     def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Standing]:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise BadRequest(f"progress={fraction!r} must be a number from 0 to 1")
-        if message is not None:
-            payload.check_text(message, "message", self.settings.max_payload)
-        return lambda _: operations.progress(held.job.id, held.token, float(fraction), message)
+        checked = self._text(message, "message")
+        return lambda _: operations.progress(held.job.id, held.token, float(fraction), checked)
 
     def encode_result(self, result: Any) -> str | None:
         return None if result is None else payload.encode(result, "result", self.settings.max_payload)
 
     def check_reason(self, reason: str | None) -> str | None:
-        return None if reason is None else payload.check_text(reason, "reason", self.settings.max_payload)
+        return self._text(reason, "reason")
+
+    def _text(self, text: str | None, what: str) -> str | None:
+        """Free text; an empty one says nothing."""
+        return None if text is None else payload.check_text(text, what, self.settings.max_payload) or None
 
     def lease_of(self, job: Job) -> int:
         """The length of the lease that this job was claimed with."""

@@ -149,7 +149,10 @@ class Keeper:
         if standing is None:
             self._lose(kept)
             return
-        kept.beaten(sent_at)
+        if standing.lease_until > kept.held.lease_until:
+            kept.beaten(sent_at)
+        else:  # the row was locked by somebody: it was not pushed, so nothing may rely on it
+            kept.missed()
         kept.held.stands(standing)
         if standing.cancel_reason is not None:
             kept.tell()

@@ -5,7 +5,7 @@ read. A guarded question that changed nothing is followed by a look at the job, 
 lost race (ask again), a repetition (success) and a refusal (an error that says why) apart.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -43,16 +43,24 @@ def enqueue(rows: Sequence[NewRow], *, fresh: bool, retried: bool = False) -> Sc
     `fresh` says that nobody can have stored these ids before; `retried` that this very call may
     have, in a try whose reply was lost: what it then finds under its own ids is its own work.
     """
-    batch, twins = _distinct(rows, fresh)
-    answers = yield Step("enqueue", {"jobs": batch, "fresh": fresh})
-    existing = yield from _existing(answers)
+    known = {} if fresh else (yield from _rows_by_id([row[_ID] for row in rows]))
+    batch, twins = _distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
+    answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
+    holders = {answer["holder"] for answer in answers if not answer["is_new"]}
+    known |= yield from _rows_by_id(holders)
+    if not holders <= known.keys():  # deleted since: what this call stored is found again as its own
+        return (yield from enqueue(rows, fresh=False, retried=True))
     jobs = [
         _new_job(row, answer)
         if answer["is_new"]
-        else job_from_row(existing[answer["holder"]], is_new=retried and answer["holder"] == row[_ID])
+        else job_from_row(known[answer["holder"]], is_new=retried and answer["holder"] == row[_ID])
         for row, answer in zip(batch, answers, strict=True)
     ]
-    return jobs if not twins else _with_twins(rows, batch, jobs, twins)
+    if len(jobs) == len(rows):
+        return jobs
+    stored = {row[_ID]: job for row, job in zip(batch, jobs, strict=True)}
+    stored |= {id: job_from_row(row, is_new=retried) for id, row in known.items() if id not in stored}
+    return _with_twins(rows, stored, twins)
 
 
 def _distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
@@ -72,11 +80,8 @@ def _distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], di
     return batch, twins
 
 
-def _with_twins(
-    rows: Sequence[NewRow], batch: Sequence[NewRow], jobs: Sequence[Job], twins: Mapping[UUID, UUID]
-) -> list[Job]:
+def _with_twins(rows: Sequence[NewRow], stored: Mapping[UUID, Job], twins: Mapping[UUID, UUID]) -> list[Job]:
     """One job per row again: a twin is answered with the job that was stored for the first of them."""
-    stored = {row[_ID]: job for row, job in zip(batch, jobs, strict=True)}
     seen: set[UUID] = set()
     return [_once(stored[twins.get(row[_ID], row[_ID])], row[_ID], seen) for row in rows]
 
@@ -88,11 +93,10 @@ def _once(job: Job, asked: UUID, seen: set[UUID]) -> Job:
     return job if first and job.id == asked else structs.replace(job, is_new=False)
 
 
-def _existing(answers: Rows) -> Script[dict[UUID, Row]]:
-    holders = list({answer["holder"] for answer in answers if not answer["is_new"]})
-    if not holders:
+def _rows_by_id(ids: Collection[UUID]) -> Script[dict[UUID, Row]]:
+    if not ids:
         return {}
-    found = yield Step("get", {"ids": holders})
+    found = yield Step("get", {"ids": list(ids)})
     return {row["id"]: row for row in found}
 
 
@@ -237,7 +241,7 @@ def settle_if_held(settlements: Sequence[Settled]) -> Script[list[UUID]]:
 def settle_params(settlements: Sequence[Settled]) -> dict[str, Any]:
     return {
         "settlements": [one.values for one in settlements],
-        "children": [(*child, one.id, one.token) for one in settlements for child in one.children],
+        "children": [child for one in settlements for child in one.children],
     }
 
 
@@ -448,7 +452,8 @@ def _ended(job: Job) -> str:
 def change_many(question: str, filter: Mapping[str, Any]) -> Script[int]:
     """Cancel or retry all that match now, page by page; how many were changed."""
     states = _AFFECTED[question]
-    wanted = [state for state in filter["states"] or states if state in states]
+    given = states if filter["states"] is None else filter["states"]
+    wanted = [state for state in given if state in states]
     extra = {"reason": None} if question == "cancel" else {}
     changed, after = 0, None
     while wanted:
@@ -457,7 +462,7 @@ def change_many(question: str, filter: Mapping[str, Any]) -> Script[int]:
             break
         ids = [row["id"] for row in page]
         after = ids[-1]
-        changed += len((yield Step(question, {"ids": ids, **extra})))
+        changed += len((yield Step(question, {"ids": sorted(ids), **extra})))
     return changed
 
 

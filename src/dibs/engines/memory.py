@@ -22,6 +22,8 @@ from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, put_back, swep
 
 TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until")
 
+_PARENT = NEW_JOB_COLUMNS.index("parent_id")
+
 Record = dict[str, Any]
 Line = tuple[str, str]  # queue, kind
 
@@ -41,11 +43,12 @@ class Memory:
         self._running: dict[UUID, Record] = {}
         self._settings: dict[str, Record] = {}
         self._tokens = count(1)
-        self._aged = 0
+        self._moment = 0
 
     def execute(self, step: Step) -> Rows:
         answer: Callable[..., Rows] = getattr(self, f"_{step.question}")
         with self._lock:
+            self._moment = store_micros()  # one time per question, as a statement has
             return answer(**step.params)
 
     # -- enqueue --------------------------------------------------------------------------------
@@ -149,8 +152,9 @@ class Memory:
             if job := self._held(given["id"], given["token"]):
                 self._apply(job, given)
                 applied.append({"id": job["id"]})
-        for *child, parent, token in children:
-            if self._succeeded(parent, token):
+        won = {row["id"] for row in applied}
+        for child in children:
+            if child[_PARENT] in won:
                 self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
         return applied
 
@@ -326,7 +330,7 @@ class Memory:
     # -- the small moves that the answers are made of -------------------------------------------
 
     def _clock(self) -> int:
-        return store_micros()
+        return self._moment
 
     def _known(self, id: UUID) -> bool:
         return id in self._live or id in self._finished
@@ -338,10 +342,6 @@ class Memory:
     def _held(self, id: UUID, token: int) -> Record | None:
         job = self._running.get(id)
         return job if job is not None and job["token"] == token else None
-
-    def _succeeded(self, id: UUID, token: int) -> bool:
-        job = self._finished.get(id)
-        return job is not None and (job["settled_token"], job["settled_as"]) == (token, "succeeded")
 
     def _wait(self, job: Record, state: JobState) -> None:
         job["state"] = state

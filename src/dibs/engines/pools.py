@@ -477,11 +477,18 @@ class SqliteFile:
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
         except sqlite3.Error as error:
+            if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
+                raise TryAgain(error, f"SQLite file {self.path}") from error
             raise StoreUnavailable(f"SQLite can't open {self.path}: {error}") from error
         return connection
 
     def _sorted(self, error: sqlite3.Error) -> BaseException:
-        name = getattr(error, "sqlite_errorname", "") or ""
+        name = _errorname(error)
+        if name == "SQLITE_BUSY":
+            return StoreUnavailable(
+                f"SQLite file {self.path} was locked by somebody else for {BUSY_TIMEOUT} s; "
+                "look for a transaction that is open too long"
+            )
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaOutdated(0, schema_version("sqlite"))
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
@@ -517,6 +524,10 @@ def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
         return engine.read([column[0] for column in cursor.description], cursor.fetchall())
 
     return query
+
+
+def _errorname(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "") or ""
 
 
 def _writer_thread() -> ThreadPoolExecutor:

@@ -29,7 +29,9 @@ MOST_NAMED_LINES = 32
 # From how many jobs on a bulk load beats an insert.
 COPY_FROM = 500
 
-_RUN_AT, _DELAY, _UNIQUE = (NEW_JOB_COLUMNS.index(n) for n in ("run_at", "delay", "unique_key"))
+_RUN_AT, _DELAY, _UNIQUE, _PARENT = (
+    NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay", "unique_key", "parent_id")
+)
 _COPIED = tuple(n for n in NEW_JOB_COLUMNS if n not in ("run_at", "delay", "unique_key"))
 
 
@@ -102,21 +104,20 @@ class PostgreSQL(SqlEngine):
 
     def _settle(self, settlements: Any, children: Any) -> Plan:
         rows = yield Query("settle", _settlements(settlements))
-        yield from self._chain(children)
+        yield from self._chain(children, {row["id"] for row in rows})
         return rows
 
     def _exchange(self, settlements: Any, children: Any, **wish: Any) -> Plan:
         rows = yield Query("exchange", _settlements(settlements) | _wish(wish))
-        yield from self._chain(children)
+        yield from self._chain(children, set(rows[0]["settled"]))
         return rows
 
-    def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
-        if not children:
+    def _chain(self, children: Sequence[tuple[Any, ...]], won: set[UUID]) -> Plan:
+        """Children of what was settled just now, in the same transaction."""
+        jobs = [child for child in children if child[_PARENT] in won]
+        if not jobs:
             return []
-        *_, parents, tokens = zip(*children, strict=True)
-        jobs = [child[:-2] for child in children]
-        won = {"parents": list(parents), "parent_tokens": list(tokens)}
-        yield Query("chain", _columns(jobs) | won)
+        yield Query("chain", _columns(jobs))
         return (yield Query("enqueue_forget_finished", {"ids": [job[0] for job in jobs]}))
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:

@@ -21,6 +21,7 @@ returning id, true as is_new, state, run_at, enqueued_at
 insert into dibs_jobs ({>new_columns})
 {>new_rows}
 where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
+  and not exists (select 1 from dibs_finished finished where finished.id = given.id)
 on conflict (unique_key) where unique_key is not null do update
 set unique_key = excluded.unique_key
 returning id as holder, unique_key, state, run_at, enqueued_at
@@ -79,16 +80,10 @@ cross join lateral (
 ) due
 
 -- name: chain
--- Children appear only with their parent's success by this very token.
+-- Children of what the same transaction has settled. One whose key is taken is not added.
 insert into dibs_jobs ({>new_columns})
 {>new_rows}
-where exists (
-    select 1
-    from dibs_finished parent
-    join unnest(cast(:parents as uuid[]), cast(:parent_tokens as bigint[])) as won (id, token)
-        on won.id = parent.id and won.token = parent.settled_token
-    where parent.id = given.parent_id and parent.settled_as = 'succeeded'
-)
+where not exists (select 1 from dibs_finished finished where finished.id = given.id)
 on conflict do nothing
 
 -- name: claim

@@ -138,9 +138,10 @@ class SQLite(SqlEngine):
             given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
             if (yield from self._settle_one(given)):
                 applied.append({"id": given["id"]})
-        for *child, parent, token in children:
-            if (yield Query("succeeded", self.adapt({"id": parent, "token": token}))):
-                yield from self._enqueue([tuple(child)], fresh=False)
+        won = {row["id"] for row in applied}
+        for child in children:
+            if child[_PARENT] in won:
+                yield from self._enqueue([child], fresh=False)
         return applied
 
     def _settle_one(self, given: dict[str, Any]) -> Plan:
@@ -204,7 +205,7 @@ class SQLite(SqlEngine):
         return (yield Query("age_finished", {"micros": micros}))
 
 
-_UNIQUE = NEW_JOB_COLUMNS.index("unique_key")
+_UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
 
 
 def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:

@@ -157,11 +157,6 @@ set
 where id = :id and token = :token and state = 'running'
 returning 1 as settled
 
--- name: succeeded
-select job.id
-from dibs_finished job
-where job.id = :id and job.settled_token = :token and job.settled_as = 'succeeded'
-
 -- name: forget
 delete from dibs_jobs where id = :id
 

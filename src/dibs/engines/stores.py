@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -111,14 +112,15 @@ class SqliteStore:
         self._migrated = False
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
-        self.open()
         if within is not None:
+            self._open_beside(within)
             return run(operation(Tries()), bind_sync(within, self._engine, self._path))
+        self.open()
         return _again(lambda tries: run(operation(tries), self._file.execute))
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         if within is not None:
-            await self.open_async()
+            await self._on_thread(lambda: self._open_beside(within))
             return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
         return await self._on_thread(lambda: self.run(operation))
 
@@ -148,6 +150,17 @@ class SqliteStore:
 
     async def schema_version_async(self) -> int:
         return await self._on_thread(self.schema_version)
+
+    def _open_beside(self, within: Any) -> None:
+        """Making the tables would wait for the caller's own transaction, so it has to come first."""
+        if self._migrated or self.schema_version() >= schema_version("sqlite"):
+            return
+        if isinstance(within, sqlite3.Connection) and within.in_transaction:
+            raise UnsupportedConnection(
+                "this app's tables are not made yet, and your open transaction keeps dibs from making them; "
+                "call app.open() (or app.sync.open()) once before you begin"
+            )
+        self.open()
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
