@@ -14,7 +14,7 @@ from dibs.errors import BadRequest
 from dibs.failures import describe, error_entry
 from dibs.jobs import Job, NewJob
 from dibs.operations import Settled, Standing, lease_lost
-from dibs.settings import Duration, micros
+from dibs.settings import Duration, span
 from dibs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ class Holding:
         return Raised(entry, retry=retry)
 
     def snoozed(self, delay: Duration) -> Snoozed:
-        span = micros(delay, what="snooze")
-        if span < 0:
-            raise BadRequest(f"snooze={delay!r} must not be negative")
-        return Snoozed(span)
+        return Snoozed(span(delay, what="snooze"))
 
     def cancelled(self, reason: str | None) -> CancelledBy:
         return CancelledBy(self.core.check_reason(reason))

@@ -1,7 +1,7 @@
 """What both faces share: settings, registry, store; here a call becomes a checked operation."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from dibs.jobs import Job, NewJob
 from dibs.leases import Keeper
 from dibs.operations import Queue, Settled, Standing, Swept, Wish
 from dibs.scripts import Script
-from dibs.settings import Duration, Settings, lease_micros, micros
+from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
 from dibs.states import Outcome, settle
 from dibs.tasks import DEFAULT_LEASE, Registry
@@ -144,6 +144,8 @@ class Core:
         return lambda _: operations.find(checked, limit=limit, after=start)
 
     def counts(self, queue: str | None) -> Operation[dict[str, int]]:
+        if queue is not None:
+            payload.check_name(queue, "queue")
         return lambda _: operations.counts(queue)
 
     def queues(self) -> Operation[list[Queue]]:
@@ -171,7 +173,7 @@ class Core:
 
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
-        stale = micros(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
+        stale = span(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
         return lambda tries: operations.recover(parsed, stale, unsure=tries.unsure)
 
     def pause(self, queue: str, paused: bool) -> Operation[None]:
@@ -191,26 +193,27 @@ class Core:
         return swept
 
     def prune(self, older_than: Duration) -> Operation[int]:
-        span = micros(older_than, what="older_than")
-        if span < 0:
-            raise BadRequest(f"older_than={older_than!r} must not be negative")
-        return lambda _: operations.prune(span)
+        age = span(older_than, what="older_than")
+        return lambda _: operations.prune(age)
 
     def _filter(
         self, state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any
     ) -> Mapping[str, Any]:
-        unknown = set(equal) - {"queue", "kind", "train", "slot", "pipeline_id"}
-        if unknown:
+        if unknown := set(equal) - {*_NAMES_TO_FIND, "pipeline_id"}:
             raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
-        names = ("queue", "kind", "train", "slot")
+        given = {name: equal[name] for name in _NAMES_TO_FIND if equal.get(name) is not None}
         pipeline = equal.get("pipeline_id")
         states = operations.check_states(state)
         return {
-            **{name: equal.get(name) for name in names},
+            **dict.fromkeys(_NAMES_TO_FIND),
+            **{name: payload.check_name(value, name) for name, value in given.items()},
             "pipeline_id": None if pipeline is None else parse_id(pipeline),
             "states": None if states is None else [one.value for one in states],
-            "tags": [tags] if isinstance(tags, str) else list(tags or ()),
+            "tags": _names(tags, "tag") or [],
         }
+
+
+_NAMES_TO_FIND = ("queue", "kind", "train", "slot")
 
 
 def _nothing(_: Tries) -> Script[list[Any]]:
@@ -234,6 +237,8 @@ def _names(names: Sequence[str] | str | None, what: str) -> list[str] | None:
     if names is None:
         return None
     given = [names] if isinstance(names, str) else names
+    if not isinstance(given, Collection):
+        raise BadRequest(f"{what}s must be a list of names, not {given!r}")
     return list(dict.fromkeys(payload.check_name(name, what) for name in given))
 
 

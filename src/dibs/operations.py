@@ -536,8 +536,7 @@ def age(micros: int) -> Script[None]:
 def check_states(states: Any) -> list[JobState] | None:
     if states is None:
         return None
-    given = [states] if isinstance(states, str) else list(states)
     try:
-        return [JobState(state) for state in given]
-    except ValueError as error:
+        return [JobState(state) for state in ([states] if isinstance(states, str) else states)]
+    except (ValueError, TypeError) as error:
         raise BadRequest(f"{error}; the states are {', '.join(JobState)}") from None

@@ -75,6 +75,14 @@ def micros(duration: Duration, *, what: str) -> int:
     return value
 
 
+def span(duration: Duration, *, what: str) -> int:
+    """A duration that can't be negative, in microseconds."""
+    value = micros(duration, what=what)
+    if value < 0:
+        raise BadRequest(f"{what}={duration!r} must not be negative")
+    return value
+
+
 def lease_micros(lease: Duration) -> int:
     value = micros(lease, what="lease")
     if value < SHORTEST_LEASE:
