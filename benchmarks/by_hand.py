@@ -23,8 +23,13 @@ BULK = 100_000
 STOCK = 60_000
 QUEUE, KIND = "bench", "noop"
 WISH = {
-    "queues": [QUEUE], "kinds": [KIND], "worker": "bench", "lease": 60_000_000, "leases": {},
-    "job": None, "look": True,
+    "queues": [QUEUE],
+    "kinds": [KIND],
+    "worker": "bench",
+    "lease": 60_000_000,
+    "leases": {},
+    "job": None,
+    "look": True,
 }
 
 
@@ -146,7 +151,7 @@ class RawPostgreSQL:
 
     async def enqueue_one(self, seconds: float) -> float:
         async def step() -> int:
-            return len(await self.fetch("enqueue", _columns([row(new_id(), 1)])))
+            return len(await self.fetch("enqueue", {**_columns([row(new_id(), 1)]), "wake": []}))
 
         return await rate(seconds, step)
 
@@ -247,10 +252,21 @@ class RawSQLite:
         self._connection.execute("begin immediate")
         [(now,)] = self.ask("now", {})
         new = {
-            "kind": KIND, "queue": QUEUE, "args": '{"n":1}', "priority": 0, "state": "ready",
-            "max_attempts": 3, "run_at": now, "enqueued_at": now, "unique_key": None,
-            "on_cancelled": "advance", "on_failed": "advance", "pipeline_id": None, "parent_id": None,
-            "tags": "[]", "meta": "{}",
+            "kind": KIND,
+            "queue": QUEUE,
+            "args": '{"n":1}',
+            "priority": 0,
+            "state": "ready",
+            "max_attempts": 3,
+            "run_at": now,
+            "enqueued_at": now,
+            "unique_key": None,
+            "on_cancelled": "advance",
+            "on_failed": "advance",
+            "pipeline_id": None,
+            "parent_id": None,
+            "tags": "[]",
+            "meta": "{}",
         }
         rows = ({**new, "id": str(new_id())} for _ in range(count))
         self._connection.executemany(self._engine.dialect.blocks["enqueue"], rows)
@@ -279,8 +295,15 @@ class RawSQLite:
         self._connection.execute("begin immediate")
         for row in claimed:
             settled = {
-                "id": row[0], "token": row[13], "state": "succeeded", "settled_as": "succeeded",
-                "ends": True, "refund": False, "result": None, "errors": "[]", "message": None,
+                "id": row[0],
+                "token": row[13],
+                "state": "succeeded",
+                "settled_as": "succeeded",
+                "ends": True,
+                "refund": False,
+                "result": None,
+                "errors": "[]",
+                "message": None,
                 "pipeline_id": None,
             }
             self.ask("settle_ended", settled)

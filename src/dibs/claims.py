@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from dibs.core import Core
 
 
+class CancelAsked(Exception):
+    """Raised in a handler's thread by `ctx.check()` when somebody asked for the job to be cancelled."""
+
+
 class Holding:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
@@ -35,11 +39,20 @@ class Holding:
         self.asked_at = asked_at
         self.cancel_reason: str | None = None
         self.lost = False
+        self.timed_out = False
         self.settled = False
 
     def check(self) -> None:
         if self.lost:
             raise lease_lost(self.job.id, self.token)
+
+    def check_stop(self) -> None:
+        """For handlers in threads, which can't be interrupted: raise if they should stop."""
+        self.check()
+        if self.cancel_reason is not None:
+            raise CancelAsked(self.cancel_reason)
+        if self.timed_out:
+            raise TimeoutError("the job took longer than its timeout")
 
     def stands(self, standing: Standing) -> None:
         self.lease_until = standing.lease_until
@@ -170,7 +183,10 @@ class Claim(_Facts):
         self._held.stands(await self._held.core.store.run_async(operation))
 
     async def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        core, one = self._held.core, self._held.settled_by(outcome, then)
+        await self._send(self._held.settled_by(outcome, then), within)
+
+    async def _send(self, one: Settled, within: Any = None) -> None:
+        core = self._held.core
         if within is None:
             await core.settler.settle(one)
         else:
@@ -236,8 +252,10 @@ class SyncClaim(_Facts):
         self._held.stands(self._held.core.store.run(operation))
 
     def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        core, one = self._held.core, self._held.settled_by(outcome, then)
-        core.store.run(core.settle(one), within)
+        self._send(self._held.settled_by(outcome, then), within)
+
+    def _send(self, one: Settled, within: Any = None) -> None:
+        self._held.core.store.run(self._held.core.settle(one), within)
         self._held.is_settled(one)
 
     def __enter__(self) -> Job:

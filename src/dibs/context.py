@@ -31,8 +31,11 @@ class Context:
         return self._claim.lost
 
     def check(self) -> None:
-        """Raise `LeaseLost` when the job is no longer ours; long plain functions call this."""
-        self._claim.check()
+        """Raise when the handler should stop: `LeaseLost`, or because of a cancel or its timeout.
+
+        Async handlers are cancelled at their next await; plain functions, which run in threads, call this.
+        """
+        self._claim._held.check_stop()
 
     def chain(self, *new_jobs: NewJob) -> None:
         """Jobs to be added in the same commit as this one's success, or never."""

@@ -25,9 +25,11 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `retry`               | put failed or cancelled jobs back, due ones now | unique keys stay unique       |
 | `recover`             | take a stale running job from its holder        | only past the stale time      |
 | `delete`, `prune`     | remove jobs                                     | never a running one; bounded  |
+| `tick`, `leave`       | a worker is here, is gone                       | hears what is due next        |
 | `set_queue`           | pause, resume or limit a queue                  |                               |
 | `get`, `find`,        | look                                            | finished jobs included        |
 | `counts`, `queues`,   |                                                 |                               |
+| `workers`,            |                                                 |                               |
 | `settled`, `explain`, |                                                 |                               |
 | `now`                 |                                                 |                               |
 | `age`                 | move stored times back; only tests ask this     |                               |
@@ -49,6 +51,7 @@ QUESTIONS = frozenset(
     {
         *("enqueue", "claim", "claim_within_limits", "claim_job", "settle", "exchange", "renew"),
         *("progress", "stage", "sweep", "cancel", "retry", "recover", "delete", "prune"),
+        *("tick", "leave", "workers"),
         *("set_queue", "get", "find", "counts", "queues", "settled", "explain", "now", "age"),
     }
 )
@@ -71,3 +74,5 @@ class Traits:
     """`within=` works: jobs live and die with the caller's transaction."""
     migrates_itself: bool
     """No `dibs migrate` needed before the first use."""
+    wakes: bool
+    """New jobs are announced, so that an idle worker need not look for them."""

@@ -49,7 +49,9 @@ class Core:
         if not rows:
             return _nothing
         return lambda tries: operations.enqueue(
-            rows, fresh=fresh and tries.number == 0, retried=fresh and tries.unsure
+            rows,
+            fresh=fresh and tries.number == 0,
+            ours={row[0] for row in rows} if fresh and tries.unsure else (),
         )
 
     # -- claim ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
 from msgspec import structs
 
 from dibs.clock import MILLISECOND, SECOND
@@ -37,30 +38,45 @@ NewRow = tuple[Any, ...]
 _ID, _UNIQUE = NEW_JOB_COLUMNS.index("id"), NEW_JOB_COLUMNS.index("unique_key")
 
 
-def enqueue(rows: Sequence[NewRow], *, fresh: bool, retried: bool = False) -> Script[list[Job]]:
+def enqueue(
+    rows: Sequence[NewRow], *, fresh: bool, ours: Collection[UUID] = (), races: int = ENOUGH_RACES
+) -> Script[list[Job]]:
     """Store all of these or none.
 
-    `fresh` says that nobody can have stored these ids before; `retried` that this very call may
-    have, in a try whose reply was lost: what it then finds under its own ids is its own work.
+    `fresh` says that nobody can have stored these ids before; `ours` are ids that an earlier try of this
+    very call may have stored, before its reply was lost: finding those is finding its own work.
     """
     known = {} if fresh else (yield from _rows_by_id([row[_ID] for row in rows]))
     batch, twins = _distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
     answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
     holders = {answer["holder"] for answer in answers if not answer["is_new"]}
     known |= yield from _rows_by_id(holders)
-    if not holders <= known.keys():  # deleted since: what this call stored is found again as its own
-        return (yield from enqueue(rows, fresh=False, retried=True))
-    jobs = [
-        _new_job(row, answer)
-        if answer["is_new"]
-        else job_from_row(known[answer["holder"]], is_new=retried and answer["holder"] == row[_ID])
-        for row, answer in zip(batch, answers, strict=True)
-    ]
-    if len(jobs) == len(rows):
-        return jobs
-    stored = {row[_ID]: job for row, job in zip(batch, jobs, strict=True)}
-    stored |= {id: job_from_row(row, is_new=retried) for id, row in known.items() if id not in stored}
+    if not holders <= known.keys():
+        return (yield from _enqueue_again(rows, ours, batch, answers, races))
+    stored = {
+        row[_ID]: _stored_job(row, answer, known, ours) for row, answer in zip(batch, answers, strict=True)
+    }
+    if len(stored) == len(rows):
+        return list(stored.values())
+    stored |= {id: job_from_row(row, is_new=id in ours) for id, row in known.items() if id not in stored}
     return _with_twins(rows, stored, twins)
+
+
+def _enqueue_again(
+    rows: Sequence[NewRow], ours: Collection[UUID], batch: Sequence[NewRow], answers: Rows, races: int
+) -> Script[list[Job]]:
+    """Who had a key was deleted since: try again, and know what this call has stored already."""
+    if races <= 0:
+        raise AssertionError(f"enqueue kept losing races for {[row[_ID] for row in rows]}")
+    new = {row[_ID] for row, answer in zip(batch, answers, strict=True) if answer["is_new"]}
+    return (yield from enqueue(rows, fresh=False, ours={*ours, *new}, races=races - 1))
+
+
+def _stored_job(row: NewRow, answer: Row, known: Mapping[UUID, Row], ours: Collection[UUID]) -> Job:
+    if answer["is_new"]:
+        return _new_job(row, answer)
+    holder = answer["holder"]
+    return job_from_row(known[holder], is_new=holder == row[_ID] and holder in ours)
 
 
 def _distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
@@ -189,6 +205,11 @@ def _checked(wish: Wish, rows: Sequence[Row]) -> list[Job]:
     if len(rows) > wish.limit:
         raise AssertionError(f"the store leased {len(rows)} jobs where {wish.limit} were asked for")
     return [job_from_row(row) for row in rows]
+
+
+def take(wish: Wish) -> Script[list[Job]]:
+    """What a worker claims: the same, but upkeep is its own business."""
+    return _checked(wish, _jobs((yield from _claim(wish, look=False))))
 
 
 # -- Settle, renew, progress --------------------------------------------------------------------
@@ -514,6 +535,56 @@ def sweep() -> Script[Swept]:
         failed=ends[JobState.failed],
         cancelled=ends[JobState.cancelled],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker that has been heard of lately."""
+
+    name: str
+    queues: list[str] | None
+    kinds: list[str]
+    concurrency: int
+    running: int
+    started_at: datetime
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Upcoming:
+    """What a worker hears at a tick: is there upkeep to do now, and when next?"""
+
+    overdue: bool
+    seconds: float | None
+
+
+def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy: int) -> Script[Upcoming]:
+    """Say that this worker is here; hear what is due."""
+    about = {"queues": None if queues is None else _json(queues), "kinds": _json(kinds)}
+    [row] = yield Step("tick", {"worker": worker, **about, **busy})
+    moments = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
+    seconds = (min(moments) - row["now"]).total_seconds() if moments else None
+    return Upcoming(bool(row["overdue"]), seconds)
+
+
+def leave(worker: str) -> Script[None]:
+    yield Step("leave", {"worker": worker})
+
+
+def workers(silence: int) -> Script[list[WorkerInfo]]:
+    """Those heard of within this time."""
+    rows = yield Step("workers", {"silence": silence})
+    return [
+        WorkerInfo(**{**row, "queues": _texts(row["queues"]), "kinds": _texts(row["kinds"])}) for row in rows
+    ]
+
+
+def _texts(text: str | None) -> Any:
+    return None if text is None else decode(text)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def prune(older_than: int) -> Script[int]:

@@ -1,18 +1,21 @@
-"""Run one claimed job's handler here, and turn whatever it does into an outcome."""
+"""Run one claimed job's handler, and turn whatever it does into an outcome."""
 
 import asyncio
-import inspect
+import contextvars
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from dibs.claims import Claim, SyncClaim
+from dibs.claims import CancelAsked, Claim, Holding, SyncClaim
 from dibs.clock import SECOND
 from dibs.context import Context
 from dibs.errors import BadRequest, LeaseLost, Refused
-from dibs.jobs import Job, NewJob
+from dibs.jobs import Job
+from dibs.operations import Settled
 from dibs.settings import Duration, micros
 from dibs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.tasks import Registry, Task
@@ -44,40 +47,41 @@ NOT_COMMITTED = "the job was completed within a transaction that was not committ
 
 async def run_claimed(claim: Claim, task: "Task[..., Any]") -> None:
     """Handler, heartbeat, settle. A lost lease is raised, and nothing is recorded."""
-    held = claim._held
-    context = Context(claim)
-    held.core.keeper.keep(held, held.core.lease_of(held.job), _canceller(claim))
+    held, context = claim._held, Context(claim)
     try:
-        outcome = await _perform(claim, task, context)
+        outcome = await _perform_kept(held, task, context)
     except asyncio.CancelledError:
         if not held.settled:
             await asyncio.shield(claim._settle(Released()))
         raise
-    finally:
-        held.core.keeper.drop(held)
-    if held.settled:
-        await _settle_uncommitted(claim)
-        return
-    held.check()
-    await claim._settle(outcome, _children(outcome, context))
+    if not held.settled:
+        await claim._send(settlement(held, outcome, context))
+    elif still_ours(await held.core.store.run_async(held.core.get(held.job.id)), held):
+        await claim._settle(held.raised(NOT_COMMITTED))
 
 
 def run_claimed_sync(claim: SyncClaim, task: "Task[..., Any]") -> None:
     """The same, blocking: a plain handler runs in this thread, an async one in a loop of its own."""
-    held = claim._held
-    twin = Claim(held)
-    context = Context(twin)
-    held.core.keeper.keep(held, held.core.lease_of(held.job), lambda: None)
+    held, context = claim._held, Context(Claim(claim._held))
     try:
-        outcome = _perform_sync(twin, task, context)
-    finally:
-        held.core.keeper.drop(held)
-    if held.settled:
-        if _still_ours(held.core.store.run(held.core.get(held.job.id)), twin):
-            claim._settle(held.raised(NOT_COMMITTED))
-        return
+        outcome = _perform_sync(held, task, context)
+    except (KeyboardInterrupt, GeneratorExit):
+        claim._settle(Released())
+        raise
+    if not held.settled:
+        claim._send(settlement(held, outcome, context))
+    elif still_ours(held.core.store.run(held.core.get(held.job.id)), held):
+        claim._settle(held.raised(NOT_COMMITTED))
+
+
+def settlement(held: Holding, outcome: Outcome, context: Context) -> Settled:
+    """What the store is told; children that can't be stored make it a failed attempt."""
     held.check()
-    claim._settle(outcome, _children(outcome, context))
+    children = context.children if isinstance(outcome, Succeeded) else []
+    try:
+        return held.settled_by(outcome, children)
+    except BadRequest as error:
+        return held.settled_by(held.raised(error))
 
 
 def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
@@ -87,55 +91,92 @@ def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
     return task
 
 
-async def _perform(claim: Claim, task: "Task[..., Any]", context: Context) -> Outcome:
-    held = claim._held
+async def perform(
+    held: Holding, task: "Task[..., Any]", context: Context, threads: Executor | None = None
+) -> Outcome:
+    """Call the handler; a cancellation that nobody asked the job for is passed on."""
     try:
-        async with asyncio.timeout(_seconds(task.options.timeout)):
-            value = await _call(task, _arguments(task, held.job, context))
-        return _outcome(claim, value)
+        limit = _seconds(task.options.timeout)
+        if limit is None:
+            value = await _call(held, task, context, threads)
+        else:
+            async with asyncio.timeout(limit):
+                value = await _call(held, task, context, threads)
+        return _outcome(held, value)
     except asyncio.CancelledError:
         if held.lost or held.cancel_reason is not None:
             _uncancel()
             held.check()
             return CancelledBy(held.cancel_reason or None)
         raise
+    except CancelAsked:
+        return CancelledBy(held.cancel_reason or None)
     except LeaseLost:
         raise
     except (Exception, SystemExit) as error:
         return held.raised(error)
 
 
-def _perform_sync(claim: Claim, task: "Task[..., Any]", context: Context) -> Outcome:
-    held = claim._held
+async def _perform_kept(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
+    held.core.keeper.keep(held, held.core.lease_of(held.job), canceller())
     try:
-        value = task.function(**_arguments(task, held.job, context))
-        if inspect.isawaitable(value):
-            value = asyncio.run(_await(value))
-        return _outcome(claim, value)
+        return await perform(held, task, context)
+    finally:
+        held.core.keeper.drop(held)
+
+
+def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
+    if task.is_async:
+        return _value(asyncio.run(_perform_apart(held, task, context)))
+    held.core.keeper.keep(held, held.core.lease_of(held.job), lambda: None)
+    try:
+        return _outcome(held, task.function(**_arguments(task, held.job, context)))
+    except CancelAsked:
+        return CancelledBy(held.cancel_reason or None)
     except LeaseLost:
         raise
     except (Exception, SystemExit) as error:
         return held.raised(error)
+    finally:
+        held.core.keeper.drop(held)
 
 
-async def _call(task: "Task[..., Any]", arguments: dict[str, Any]) -> Any:
-    if inspect.iscoroutinefunction(task.function):
+async def _perform_apart(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome | LeaseLost:
+    """In a loop of its own. Nothing is raised out of it: asyncio would keep, and print, the exception."""
+    try:
+        return await _perform_kept(held, task, context)
+    except LeaseLost as lost:
+        return lost
+    finally:
+        await held.core.store.leave_loop()
+
+
+def _value(outcome: Outcome | LeaseLost) -> Outcome:
+    if isinstance(outcome, LeaseLost):
+        raise outcome
+    return outcome
+
+
+async def _call(held: Holding, task: "Task[..., Any]", context: Context, threads: Executor | None) -> Any:
+    arguments = _arguments(task, held.job, context)
+    if task.is_async:
         return await task.function(**arguments)
-    thread = asyncio.ensure_future(asyncio.to_thread(task.function, **arguments))
+    call = partial(contextvars.copy_context().run, task.function, **arguments)
+    thread = asyncio.get_running_loop().run_in_executor(threads, call)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        # A thread can't be stopped; its job must not be given away while it still runs.
+        # A thread can't be stopped, only asked; its job must not be given away while it still runs.
+        held.timed_out = not held.lost and held.cancel_reason is None
         await asyncio.wait([thread])
+        held.check()
+        if thread.exception() is None and held.cancel_reason is not None:
+            _uncancel()
+            return thread.result()  # it finished before it noticed: a success that comes first wins
         raise
 
 
-async def _await(value: Any) -> Any:
-    return await value
-
-
-def _outcome(claim: Claim, value: Any) -> Outcome:
-    held = claim._held
+def _outcome(held: Holding, value: Any) -> Outcome:
     match value:
         case Snooze(seconds):
             return held.snoozed(seconds)
@@ -154,11 +195,8 @@ def _arguments(task: "Task[..., Any]", job: Job, context: Context) -> dict[str, 
     return arguments
 
 
-def _children(outcome: Outcome, context: Context) -> list[NewJob]:
-    return context.children if isinstance(outcome, Succeeded) else []
-
-
-def _canceller(claim: Claim) -> Callable[[], None]:
+def canceller() -> Callable[[], None]:
+    """A way for other threads to cancel the task that this is called in."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def tell() -> None:
@@ -174,15 +212,8 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-async def _settle_uncommitted(claim: Claim) -> None:
-    """`complete(within=…)` and then no commit: the attempt failed, and says why."""
-    held = claim._held
-    if _still_ours(await held.core.store.run_async(held.core.get(held.job.id)), claim):
-        await claim._settle(held.raised(NOT_COMMITTED))
-
-
-def _still_ours(job: Job | None, claim: Claim) -> bool:
-    return job is not None and (job.state, job.token) == (JobState.running, claim.token)
+def still_ours(job: Job | None, held: Holding) -> bool:
+    return job is not None and (job.state, job.token) == (JobState.running, held.token)
 
 
 def _seconds(timeout: Duration | None) -> float | None:

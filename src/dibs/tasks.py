@@ -71,6 +71,7 @@ class Task(Generic[P, R]):
         self.kind = payload.check_name(kind, "kind")
         self.options = options
         self.signature = Signature(function, kind)
+        self.is_async = inspect.iscoroutinefunction(function)
         self._enqueue_one = enqueue_one
         self._enqueue_one_sync = enqueue_one_sync
         self._using: Mapping[str, Any] = {}
@@ -187,10 +188,10 @@ class Signature:
             case inspect.Parameter.VAR_KEYWORD:
                 self._open_ended = True
             case _ if parameter.default is inspect.Parameter.empty:
-                fields.append((parameter.name, hint, msgspec.NODEFAULT))
+                fields.append((parameter.name, _checkable(hint), msgspec.NODEFAULT))
             case _:
                 self._defaults[parameter.name] = parameter.default
-                fields.append((parameter.name, hint | msgspec.UnsetType, msgspec.UNSET))
+                fields.append((parameter.name, _checkable(hint | msgspec.UnsetType), msgspec.UNSET))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,15 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         # An annotation that can't be resolved here (a local class, a TYPE_CHECKING import) leaves
         # its argument unchecked, but the context must still be found.
         return {n: Context for n, a in function.__annotations__.items() if a in ("Context", Context)}
+
+
+def _checkable(hint: Any) -> Any:
+    """The annotation, or Any where it can't be checked (a union of two types that look alike in JSON)."""
+    try:
+        payload.decoder(hint)
+    except TypeError:
+        return Any
+    return hint
 
 
 def _due(new: NewJob) -> tuple[int | None, Any]:

@@ -1,7 +1,7 @@
 """Why is this job not running? One sentence, and a code that programs can match."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from dibs.errors import NotFound
@@ -73,7 +73,7 @@ def _running(job: Job, now: datetime) -> str:
 
 
 def _moment(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _span(span: timedelta) -> str:

@@ -107,6 +107,38 @@ left join dibs_queues setting on setting.name = job.queue
 -- name: now
 select {now} as now
 
+-- name: tick
+-- A worker says that it is there, and hears when something is due next.
+insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
+values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
+on conflict (name) do update
+set running = excluded.running, seen_at = excluded.seen_at
+
+-- name: upcoming
+select
+    {>overdue} as overdue,
+    (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled') as next_due,
+    (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
+    {now} as now
+
+-- fragment: overdue
+(
+        exists (select 1 from dibs_jobs due where due.state = 'scheduled' and due.run_at <= {now})
+        or exists (select 1 from dibs_jobs dead where dead.state = 'running' and dead.lease_until <= {now})
+    )
+
+-- name: leave
+delete from dibs_workers where name = :worker returning name
+
+-- name: workers
+select name, queues, kinds, concurrency, running, started_at, seen_at
+from dibs_workers
+where seen_at >= {now_minus:silence}
+order by name
+
+-- name: forget_workers
+delete from dibs_workers where seen_at < {now_minus:silence}
+
 -- name: stage
 update dibs_jobs
 set state = 'ready'

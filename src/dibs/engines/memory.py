@@ -31,7 +31,7 @@ Line = tuple[str, str]  # queue, kind
 class Memory:
     """A store in this process. Each one is a world of its own."""
 
-    traits = Traits(durable=False, shared=False, joins_caller=False, migrates_itself=True)
+    traits = Traits(durable=False, shared=False, joins_caller=False, migrates_itself=True, wakes=True)
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,6 +42,7 @@ class Memory:
         self._scheduled: list[tuple[int, UUID]] = []
         self._running: dict[UUID, Record] = {}
         self._settings: dict[str, Record] = {}
+        self._here: dict[str, Record] = {}
         self._tokens = count(1)
         self._moment = 0
 
@@ -316,6 +317,26 @@ class Memory:
             running = sum(other["queue"] == record["queue"] for other in self._running.values())
             rows.append({**self._row(record), **setting, "running": running, **self._now()[0]})
         return rows
+
+    def _tick(self, worker: str, **about: Any) -> Rows:
+        now = self._clock()
+        known = self._here.get(worker, {"started_at": now})
+        self._here[worker] = {**known, **about, "name": worker, "seen_at": now}
+        due = [job["run_at"] for job in self._live.values() if job["state"] == JobState.scheduled]
+        leases = [job["lease_until"] for job in self._running.values()]
+        upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
+        times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
+        return [{"overdue": self._overdue(), **times}]
+
+    def _leave(self, worker: str) -> Rows:
+        return [{"name": worker}] if self._here.pop(worker, None) else []
+
+    def _workers(self, silence: int) -> Rows:
+        seen = [row for row in self._here.values() if row["seen_at"] >= self._clock() - silence]
+        return [
+            {**row, **{name: from_micros(row[name]) for name in ("started_at", "seen_at")}}
+            for row in sorted(seen, key=lambda row: row["name"])
+        ]
 
     def _now(self) -> Rows:
         return [{"now": from_micros(self._clock())}]

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -36,6 +36,7 @@ SESSION = {
     "application_name": "dibs",
     "default_transaction_isolation": "read committed",
     "jit": "off",
+    "timezone": "UTC",
 }
 
 # SQLSTATEs after which the same operation may succeed: serialization, deadlock, a key taken at the
@@ -118,6 +119,20 @@ class AsyncPostgres:
     async def close(self) -> None:
         while self._idle:
             await self._idle.pop().close(timeout=2)
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Hear every hint until the connection ends, then raise; whoever listens begins again."""
+        connection = await self._connect()
+        ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        try:
+            channel = self._engine.dialect.rename("dibs_wake")
+            await connection.add_listener(channel, lambda *hint: hear(hint[3]))
+            hear("")  # whatever was announced before we listened
+            await ended.wait()
+        finally:
+            _terminate(connection)
+        raise TryAgain(ConnectionError("the listening connection ended"), store_name(self._url))
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:

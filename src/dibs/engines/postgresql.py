@@ -1,11 +1,12 @@
 """PostgreSQL's answers: which blocks of postgresql.sql make up a question."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from dibs.clock import monotonic
 from dibs.contract import Traits
 from dibs.engines.sql import Copy, Dialect, Plan, Query, SqlEngine
 from dibs.jobs import NEW_JOB_COLUMNS
@@ -13,6 +14,7 @@ from dibs.scripts import Row, Step
 
 SPELLINGS = {
     "now": "statement_timestamp()",
+    "moment": "coalesce(cast(:moment as timestamptz), statement_timestamp())",
     "now_minus": "statement_timestamp() - cast(:$1 as bigint) * interval '1 microsecond'",
     "minus": "$1 - cast(:$2 as bigint) * interval '1 microsecond'",
     "uuid": "uuid",
@@ -29,19 +31,39 @@ MOST_NAMED_LINES = 32
 # From how many jobs on a bulk load beats an insert.
 COPY_FROM = 500
 
-_RUN_AT, _DELAY, _UNIQUE, _PARENT = (
-    NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay", "unique_key", "parent_id")
+_QUEUE, _RUN_AT, _DELAY, _UNIQUE, _PARENT = (
+    NEW_JOB_COLUMNS.index(name) for name in ("queue", "run_at", "delay", "unique_key", "parent_id")
 )
 _COPIED = tuple(n for n in NEW_JOB_COLUMNS if n not in ("run_at", "delay", "unique_key"))
+
+
+class Hints:
+    """Which queues to wake workers of: the first time at once, then at most every 20 ms.
+
+    A notification takes a lock of the whole server at commit, so there is never one per job. What falls
+    into the gap is found by the second look that a woken worker takes.
+    """
+
+    EVERY = 0.02
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def due(self, queues: Collection[str], *, always: bool = False) -> list[str]:
+        now = monotonic()
+        due = [queue for queue in queues if always or now - self._told.get(queue, -1.0) >= self.EVERY]
+        self._told |= dict.fromkeys(due, now)
+        return sorted(due)
 
 
 class PostgreSQL(SqlEngine):
     """Row locks that are skipped, many jobs per statement, one sequence for the tokens."""
 
-    traits = Traits(durable=True, shared=True, joins_caller=True, migrates_itself=False)
+    traits = Traits(durable=True, shared=True, joins_caller=True, migrates_itself=False, wakes=True)
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="postgresql", spellings=SPELLINGS, prefix=prefix)
+        self._hints = Hints()
 
     def needs_transaction(self, step: Step) -> bool:
         match step.question:
@@ -64,28 +86,39 @@ class PostgreSQL(SqlEngine):
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, may_copy: bool) -> Plan:
         if may_copy and fresh and len(jobs) >= COPY_FROM and all(map(_is_plain, jobs)):
             return (yield from self._copy(jobs))
+        wake = self._hints.due({job[_QUEUE] for job in jobs}, always=not may_copy)
         plain = [job for job in jobs if job[_UNIQUE] is None]
         keyed = [job for job in jobs if job[_UNIQUE] is not None]
+        if plain and fresh and not keyed:
+            rows = yield Query("enqueue", {**_columns(plain), "wake": wake})
+            return _in_order(jobs, {row["id"]: row for row in rows})
+        # Two statements have two times, but what is enqueued together is due together.
+        moment = (yield Query("now", {}))[0]["now"] if plain and keyed else None
         answers: dict[UUID, Row] = {}
         if plain:
-            rows = yield Query("enqueue" if fresh else "enqueue_again", _columns(plain))
+            rows = yield Query("enqueue_again", _columns(plain, moment))
             answers |= {row["id"]: row for row in rows}
         if keyed:
-            answers |= yield from self._enqueue_unique(keyed)
+            answers |= yield from self._enqueue_unique(keyed, moment)
         if not fresh:
             for row in (yield Query("enqueue_forget_finished", {"ids": [job[0] for job in jobs]})):
                 del answers[row["id"]]
-        return [answers.get(job[0]) or _known(job[0]) for job in jobs]
+        yield from self._wake(wake)
+        return _in_order(jobs, answers)
+
+    def _wake(self, queues: Sequence[str]) -> Plan:
+        return (yield Query("wake", {"wake": queues})) if queues else ()
 
     def _copy(self, jobs: Sequence[tuple[Any, ...]]) -> Plan:
         [clock] = yield Query("now", {})
         now = clock["now"]
         records = [(*_without_times(job), "ready", now, now) for job in jobs]
         yield Copy("dibs_jobs", (*_COPIED, "state", "run_at", "enqueued_at"), records)
+        yield from self._wake(self._hints.due({job[_QUEUE] for job in jobs}, always=True))
         return [{"is_new": True, "state": "ready", "run_at": now, "enqueued_at": now}] * len(jobs)
 
-    def _enqueue_unique(self, jobs: Sequence[tuple[Any, ...]]) -> Any:
-        rows = yield Query("enqueue_unique", _columns(jobs))
+    def _enqueue_unique(self, jobs: Sequence[tuple[Any, ...]], moment: Any) -> Any:
+        rows = yield Query("enqueue_unique", _columns(jobs, moment))
         holders = {row["unique_key"]: row for row in rows}
         held = ((job[0], holders.get(job[_UNIQUE])) for job in jobs)
         return {id: {**row, "is_new": row["holder"] == id} for id, row in held if row is not None}
@@ -134,8 +167,10 @@ class PostgreSQL(SqlEngine):
         return (yield Query("age_finished", {"micros": micros}))
 
 
-def _columns(jobs: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    return dict(zip(NEW_JOB_COLUMNS, map(list, zip(*jobs, strict=True)), strict=True))
+def _columns(jobs: Sequence[tuple[Any, ...]], moment: Any = None) -> dict[str, Any]:
+    """One array per column, and the time to use instead of the statement's own."""
+    columns = dict(zip(NEW_JOB_COLUMNS, map(list, zip(*jobs, strict=True)), strict=True))
+    return {**columns, "moment": moment}
 
 
 _SETTLEMENT_PARAMS = (
@@ -166,6 +201,10 @@ def _is_plain(job: tuple[Any, ...]) -> bool:
 
 def _without_times(job: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 :])
+
+
+def _in_order(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[Row]:
+    return [answers.get(job[0]) or _known(job[0]) for job in jobs]
 
 
 def _known(id: UUID) -> Row:

@@ -4,10 +4,21 @@
 
 -- name: enqueue
 -- For ids that nobody can have stored before. A violated key makes the whole batch try again with
--- `enqueue_again`.
-insert into dibs_jobs ({>new_columns})
-{>new_rows}
-returning id, true as is_new, state, run_at, enqueued_at
+-- `enqueue_again`. The hint to waiting workers rides along.
+with stored as (
+    insert into dibs_jobs ({>new_columns})
+    {>new_rows}
+    returning id, true as is_new, state, run_at, enqueued_at
+),
+told as (
+    select pg_notify('dibs_wake', queue) from unnest(cast(:wake as text[])) as queue
+)
+select stored.*
+from stored
+cross join (select count(*) from told) hint
+
+-- name: wake
+select pg_notify('dibs_wake', queue) as told from unnest(cast(:wake as text[])) as queue
 
 -- name: enqueue_again
 insert into dibs_jobs ({>new_columns})
@@ -44,10 +55,10 @@ select
     given.queue,
     given.args,
     given.priority,
-    case when due.at <= {now} then 'ready' else 'scheduled' end,
+    case when due.at <= {moment} then 'ready' else 'scheduled' end,
     given.max_attempts,
     due.at,
-    {now},
+    {moment},
     given.unique_key,
     given.on_cancelled,
     given.on_failed,
@@ -76,7 +87,7 @@ from unnest(
     on_cancelled, on_failed, pipeline_id, parent_id, tags, meta
 )
 cross join lateral (
-    select coalesce(given.run_at, {now} + coalesce(given.delay, 0) * interval '1 microsecond') as at
+    select coalesce(given.run_at, {moment} + coalesce(given.delay, 0) * interval '1 microsecond') as at
 ) due
 
 -- name: chain
@@ -283,12 +294,6 @@ exists (select 1 from open_line where open_line.max_running is not null) as limi
 -- fragment: crowded
 (select sum(share.places) from share) > (select count(*) from picked)
         and (select count(*) from open_line) > 1
-
--- fragment: overdue
-(
-        exists (select 1 from dibs_jobs due where due.state = 'scheduled' and due.run_at <= {now})
-        or exists (select 1 from dibs_jobs dead where dead.state = 'running' and dead.lease_until <= {now})
-    )
 
 -- name: lock_limits
 -- Taken before the running jobs are counted, in a statement of its own: the count must see what
@@ -640,6 +645,24 @@ where id = any (
     )
 )
 returning id
+
+-- name: tick
+-- One statement, because an idle worker should cost next to nothing. The notification comes back to the
+-- worker's own listener and proves that it can hear.
+with here as (
+    insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
+    values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
+    on conflict (name) do update
+    set running = excluded.running, seen_at = excluded.seen_at
+    returning name
+)
+select
+    {>overdue} as overdue,
+    (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled') as next_due,
+    (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
+    {now} as now,
+    pg_notify('dibs_wake', '!' || here.name) as told
+from here
 
 -- name: cancel
 with ended as (

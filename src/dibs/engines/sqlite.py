@@ -36,9 +36,12 @@ SPELLINGS = {
     ),
 }
 
-READS = frozenset({"get", "find", "counts", "queues", "settled", "explain", "now"})
+READS = frozenset({"get", "find", "counts", "queues", "settled", "explain", "now", "workers"})
 
-_TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now")
+_TIMES = (
+    *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
+    *("next_due", "next_lease", "started_at", "seen_at"),
+)
 _IDS = ("id", "holder", "pipeline_id", "parent_id")
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_TIMES, from_micros),
@@ -49,7 +52,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 class SQLite(SqlEngine):
     """One file, one writer at a time, many processes on one machine."""
 
-    traits = Traits(durable=True, shared=True, joins_caller=True, migrates_itself=True)
+    traits = Traits(durable=True, shared=True, joins_caller=True, migrates_itself=True, wakes=False)
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="sqlite", spellings=SPELLINGS, prefix=prefix)
@@ -161,6 +164,10 @@ class SQLite(SqlEngine):
         for id, token in claims:
             held += yield Query("renew", {"id": str(id), "token": token, "lease": lease})
         return held
+
+    def _tick(self, **about: Any) -> Plan:
+        yield Query("tick", about)
+        return (yield Query("upcoming", {}))
 
     # -- upkeep and acts ------------------------------------------------------------------------
 

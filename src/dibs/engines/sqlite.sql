@@ -108,10 +108,7 @@ where dibs_jobs.id = picked.value
 returning {job_columns:dibs_jobs}
 
 -- name: overdue
-select
-    exists (select 1 from dibs_jobs due where due.state = 'scheduled' and due.run_at <= {now})
-    or exists (select 1 from dibs_jobs dead where dead.state = 'running' and dead.lease_until <= {now})
-    as overdue
+select {>overdue} as overdue
 
 -- name: settle_ended
 -- Fenced by the token: a worker that lost its lease changes nothing. A job that was asked to cancel

@@ -17,10 +17,15 @@ from dibs.engines.sql import schema_version
 from dibs.engines.sqlite import SQLite
 from dibs.engines.trouble import PAUSES, Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine, UnsupportedConnection
-from dibs.scripts import Script, run, run_async
+from dibs.scripts import Rows, Script, Step, run, run_async
 from dibs.settings import Settings
 
 T = TypeVar("T")
+
+SQLITE_GLANCE = 0.02  # seconds between two looks at whether somebody committed to the file
+
+# Questions after which a waiting worker may find something to do.
+ANNOUNCED = frozenset({"enqueue", "retry", "recover", "settle", "exchange", "set_queue", "stage", "sweep"})
 
 # An operation is started anew for every try, so it is given as a way to make its script.
 Operation = Callable[[Tries], Script[T]]
@@ -41,6 +46,11 @@ class Store(Protocol):
     async def migrate_async(self) -> list[int]: ...
     def schema_version(self) -> int: ...
     async def schema_version_async(self) -> int: ...
+    async def leave_loop(self) -> None:
+        """Give back what belongs to the running event loop, which is about to end."""
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` whenever there may be something new; never returns, may raise `TryAgain`."""
 
 
 def connect(settings: Settings) -> Store:
@@ -67,10 +77,30 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._engine = Memory()
+        self._listeners: list[Callable[[str], None]] = []
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
         self._refuse(within)
-        return run(operation(Tries()), self._engine.execute)
+        return run(operation(Tries()), self._execute)
+
+    def _execute(self, step: Step) -> Rows:
+        rows = self._engine.execute(step)
+        if step.question in ANNOUNCED:
+            for hear in list(self._listeners):
+                hear("")
+        return rows
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def announce(hint: str) -> None:
+            loop.call_soon_threadsafe(hear, hint)
+
+        self._listeners.append(announce)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._listeners.remove(announce)
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         return self.run(operation, within)
@@ -79,6 +109,7 @@ class MemoryStore:
     async def open_async(self) -> None: ...
     def close(self) -> None: ...
     async def close_async(self) -> None: ...
+    async def leave_loop(self) -> None: ...
 
     def migrate(self) -> list[int]:
         return []
@@ -138,6 +169,8 @@ class SqliteStore:
     async def close_async(self) -> None:
         await asyncio.to_thread(self.close)
 
+    async def leave_loop(self) -> None: ...
+
     def migrate(self) -> list[int]:
         self._migrated = True
         return _again(lambda _: self._file.migrate())
@@ -161,6 +194,22 @@ class SqliteStore:
                 "call app.open() (or app.sync.open()) once before you begin"
             )
         self.open()
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Other connections' commits show in `data_version`, which costs a few microseconds to read."""
+        watch = sqlite3.connect(self._path, timeout=0)
+        try:
+            [before] = watch.execute("pragma data_version").fetchone()
+            while True:
+                await asyncio.sleep(SQLITE_GLANCE)
+                [now] = watch.execute("pragma data_version").fetchone()
+                if now != before:
+                    before = now
+                    hear("")
+        except sqlite3.Error as error:
+            raise TryAgain(error, f"SQLite file {self._path}") from error
+        finally:
+            watch.close()
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -191,6 +240,9 @@ class PostgresStore:
             return await run_async(operation(Tries()), bind_async(within, self._engine, None))
         return await _again_async(lambda tries: run_async(operation(tries), self._async.execute))
 
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        await self._async.listen(hear)
+
     def open(self) -> None:
         if not self._checked:
             self._check(self.schema_version())
@@ -205,6 +257,9 @@ class PostgresStore:
     async def close_async(self) -> None:
         await self._async.close()
         self._sync.close()
+
+    async def leave_loop(self) -> None:
+        await self._async.close()
 
     def migrate(self) -> list[int]:
         return _again(lambda _: self._sync.migrate())
