@@ -430,7 +430,7 @@ class JobDecorator:
             raise BadRequest(f"@app.job goes on a function, not on {function!r}")
         task: Task[..., Any] = Task(
             function,
-            self._name or function.__name__,
+            function.__name__ if self._name is None else self._name,
             self._options,
             self._enqueue_one,
             self._enqueue_one_sync,

@@ -13,6 +13,7 @@ import msgspec
 
 from dibs.jobs import JobError
 
+LONGEST_NAME = 200
 LONGEST_MESSAGE = 4_000
 LONGEST_TRACEBACK = 16_000
 MOST_FRAMES = 50
@@ -21,7 +22,7 @@ MOST_ERRORS = 50
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:
     """(type, message, traceback), whatever the exception is like."""
-    return _kind(error), safe_text(_message(error), LONGEST_MESSAGE), _trace(error)
+    return safe_text(_kind(error), LONGEST_NAME), safe_text(_message(error), LONGEST_MESSAGE), _trace(error)
 
 
 def error_entry(

@@ -62,16 +62,18 @@ class Keeper:
         self._watch: threading.Thread | None = None
         self._beat: threading.Thread | None = None
         self._closing = False
+        self._wake_at = 0.0
 
     def keep(self, held: "Holding", lease: int, tell: Callable[[], None]) -> None:
         """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
         with self._changed:
             self._closing = False
-            self._kept[held.job.id] = Kept(held, lease, tell)
+            kept = self._kept[held.job.id] = Kept(held, lease, tell)
             if self._watch is None or not self._watch.is_alive():
                 self._watch = threading.Thread(target=self._watching, name="dibs-leases", daemon=True)
                 self._watch.start()
-            self._changed.notify_all()
+            elif kept.next_beat < self._wake_at:  # else it wakes early enough; most claims end before that
+                self._changed.notify_all()
 
     def drop(self, held: "Holding") -> None:
         with self._changed:
@@ -98,7 +100,9 @@ class Keeper:
                     return
                 self._give_up_late_ones(now)
                 self._start_beat(now)
-                self._changed.wait(timeout=self._pause(now))
+                pause = self._pause(now)
+                self._wake_at = now + pause
+                self._changed.wait(timeout=pause)
 
     def _pause(self, now: float) -> float:
         if not self._kept:

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, time
+from decimal import Decimal
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,8 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -32_767, 32_767
 MOST_ATTEMPTS = 2_147_483_647
 MOST_TAGS = 100
 EARLIEST_YEAR, LATEST_YEAR = 1970, 9998  # what every store keeps to the microsecond
+
+SMALLEST_INT, GREATEST_INT = -(2**63), 2**64 - 1
 
 _decode = msgspec.json.Decoder().decode
 
@@ -98,14 +101,18 @@ def _is_forbidden(character: str) -> bool:
 def _refuse_unsafe(value: Any, what: str) -> None:
     """Find what msgspec would quietly change: NaN becomes null, a naive datetime stays naive."""
     kind = type(value)
-    if kind is int or value is None or kind is bool:
+    if value is None or kind is bool:
+        return
+    if kind is int:
+        if not SMALLEST_INT <= value <= GREATEST_INT:
+            raise BadRequest(f"{what} holds {value}, which JSON readers turn into a rounded number")
         return
     if kind is str:
         if "\x00" in value:
             raise BadRequest(f"{what} holds the character U+0000, which no store keeps")
         return
     match value:
-        case float():
+        case float() | Decimal():
             if not math.isfinite(value):
                 raise BadRequest(f"{what} holds {value}, which is not JSON")
         case datetime() | time():

@@ -35,6 +35,9 @@ class Settings:
     max_payload: int = MIB
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            if not isinstance(getattr(self, name), kinds) or isinstance(getattr(self, name), bool):
+                raise BadRequest(f"{name}={getattr(self, name)!r} is of the wrong type")
         if not _PREFIX.fullmatch(self.prefix):
             raise BadRequest(
                 f"prefix {self.prefix!r} can't name tables: use up to 31 letters, digits and "
@@ -45,6 +48,14 @@ class Settings:
         for name in ("pool_size", "poll", "stale_after", "max_payload"):
             if getattr(self, name) <= 0:
                 raise BadRequest(f"{name}={getattr(self, name)!r} must be more than 0")
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("url", "prefix", "keep"), str),
+    **dict.fromkeys(("pool_size", "max_payload"), int),
+    **dict.fromkeys(("poll", "stale_after"), (int, float)),
+    "keep_for": timedelta,
+}
 
 
 def read_settings(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

@@ -3,7 +3,7 @@
 import inspect
 import string
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -50,6 +50,10 @@ class Options:
         _check_priority(self.priority)
         _check_attempts(self.max_attempts)
         lease_micros(self.lease)
+        if not isinstance(self.retry, Retry):
+            raise BadRequest(f"retry={self.retry!r}: use Retry.exponential(), Retry.fixed() or Retry.never()")
+        if self.timeout is not None and micros(self.timeout, what="timeout") <= 0:
+            raise BadRequest(f"timeout={self.timeout!r} must be more than 0")
         _check_policy(self.on_cancelled)
         _check_policy(self.on_failed)
         if self.isolation not in (None, "process"):
@@ -79,8 +83,9 @@ class Task(Generic[P, R]):
         self._check_template(options.unique)
         update_wrapper(self, function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        value: R = self.function(*args, **kwargs)
+        return value
 
     def using(self, *, within: Within = None, **options: Any) -> "Task[P, R]":
         """The same task with other options for what is enqueued through the answer."""
@@ -112,8 +117,12 @@ class Task(Generic[P, R]):
         return template.format(**self.signature.with_defaults(bound))
 
     def _check_template(self, template: str | None) -> None:
-        for _, name, _, _ in string.Formatter().parse(template or ""):
-            if name is not None and name not in self.signature.names:
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
+        except ValueError as error:
+            raise BadRequest(f"unique={template!r} of {self.kind!r}: {error}") from None
+        for name in names:
+            if name not in self.signature.names:
                 raise BadRequest(f"unique={template!r} of {self.kind!r}: {name!r} is not an argument")
 
 
@@ -246,16 +255,16 @@ class Registry:
         )
 
     def _args(self, new: NewJob, task: Task[..., Any] | None) -> str:
-        args = {} if new.args is None else new.args
-        if not isinstance(args, dict | Mapping) or not all(isinstance(name, str) for name in args):
-            raise BadRequest(f"args of {new.kind!r} must be a mapping of names to values, not {args!r}")
+        args = {} if new.args is None else _check_mapping(new.args, f"args of {new.kind!r}")
         text = payload.encode(args, f"args of {new.kind!r}", self.settings.max_payload)
         if task is not None:
             task.signature.check(text)
         return text
 
     def _meta(self, meta: Mapping[str, Any] | None) -> str:
-        return payload.encode(meta, "meta", self.settings.max_payload) if meta else "{}"
+        if meta is None:
+            return "{}"
+        return payload.encode(_check_mapping(meta, "meta"), "meta", self.settings.max_payload)
 
 
 _USING = (
@@ -318,10 +327,16 @@ def _check_policy(policy: str) -> str:
     return policy
 
 
+def _check_mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict | Mapping) or not all(isinstance(name, str) for name in value):
+        raise BadRequest(f"{what} must be a mapping of names to values, not {value!r}")
+    return value
+
+
 def _tags(tags: Sequence[str]) -> str:
-    if not tags:
+    if tags in ((), []):
         return "[]"
-    if isinstance(tags, str) or len(tags) > payload.MOST_TAGS:
+    if isinstance(tags, str) or not isinstance(tags, Collection) or len(tags) > payload.MOST_TAGS:
         raise BadRequest(f"tags must be a list of at most {payload.MOST_TAGS} strings, not {tags!r}")
     return msgspec.json.encode([payload.check_name(tag, "tag") for tag in tags]).decode()
 

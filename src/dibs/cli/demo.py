@@ -20,9 +20,11 @@ import typer
 from dibs.app import Dibs, SyncDibs
 from dibs.cli.demo_records import QUEUE, Counts, Log, Tail, count
 from dibs.cli.demo_show import Show, choose_show
+from dibs.cli.options import AsJson
 from dibs.clock import monotonic
 from dibs.jobs import Job, NewJob
 
+EXAMPLE = "Example: dibs demo --jobs 20000 --workers 8"
 BATCH = 10
 LOOK = 0.01  # seconds between two looks at what the workers have recorded
 PATIENCE = 120  # seconds without any progress, after which the demo gives up and counts
@@ -33,7 +35,7 @@ def command(
     jobs: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many jobs to enqueue.")] = 5000,
     workers: Annotated[int, typer.Option(min=2, max=32, help="How many worker processes.")] = 4,
     seed: Annotated[int, typer.Option(help="Decides who is killed and how long each job takes.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Watch several processes share jobs while one of them is killed; then count.
 

@@ -3,27 +3,31 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from dibs.app import Dibs
+from dibs.cli.config import settings_of
+from dibs.cli.options import AsJson, Url
+from dibs.cli.printing import print_json
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import Dialect, schema_files
 from dibs.engines.sqlite import SQLite
-from dibs.settings import Settings, read_settings
+from dibs.settings import Settings
+
+EXAMPLE = "Example: dibs migrate --url postgresql://localhost/shop"
 
 
 def command(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="The store. Default: $DIBS_URL.")] = None,
+    url: Url = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, run nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Create or update the tables of a store. Does nothing when they are up to date."""
-    settings = read_settings({"url": url or context.obj})
+    settings = settings_of(context, url)
     answer = _look(settings) if sql else _migrate(settings)
     if json:
-        typer.echo(msgspec.json.encode(answer).decode())
+        print_json(answer)
     elif sql:
         typer.echo(_script(answer["pending"]), nl=False)
     else:

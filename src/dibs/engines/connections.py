@@ -5,14 +5,15 @@ installed for the others. Nothing here begins, commits or rolls back.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dibs.engines.pools import sqlite_query
 from dibs.engines.postgresql import PostgreSQL
-from dibs.engines.sql import Copy, Query, placeholders
+from dibs.engines.sql import Copy, Plan, Query, placeholders
 from dibs.engines.sqlite import SQLite
 from dibs.errors import UnsupportedConnection
 from dibs.scripts import Rows, Step, run, run_async
@@ -38,36 +39,43 @@ class Adapter:
 
 def bind_sync(within: object, engine: Engine, path: str | None) -> Execute:
     """Answer steps through the caller's blocking connection."""
-    adapter = _adapter(within, engine, "sync", path)
+    adapter = _adapter(within, engine, "sync")
     query = adapter.query(within, engine)
 
     def execute(step: Step) -> Rows:
-        _check_transaction(adapter, within, engine, step)
-        return run(engine.answer(step, own=False), query)
+        _check_transaction(adapter, within)
+        with _explained(adapter):
+            return run(_plan(engine, step, path), query)
 
     return execute
 
 
 def bind_async(within: object, engine: Engine, path: str | None) -> ExecuteAsync:
     """Answer steps through the caller's connection, awaited where it can be."""
-    adapter = _adapter(within, engine, "async", path)
+    adapter = _adapter(within, engine, "async")
     query = adapter.query(within, engine)
 
     async def execute(step: Step) -> Rows:
-        _check_transaction(adapter, within, engine, step)
-        if adapter.awaited:
-            return await run_async(engine.answer(step, own=False), query)
-        return run(engine.answer(step, own=False), query)
+        _check_transaction(adapter, within)
+        with _explained(adapter):
+            if adapter.awaited:
+                return await run_async(_plan(engine, step, path), query)
+            return run(_plan(engine, step, path), query)
 
     return execute
 
 
-def _adapter(within: object, engine: Engine, colour: Colour, path: str | None) -> Adapter:
+def _plan(engine: Engine, step: Step, path: str | None) -> Plan:
+    """The engine's answer, once we know that the connection leads to the app's own file."""
+    if path is not None:
+        _check_same_file((yield Query("files", {})), path)
+    return (yield from engine.answer(step, own=False))
+
+
+def _adapter(within: object, engine: Engine, colour: Colour) -> Adapter:
     adapter = _known(within)
     if adapter is None or colour not in adapter.colours or adapter.store(within) != engine.dialect.name:
         raise UnsupportedConnection(_refusal(within, adapter, engine, colour))
-    if isinstance(within, sqlite3.Connection) and path is not None:
-        _check_same_file(within, path)
     return adapter
 
 
@@ -100,20 +108,46 @@ def _fitting(engine: Engine, colour: Colour) -> list[Adapter]:
     ]
 
 
-def _check_same_file(connection: sqlite3.Connection, path: str) -> None:
-    for _, name, file in connection.execute("pragma database_list"):
-        if name == "main" and file and Path(path).exists() and not Path(file).samefile(path):
+def _check_same_file(files: Rows, path: str) -> None:
+    for row in files:
+        other = row["file"]
+        if row["name"] == "main" and other and Path(path).exists() and not Path(other).samefile(path):
             raise UnsupportedConnection(
-                f"this connection is open on {file} and the app's store is {path}: "
+                f"this connection is open on {other} and the app's store is {path}: "
                 "a job can only live and die with a transaction of its own store"
             )
 
 
-def _check_transaction(adapter: Adapter, within: object, engine: Engine, step: Step) -> None:
-    if engine.needs_transaction(step) and not adapter.in_transaction(within):
+def _check_transaction(adapter: Adapter, within: object) -> None:
+    if not adapter.in_transaction(within):
         raise UnsupportedConnection(
             f"no transaction is open on this {adapter.label}: begin one, or leave within= out"
         )
+
+
+@contextmanager
+def _explained(adapter: Adapter) -> Iterator[None]:
+    """A connection without our tables leads somewhere else; anything else is the caller's to see."""
+    try:
+        yield
+    except Exception as error:
+        if _lacks_tables(error):
+            raise UnsupportedConnection(
+                f"there are no dibs tables where this {adapter.label} leads: is it another database, or "
+                "another schema, than the app's?"
+            ) from error
+        raise
+
+
+def _lacks_tables(error: BaseException) -> bool:
+    return "no such table" in str(error) or any(
+        getattr(cause, "sqlstate", None) == "42P01" for cause in (error, error.__cause__, _origin(error))
+    )
+
+
+def _origin(error: BaseException) -> Any:
+    """What SQLAlchemy wrapped."""
+    return getattr(error, "orig", None)
 
 
 # -- How each driver is spoken to ---------------------------------------------------------------
@@ -192,7 +226,10 @@ def _psycopg_in_transaction(connection: Any) -> bool:
 
 
 def _sqlite_in_transaction(connection: sqlite3.Connection) -> bool:
-    return connection.in_transaction or connection.isolation_level is not None
+    begins_itself = (
+        connection.isolation_level is not None and getattr(connection, "autocommit", None) is not True
+    )
+    return connection.in_transaction or begins_itself
 
 
 def _connection_store(connection: Any) -> str:
@@ -203,13 +240,27 @@ def _session_store(session: Any) -> str:
     return str(session.get_bind().dialect.name)
 
 
-def _always(_: object) -> bool:
-    return True
+def _connection_in_transaction(connection: Any) -> bool:
+    """SQLAlchemy begins by itself, unless it was told to commit every statement."""
+    sync = getattr(connection, "sync_connection", connection)
+    return sync is not None and not sync._is_autocommit_isolation()
+
+
+def _session_in_transaction(session: Any) -> bool:
+    sync = getattr(session, "sync_session", session)
+    return "AUTOCOMMIT" not in _isolation_levels(sync)
+
+
+def _isolation_levels(session: Any) -> set[str | None]:
+    """What the session's engine was told, at its making or by options."""
+    bind = session.get_bind()
+    options = bind.get_execution_options() if hasattr(bind, "get_execution_options") else {}
+    return {options.get("isolation_level"), getattr(bind.dialect, "_on_connect_isolation_level", None)}
 
 
 _POSTGRESQL: Any = {"store": lambda _: "postgresql"}
-_ALCHEMY: Any = {"store": _connection_store, "in_transaction": _always}
-_ALCHEMY_SESSION: Any = {"store": _session_store, "in_transaction": _always}
+_ALCHEMY: Any = {"store": _connection_store, "in_transaction": _connection_in_transaction}
+_ALCHEMY_SESSION: Any = {"store": _session_store, "in_transaction": _session_in_transaction}
 
 ADAPTERS: dict[str, Adapter] = {
     "sqlite3.Connection": Adapter(

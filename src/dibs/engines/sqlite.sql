@@ -228,3 +228,6 @@ returning id
 
 -- name: forget_finished
 delete from dibs_finished where id = :id
+
+-- name: files
+select name, file from pragma_database_list

@@ -56,6 +56,10 @@ class Store(Protocol):
 def connect(settings: Settings) -> Store:
     """The store that a URL names; nothing is opened yet."""
     scheme = settings.url.split("://", 1)[0].split("+", 1)[0].lower()
+    try:
+        _ = urlsplit(settings.url).port
+    except ValueError as error:
+        raise BadRequest(f"the URL of the store can't be read: {error}") from None
     match scheme:
         case "memory":
             return MemoryStore()

@@ -1,0 +1,48 @@
+"""The same change for several ids: one that is refused is reported, and does not stop the others."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import typer
+
+from dibs.app import SyncDibs
+from dibs.cli.config import open_store
+from dibs.cli.printing import complain, one_line, print_json
+from dibs.errors import BadRequest, NotFound, Refused
+
+T = TypeVar("T")
+
+
+def change_each(
+    context: typer.Context,
+    url: str | None,
+    ids: Sequence[str] | None,
+    change: Callable[[SyncDibs, str], T],
+    sentence: Callable[[T], str],
+    json: bool,
+) -> None:
+    """Change one after another, saying each at once; exit code 1 when any was refused."""
+    changed: list[T] = []
+    ids = ids or []
+    with open_store(context, url) as store:
+        try:
+            for id in ids:
+                changed += _attempt(store, id, change, None if json else sentence)
+        finally:  # also when the store went away in between: what was done was done
+            if json:
+                print_json(changed)
+    if len(changed) < len(ids):
+        raise typer.Exit(1)
+
+
+def _attempt(
+    store: SyncDibs, id: str, change: Callable[[SyncDibs, str], T], sentence: Callable[[T], str] | None
+) -> list[T]:
+    try:
+        answer = change(store, id)
+    except (BadRequest, NotFound, Refused) as error:
+        complain(error)
+        return []
+    if sentence is not None:
+        typer.echo(one_line(sentence(answer)))
+    return [answer]

@@ -1,0 +1,81 @@
+"""Which store a command means: flags, then `$DIBS_…`, then the nearest pyproject.toml, then the default."""
+
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import typer
+
+from dibs.app import Dibs, SyncDibs
+from dibs.errors import BadRequest
+from dibs.settings import Settings, read_settings
+
+
+class ToolDibs(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What `[tool.dibs]` may say; sub-tables are left to those who know them."""
+
+    url: str | None = None
+    prefix: str | None = None
+    pool_size: int | None = None
+    poll: float | None = None
+    stale_after: float | None = None
+    keep: str | None = None
+    keep_for: float | None = None
+    max_payload: int | None = None
+
+
+@contextmanager
+def open_store(context: typer.Context, url: str | None) -> Iterator[SyncDibs]:
+    """The store that is meant, open; `url` is what was said after the command."""
+    store = Dibs(**given(context, url)).sync
+    try:  # not `with store`: an opening that fails for want of tables leaves its connection open
+        yield store.open()
+    finally:
+        store.close()
+
+
+def settings_of(context: typer.Context, url: str | None) -> Settings:
+    return read_settings(given(context, url))
+
+
+def given(context: typer.Context, url: str | None) -> dict[str, Any]:
+    """What `Dibs` is to be told; what the environment says is left for it to read."""
+    said = {name: value for name, value in from_pyproject(Path.cwd()).items() if not _in_environment(name)}
+    flag = url or context.obj
+    return {**said, "url": flag} if flag else said
+
+
+def from_pyproject(folder: Path) -> dict[str, Any]:
+    """`[tool.dibs]` of the nearest pyproject.toml, from this folder upwards."""
+    file = next((file for up in (folder, *folder.parents) if (file := up / "pyproject.toml").is_file()), None)
+    if file is None:
+        return {}
+    said: dict[str, Any] = msgspec.to_builtins(_read(file))
+    return {**said, "url": _anchored(said["url"], file.parent)} if "url" in said else said
+
+
+def _read(file: Path) -> ToolDibs:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("dibs", {})
+        return msgspec.convert(
+            {name: one for name, one in table.items() if not isinstance(one, dict)}, ToolDibs
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadRequest(f"can't use tool.dibs in {file}: {error}") from None
+
+
+def _anchored(url: str, folder: Path) -> str:
+    """A relative SQLite file lies beside the pyproject.toml, wherever in the project we are."""
+    scheme, _, path = url.partition(":///")
+    if not scheme.startswith("sqlite") or not path or path.startswith("/"):
+        return url
+    return f"{scheme}:///{quote(str(folder))}/{path}"
+
+
+def _in_environment(name: str) -> bool:
+    return bool(os.environ.get(f"DIBS_{name.upper()}"))

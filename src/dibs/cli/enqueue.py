@@ -1,0 +1,92 @@
+"""`dibs enqueue KIND [JSON]`: put a job into the store without any of the code that runs it."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from dibs.app import SyncDibs
+from dibs.cli.config import open_store
+from dibs.cli.options import AsJson, Url, bad_usage, duration, json_object, moment
+from dibs.cli.printing import note, print_json
+from dibs.errors import Refused
+from dibs.jobs import Job, NewJob
+
+EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail --delay 10m"""
+
+
+def command(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What is to be done: the name of a job.")],
+    args: Annotated[
+        str | None,
+        typer.Argument(metavar="JSON", help="Its arguments, a JSON object; - reads it from stdin."),
+    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="The queue. Default: default.")] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first. Default: 0.")] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(parser=duration, metavar="TIME", help="Not before this long: 30s, 10m, 2h, 7d."),
+    ] = None,
+    run_at: Annotated[
+        datetime | None,
+        typer.Option(parser=moment, metavar="WHEN", help="Not before: 2030-01-31T12:00:00Z."),
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(metavar="N", help="How often it is tried. Default: 3.")
+    ] = None,
+    unique: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Store nothing while an unfinished job has this key.")
+    ] = None,
+    train: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Run strictly after the train's earlier jobs.")
+    ] = None,
+    slot: Annotated[str | None, typer.Option(metavar="KEY", help="Share this slot with other jobs.")] = None,
+    pipeline_id: Annotated[str | None, typer.Option(metavar="ID", help="The pipeline it belongs to.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="A tag; may be given again.")] = None,
+    meta: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Notes to keep with it, a JSON object.")
+    ] = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Store a job for a worker that knows its kind, and print its id."""
+    if delay is not None and run_at is not None:
+        bad_usage("give --delay or --run-at, not both")
+    new = NewJob(
+        kind,
+        args=json_object(_from_stdin() if args == "-" else args, "the arguments"),
+        queue=queue,
+        priority=priority,
+        delay=delay,
+        run_at=run_at,
+        max_attempts=max_attempts,
+        unique=unique,
+        train=train,
+        slot=slot,
+        pipeline_id=pipeline_id,
+        tags=tag or (),
+        meta=json_object(meta, "--meta"),
+    )
+    with open_store(context, url) as store:
+        _say(_enqueue(store, new), json)
+
+
+def _from_stdin() -> bytes:
+    return typer.get_binary_stream("stdin").read()
+
+
+def _enqueue(store: SyncDibs, new: NewJob) -> Job:
+    if not store.traits.shared:
+        raise Refused("this store is gone when the command ends; use sqlite:///file.db or a server")
+    [job] = store.enqueue(new)
+    return job
+
+
+def _say(job: Job, json: bool) -> None:
+    if json:
+        print_json(job)
+        return
+    if not job.is_new:
+        note(f"nothing new: a job with the unique key {job.unique!r} is {job.state}")
+    typer.echo(job.id)

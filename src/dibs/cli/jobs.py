@@ -1,0 +1,269 @@
+"""`dibs jobs …`: look at jobs, and act on some or all of them."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+import typer
+
+from dibs.cli import bulk
+from dibs.cli.acting import change_each
+from dibs.cli.config import open_store
+from dibs.cli.options import (
+    All,
+    AsJson,
+    Id,
+    Ids,
+    OfKind,
+    OfPipeline,
+    OfQueue,
+    SomeIds,
+    States,
+    Tags,
+    Url,
+    Yes,
+    bad_usage,
+    duration,
+    filter_of,
+)
+from dibs.cli.printing import json_text, moment, note, one_line, print_json, print_table, safe
+from dibs.errors import NotFound
+from dibs.ids import parse_id
+from dibs.jobs import Job, JobError
+from dibs.states import JobState
+from dibs.why import Why
+
+app = typer.Typer(
+    help="Look at jobs, and retry, cancel, recover or delete them.",
+    epilog="Example: dibs jobs list --state failed",
+    no_args_is_help=True,
+)
+
+MOST_LISTED = 1000
+COLUMNS = ["id", "state", "queue", "kind", "tries", "about"]
+
+
+@app.callback()
+def options(context: typer.Context, url: Url = None) -> None:
+    context.obj = url or context.obj
+
+
+# -- list ---------------------------------------------------------------------------------------
+
+
+@app.command("list", epilog="Example: dibs jobs list --state failed --queue mail --limit 20")
+def list_(
+    context: typer.Context,
+    state: States = None,
+    queue: OfQueue = None,
+    kind: OfKind = None,
+    tag: Tags = None,
+    pipeline_id: OfPipeline = None,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")] = 50,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones than this job.")] = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """List jobs, newest first, finished ones included."""
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
+    with open_store(context, url) as store:
+        found = store.find(**filter, limit=min(limit + 1, MOST_LISTED), after=after)
+    page, more = found[:limit], len(found) > limit or len(found) == MOST_LISTED
+    if json:
+        print_json(page)
+        return
+    _print_page(page)
+    if more:
+        note(f"next page: {_next_page(filter, limit, page[-1].id)}")
+
+
+def _print_page(page: Sequence[Job]) -> None:
+    if page:
+        print_table(COLUMNS, [_row(job) for job in page])
+    else:
+        note("no jobs")
+
+
+def _row(job: Job) -> list[str | int]:
+    return [str(job.id), job.state, job.queue, job.kind, f"{job.attempts}/{job.max_attempts}", _about(job)]
+
+
+def _about(job: Job) -> str:
+    """What one wants to know of a job in this state."""
+    match job.state:
+        case JobState.scheduled:
+            return f"until {moment(job.run_at)}"
+        case JobState.running:
+            return f"at {job.worker}{f', {job.progress:.0%}' if job.progress else ''} {job.message or ''}"
+        case JobState.failed if job.errors:
+            return f"{job.errors[-1].type}: {job.errors[-1].message}"
+        case JobState.cancelled if job.message:
+            return job.message
+        case _:
+            return f"since {moment(job.finished_at or job.run_at)}"
+
+
+def _next_page(filter: dict[str, Any], limit: int, last: UUID) -> str:
+    words = ["dibs", "jobs", "list", *_flags(filter)]
+    return shlex.join([*words, *(["--limit", str(limit)] if limit != 50 else []), "--after", str(last)])
+
+
+def _flags(filter: dict[str, Any]) -> Iterator[str]:
+    for name, given in filter.items():
+        for value in given if isinstance(given, list) else [given]:
+            yield from (f"--{'tag' if name == 'tags' else name.replace('_', '-')}", str(value))
+
+
+# -- show ---------------------------------------------------------------------------------------
+
+
+@app.command("show", epilog="Example: dibs jobs show 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e")
+def show(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) -> None:
+    """Show all that the store knows of a job: its fields, its errors, and why it is not running."""
+    with open_store(context, url) as store:
+        job = store.get(id)
+        if job is None:
+            raise NotFound(parse_id(id))
+        why = store.why(id)
+    if json:
+        print_json({**msgspec.to_builtins(job), "why": why})
+    else:
+        typer.echo("\n".join(_lines(job, why)))
+
+
+def _lines(job: Job, why: Why) -> Iterator[str]:
+    yield f"{'why':<14}{one_line(str(why))}"
+    for name in job.__struct_fields__:
+        if name not in ("errors", "is_new"):
+            yield f"{name:<14}{_shown(getattr(job, name))}"
+    for error in job.errors:
+        yield from _error_lines(error)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None | [] | "":
+            return "-"
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S.%f} UTC"
+        case dict() | list() | bool():
+            return safe(json_text(value))
+        case _:
+            return one_line(str(value))
+
+
+def _error_lines(error: JobError) -> Iterator[str]:
+    yield ""
+    who = f" at {error.worker}" if error.worker else ""
+    yield f"attempt {error.attempt} failed{who}, {moment(error.at)} UTC"
+    for line in f"{error.type}: {error.message}\n{error.traceback or ''}".splitlines():
+        yield f"  {safe(line)}"
+
+
+# -- act ----------------------------------------------------------------------------------------
+
+
+@app.command("retry", epilog="Example: dibs jobs retry --all --state failed --queue mail")
+def retry(
+    context: typer.Context,
+    ids: SomeIds = None,
+    all: All = False,
+    state: States = None,
+    queue: OfQueue = None,
+    kind: OfKind = None,
+    tag: Tags = None,
+    pipeline_id: OfPipeline = None,
+    yes: Yes = False,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Let failed or cancelled jobs run again with all their attempts, and scheduled ones now."""
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
+    _check_ids_or_all(ids, all, filter)
+    if all:
+        bulk.change_all(context, url, bulk.RETRY, filter, yes=yes, json=json)
+    else:
+        change_each(context, url, ids, lambda store, id: store.retry(id), _retried, json)
+
+
+@app.command(
+    "cancel", epilog="Example: dibs jobs cancel 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e --reason 'sent twice'"
+)
+def cancel(
+    context: typer.Context,
+    ids: SomeIds = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; kept with the job.")] = None,
+    all: All = False,
+    state: States = None,
+    queue: OfQueue = None,
+    kind: OfKind = None,
+    tag: Tags = None,
+    pipeline_id: OfPipeline = None,
+    yes: Yes = False,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """End waiting jobs now, and ask running ones to stop."""
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
+    _check_ids_or_all(ids, all, filter)
+    if all and reason is not None:
+        bad_usage("--reason goes with ids: many jobs are cancelled without one")
+    if all:
+        bulk.change_all(context, url, bulk.CANCEL, filter, yes=yes, json=json)
+    else:
+        change_each(context, url, ids, lambda store, id: store.cancel(id, reason), _cancelled, json)
+
+
+@app.command(
+    "recover", epilog="Example: dibs jobs recover 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e --stale-after 10m"
+)
+def recover(
+    context: typer.Context,
+    ids: Ids,
+    stale_after: Annotated[
+        float | None,
+        typer.Option(parser=duration, metavar="TIME", help="How long its lease must be over. Default: 30m."),
+    ] = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Take jobs from holders that are long dead, and let them run again with all their attempts."""
+    change_each(
+        context, url, ids, lambda store, id: store.recover(id, stale_after=stale_after), _recovered, json
+    )
+
+
+@app.command("delete", epilog="Example: dibs jobs delete 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e")
+def delete(context: typer.Context, ids: Ids, url: Url = None, json: AsJson = False) -> None:
+    """Remove jobs that are not running, for good."""
+    change_each(context, url, ids, _delete, lambda gone: f"deleted {gone['id']}", json)
+
+
+def _check_ids_or_all(ids: list[str] | None, all: bool, filter: dict[str, Any]) -> None:
+    if bool(ids) == all:
+        bad_usage("give the ids of jobs, or --all, and not both")
+    if filter and not all:
+        bad_usage(f"{next(_flags(filter))} goes with --all: ids name their jobs without it")
+
+
+def _retried(job: Job) -> str:
+    return f"retried {job.id}: it is {job.state}"
+
+
+def _recovered(job: Job) -> str:
+    return f"recovered {job.id}: it is {job.state}"
+
+
+def _cancelled(job: Job) -> str:
+    if job.state == JobState.running:
+        return f"asked {job.id} to stop: it is running at {job.worker}"
+    return f"cancelled {job.id}"
+
+
+def _delete(store: Any, id: str) -> dict[str, Any]:
+    if not store.delete(id):
+        raise NotFound(parse_id(id))
+    return {"id": parse_id(id), "deleted": True}

@@ -1,0 +1,91 @@
+"""Options and arguments that several commands share, and how their text is read."""
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from dibs.cli.printing import complain
+from dibs.states import JobState
+
+
+def bad_usage(line: str) -> NoReturn:
+    """Say what is wrong with the command as typed, and end with exit code 2."""
+    complain(line)
+    raise typer.Exit(2)
+
+
+# -- reading text -------------------------------------------------------------------------------
+
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+
+
+def duration(text: str) -> float:
+    """Seconds, from `30`, `30s`, `10m`, `2h` or `7d`."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a duration: write 30, 30s, 10m, 2h or 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def moment(text: str) -> datetime:
+    """A point in time with its time zone, as ISO 8601."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a time: write 2030-01-31T12:00:00Z") from None
+    if at.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no time zone: add Z for UTC, or an offset like +02:00")
+    return at
+
+
+def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
+    """The JSON object in this text; `what` names it where it is something else."""
+    if text is None:
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        bad_usage(f"{what} can't be read as JSON: {error}")
+    if not isinstance(value, dict):
+        bad_usage(f'{what} must be a JSON object of names and values, like {{"order_id": 42}}')
+    return value
+
+
+# -- shared options -----------------------------------------------------------------------------
+
+
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The store; before or after the command. Default: $DIBS_URL."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of one or more jobs.")]
+SomeIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="The ids of one or more jobs.")]
+
+States = Annotated[
+    list[JobState] | None,
+    typer.Option(
+        "--state", metavar="STATE", help=f"Only in this state; may be given again: {', '.join(JobState)}."
+    ),
+]
+OfQueue = Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only of this queue.")]
+OfKind = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only of this kind.")]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Only with this tag; may be given again, then with all."),
+]
+OfPipeline = Annotated[str | None, typer.Option("--pipeline-id", metavar="ID", help="Only of this pipeline.")]
+
+All = Annotated[bool, typer.Option("--all", help="All jobs that match the options, instead of ids.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="With --all: don't ask first.")]
+
+
+def filter_of(**given: Any) -> dict[str, Any]:
+    """The filters that were really given, as `find` and the `_many` verbs take them."""
+    return {name: value for name, value in given.items() if value is not None and value != []}

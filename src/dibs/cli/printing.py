@@ -1,0 +1,132 @@
+"""How answers look: coloured tables for people, aligned columns for pipes, JSON for programs.
+
+Whatever comes from a store passes `safe`: text that somebody put into a job must not move the
+cursor of the person who looks at it.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dibs.states import JobState
+
+Cell = str | int
+
+STYLES = {
+    JobState.scheduled: "blue",
+    JobState.blocked: "magenta",
+    JobState.ready: "cyan",
+    JobState.running: "yellow",
+    JobState.succeeded: "green",
+    JobState.failed: "bold red",
+    JobState.cancelled: "dim",
+    "paused": "yellow",
+}
+
+FOLDED = ("queue", "kind", "about")
+ROOM_FOR_TABLES = 80  # columns of a terminal; on less the terminal may wrap the plain lines
+ROOM_FOR_ABOUT = 100  # on less `about` would be a heap of syllables
+LONGEST_CELL = 200
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+# -- lines --------------------------------------------------------------------------------------
+
+
+def safe(text: str) -> str:
+    """The text with its control characters shown instead of obeyed; lines and tabs stay."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    return safe(" ".join(text.split()))
+
+
+def complain(what: object) -> None:
+    """One line on stderr."""
+    typer.echo(f"dibs: {one_line(str(what))}", err=True)
+
+
+def note(line: str) -> None:
+    """A remark for people, on stderr, where it disturbs no pipe."""
+    typer.echo(one_line(line), err=True)
+
+
+def moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def numbered(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# -- JSON ---------------------------------------------------------------------------------------
+
+
+def print_json(answer: Any) -> None:
+    """On one line for programs, indented on a terminal; always UTF-8, whatever the locale."""
+    text = msgspec.json.encode(answer)
+    typer.echo(msgspec.json.format(text, indent=2) if sys.stdout.isatty() else text)
+
+
+def json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """The rows under the names of their columns; numbers to the right."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if console.is_terminal and console.width >= ROOM_FOR_TABLES:
+        console.print(_rich(columns, rows, console.width))
+    else:
+        typer.echo("\n".join(_aligned([columns, *rows])))
+
+
+def _rich(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> Table:
+    shown = [place for place, name in enumerate(columns) if name != "about" or width >= ROOM_FOR_ABOUT]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place in shown:
+        _add_column(table, columns[place], [row[place] for row in rows])
+    for row in rows:
+        table.add_row(*(_styled(row[place]) for place in shown))
+    return table
+
+
+def _add_column(table: Table, name: str, cells: Sequence[Cell]) -> None:
+    """Ids and the like stay whole on a narrow terminal, names are folded there."""
+    numbers = all(isinstance(cell, int) for cell in cells)
+    table.add_column(
+        name, no_wrap=name not in FOLDED, overflow="fold", justify="right" if numbers else "left"
+    )
+
+
+def _styled(cell: Cell) -> Text:
+    return Text(_cell(cell), style=STYLES.get(str(cell), ""))
+
+
+def _cell(cell: Cell) -> str:
+    text = one_line(str(cell))
+    return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}…"
+
+
+def _aligned(rows: Sequence[Sequence[Cell]]) -> list[str]:
+    texts = [[_cell(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    return ["  ".join(map(_padded, row, widths)).rstrip() for row in texts]
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))

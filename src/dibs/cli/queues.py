@@ -1,0 +1,111 @@
+"""`dibs queues …`: the queues at a glance, and the switches each of them has."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from dibs.app import SyncDibs
+from dibs.cli.config import open_store
+from dibs.cli.options import AsJson, Url, bad_usage
+from dibs.cli.printing import note, one_line, print_json, print_table
+from dibs.operations import Queue
+from dibs.states import FINISHED, JobState
+
+app = typer.Typer(
+    invoke_without_command=True,
+    epilog="Example: dibs queues, or dibs queues pause mail",
+)
+
+LIVE = [state.value for state in JobState if state not in FINISHED]
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
+
+
+@app.callback()
+def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
+    """Show every queue that has live jobs or a setting; pause, resume or limit one."""
+    context.obj = url or context.obj
+    if context.invoked_subcommand is not None:
+        return
+    with open_store(context, url) as store:
+        queues, counts = [_filled(queue) for queue in store.queues()], store.counts()
+    if json:
+        print_json(queues)
+    else:
+        _print(queues, counts)
+
+
+@app.command("pause", epilog="Example: dibs queues pause mail")
+def pause(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
+    """Let nobody claim from this queue; what is running goes on."""
+    _change(context, url, name, lambda store: store.pause(name), f"{name} is paused", json)
+
+
+@app.command("resume", epilog="Example: dibs queues resume mail")
+def resume(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
+    """Let the jobs of a paused queue be claimed again."""
+    _change(context, url, name, lambda store: store.resume(name), f"{name} is not paused", json)
+
+
+@app.command("limit", epilog="Example: dibs queues limit mail 5")
+def limit(
+    context: typer.Context,
+    name: Name,
+    most: Annotated[str, typer.Argument(metavar="N|none", help="How many at a time; none lifts the limit.")],
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Let at most N jobs of this queue run at a time."""
+    number = _number(most)
+    said = f"{name} has no limit" if number is None else f"{name} runs at most {number} at a time"
+    _change(context, url, name, lambda store: store.limit(name, number), said, json)
+
+
+def _number(text: str) -> int | None:
+    if text.lower() == "none":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        bad_usage(f"{text!r} is no limit: write a whole number, or none to lift it")
+    return int(text)
+
+
+def _change(
+    context: typer.Context,
+    url: str | None,
+    name: str,
+    change: Callable[[SyncDibs], None],
+    said: str,
+    json: bool,
+) -> None:
+    with open_store(context, url) as store:
+        change(store)
+        if json:
+            print_json(_look(store, name))
+        else:
+            typer.echo(one_line(said))
+
+
+def _look(store: SyncDibs, name: str) -> Queue:
+    """The queue as it is now; one without jobs and settings is not listed, but it is still a queue."""
+    found = (queue for queue in store.queues() if queue.name == name)
+    return _filled(next(found, Queue(name=name, paused=False, limit=None, counts={})))
+
+
+def _filled(queue: Queue) -> Queue:
+    return replace(queue, counts={state: queue.counts.get(state, 0) for state in LIVE})
+
+
+def _print(queues: list[Queue], counts: dict[str, int]) -> None:
+    if queues:
+        print_table(["queue", "paused", "limit", *LIVE], [_row(queue) for queue in queues])
+    else:
+        note("no queue has live jobs or a setting")
+    total = ", ".join(f"{number:,} {state}" for state, number in counts.items() if number)
+    typer.echo(f"total: {total or 'no jobs'}")
+
+
+def _row(queue: Queue) -> list[str | int]:
+    most = "-" if queue.limit is None else str(queue.limit)
+    return [queue.name, "paused" if queue.paused else "-", most, *queue.counts.values()]

@@ -1,0 +1,299 @@
+"""Claim → run → settle, in turns.
+
+A *turn* is one round trip: it sends what was finished since the last one and takes as many jobs as there
+are free places, in one commit. While it is under way handlers go on, and what they finish travels with the
+next turn; so a busy worker batches by itself and an idle one never waits for a batch to fill.
+
+Between turns the worker rests until a handler ends, a hint arrives, or upkeep is due. Hints may be lost:
+the tick, at least every `poll` seconds, is the promise.
+"""
+
+import asyncio
+import random
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from dibs import operations
+from dibs.app import Dibs
+from dibs.claims import Claim, Holding
+from dibs.clock import monotonic
+from dibs.context import Context
+from dibs.engines.trouble import TryAgain
+from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
+from dibs.events import log
+from dibs.identity import worker_name
+from dibs.jobs import Job
+from dibs.operations import Settled, Wish
+from dibs.running import NOT_COMMITTED, canceller, perform, settlement, still_ours
+from dibs.settings import Duration, lease_micros, span
+from dibs.states import Released
+from dibs.tasks import DEFAULT_LEASE
+
+SOON = 0.2  # seconds between two ticks at the least
+SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
+LONGEST_BACK_OFF = 5.0  # seconds between two tries to reach a lost store
+GRACE = 10.0
+
+
+class Worker:
+    """Runs the jobs of the kinds registered on `app`, `concurrency` at a time."""
+
+    def __init__(
+        self,
+        app: Dibs,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 10,
+        grace: Duration = GRACE,
+    ) -> None:
+        if not app._core.registry.tasks:
+            raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
+        if concurrency < 1:
+            raise BadRequest(f"concurrency={concurrency} must be at least 1")
+        self.name = worker_name()
+        self._core = app._core
+        self._queues = None if queues is None else list(queues)
+        self._concurrency = concurrency
+        self._grace = span(grace, what="grace") / 1_000_000
+        self._running: dict[asyncio.Task[None], Holding] = {}
+        self._done: list[tuple[Holding, Settled]] = []
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._hungry = True
+        self._look_at: float | None = None
+        self._last_tick = self._next_tick = 0.0
+        self._failures = 0
+
+    async def run(self, *, until_idle: bool = False) -> None:
+        """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim."""
+        self._changed = asyncio.Event()
+        self._stopping = False
+        loop = asyncio.get_running_loop()
+        handled = _handle_signals(loop, self.stop)
+        listening = asyncio.create_task(self._listening(), name="dibs-listening")
+        self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
+        try:
+            await self._work(until_idle)
+            await self._wind_down()
+        finally:
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+            _unhandle_signals(loop, handled)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            with suppress(DibsError):
+                await self._core.store.run_async(lambda _: operations.leave(self.name))
+
+    def stop(self) -> None:
+        """Claim nothing more; running handlers get `grace` seconds. Asked twice, they end at once."""
+        if self._stopping:
+            self._grace = 0.0
+        self._stopping = True
+        self._changed.set()
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    async def _work(self, until_idle: bool) -> None:
+        while not self._stopping:
+            if monotonic() >= self._next_tick:
+                await self._tick()
+            if self._done or (self._hungry and self._free() > 0):
+                await self._turn(self._free())
+            elif until_idle and not self._running and not self._hungry:
+                return
+            else:
+                await self._rest()
+
+    async def _turn(self, places: int) -> None:
+        """One round trip: settle what is done, take what fits."""
+        done, self._done = self._done, []
+        before = monotonic()
+        try:
+            lost, jobs = await self._exchange([one for _, one in done], places)
+        except StoreUnavailable as error:
+            self._done = done + self._done
+            await self._back_off(error)
+            return
+        self._failures = 0
+        self._told(done, set(lost))
+        if places:
+            self._hungry = len(jobs) >= places
+        for held in self._core.holdings(jobs, before):
+            self._start(held)
+
+    async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Any], list[Job]]:
+        store = self._core.store
+        if not places:
+            return await store.run_async(lambda _: operations.settle_if_held(settled)), []
+        wish = self._wish(places)
+        if not settled:
+            return [], await store.run_async(lambda _: operations.take(wish))
+        return await store.run_async(lambda _: operations.exchange(settled, wish))
+
+    def _wish(self, places: int) -> Wish:
+        registry = self._core.registry
+        return Wish(
+            worker=self.name,
+            lease=lease_micros(DEFAULT_LEASE),
+            leases=registry.leases(),
+            limit=places,
+            queues=self._queues,
+            kinds=list(registry.tasks),
+        )
+
+    def _told(self, done: Sequence[tuple[Holding, Settled]], lost: set[Any]) -> None:
+        for held, one in done:
+            if one.id in lost:
+                self._core.events.lost(held.job)
+            else:
+                held.is_settled(one)
+
+    def _free(self) -> int:
+        return self._concurrency - len(self._running)
+
+    # -- handlers -------------------------------------------------------------------------------
+
+    def _start(self, held: Holding) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_one(held))
+        self._running[task] = held
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running.pop(task)
+        self._changed.set()
+
+    async def _run_one(self, held: Holding) -> None:
+        context = Context(Claim(held))
+        keeper = self._core.keeper
+        keeper.keep(held, self._core.lease_of(held.job), canceller())
+        try:
+            task = self._core.registry.tasks[held.job.kind]
+            outcome = await perform(held, task, context, self._threads)
+            if held.settled:
+                await self._mind_commit(held)
+                return
+            self._done.append((held, settlement(held, outcome, context)))
+        except asyncio.CancelledError:
+            self._done.append((held, held.settled_by(Released())))
+        except LeaseLost:
+            pass  # told by the keeper; whoever has the job now settles it
+        finally:
+            keeper.drop(held)
+
+    async def _mind_commit(self, held: Holding) -> None:
+        """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
+        job = await self._core.store.run_async(self._core.get(held.job.id))
+        if still_ours(job, held):
+            self._done.append((held, held.settled_by(held.raised(NOT_COMMITTED))))
+
+    # -- rest, hints, upkeep --------------------------------------------------------------------
+
+    async def _rest(self) -> None:
+        self._changed.clear()
+        now = monotonic()
+        wake_at = self._next_tick if self._look_at is None else min(self._next_tick, self._look_at)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(wake_at - now, 0.001))
+        if self._look_at is not None and monotonic() >= self._look_at:
+            self._look_at, self._hungry = None, True
+
+    def _hear(self, hint: str) -> None:
+        """Somebody enqueued something, somewhere; a hint that begins with `!` is our own voice."""
+        if hint.startswith("!"):
+            return
+        if self._queues is not None and hint and hint not in self._queues:
+            return
+        self._hungry = True
+        self._look_at = monotonic() + SECOND_LOOK
+        self._next_tick = min(self._next_tick, max(monotonic(), self._last_tick + SOON))
+        self._changed.set()
+
+    async def _listening(self) -> None:
+        pause = 0.1
+        while True:
+            try:
+                await self._core.store.listen(self._hear)
+            except (TryAgain, DibsError):
+                await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+                pause = min(pause * 2, LONGEST_BACK_OFF)
+
+    async def _tick(self) -> None:
+        """Say that we are here; do the upkeep that is due; plan the next tick."""
+        self._last_tick = monotonic()
+        store = self._core.store
+        busy = {"concurrency": self._concurrency, "running": len(self._running)}
+        kinds = list(self._core.registry.tasks)
+        try:
+            upcoming = await store.run_async(
+                lambda _: operations.tick(self.name, self._queues, kinds, **busy)
+            )
+            if upcoming.overdue:
+                self._core.swept(await store.run_async(lambda _: operations.sweep()))
+        except StoreUnavailable as error:
+            await self._back_off(error)
+            return
+        self._failures = 0
+        self._hungry = True
+        poll = self._core.settings.poll
+        wait = (
+            poll if upcoming.seconds is None else max(upcoming.seconds, SOON if upcoming.overdue else 0.005)
+        )
+        self._next_tick = self._last_tick + (wait if wait < poll else _jittered(poll))
+
+    async def _back_off(self, error: StoreUnavailable) -> None:
+        """The store is away: say so once, wait, try again."""
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("the worker lost its store and keeps trying: %s", error)
+        pause = min(0.1 * 2**self._failures, LONGEST_BACK_OFF)
+        self._next_tick = 0.0
+        await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def _wind_down(self) -> None:
+        """Let handlers finish, then cancel those that can be, and settle what there is to settle."""
+        deadline = monotonic() + self._grace
+        while self._running and (left := min(deadline, monotonic() + self._grace) - monotonic()) > 0:
+            await self._settle_rest()
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        cancelled = [task for task, held in self._running.items() if self._is_async(held)]
+        for task in cancelled:
+            task.cancel()
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=5)
+        await self._settle_rest()
+
+    def _is_async(self, held: Holding) -> bool:
+        return self._core.registry.tasks[held.job.kind].is_async
+
+    async def _settle_rest(self) -> None:
+        if self._done:
+            with suppress(StoreUnavailable):
+                await self._turn(0)
+
+
+def _jittered(seconds: float) -> float:
+    """Workers that started together should not do their upkeep together."""
+    return seconds * (0.9 + 0.1 * random.random())  # noqa: S311
+
+
+def _handle_signals(loop: asyncio.AbstractEventLoop, stop: Any) -> list[signal.Signals]:
+    handled = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop)
+            handled.append(number)
+        except (ValueError, RuntimeError, NotImplementedError):  # not in the main thread, or Windows
+            pass
+    return handled
+
+
+def _unhandle_signals(loop: asyncio.AbstractEventLoop, handled: Sequence[signal.Signals]) -> None:
+    for number in handled:
+        loop.remove_signal_handler(number)
