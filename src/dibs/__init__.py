@@ -18,11 +18,12 @@ from dibs.errors import (
     UnsupportedConnection,
 )
 from dibs.jobs import Job, JobError, NewJob
-from dibs.operations import Queue, Swept
+from dibs.operations import Queue, Swept, WorkerInfo
 from dibs.running import Cancel, Fail, Snooze
 from dibs.states import JobState, Retry
 from dibs.tasks import SyncTask, Task
 from dibs.why import Why
+from dibs.worker import Worker
 
 __all__ = [
     "BadRequest",
@@ -55,4 +56,6 @@ __all__ = [
     "UnknownEngine",
     "UnsupportedConnection",
     "Why",
+    "Worker",
+    "WorkerInfo",
 ]

@@ -17,7 +17,7 @@ from dibs.core import Core, asked_at
 from dibs.errors import BadRequest, NotFound
 from dibs.ids import parse_id
 from dibs.jobs import Job, NewJob
-from dibs.operations import Queue, Swept
+from dibs.operations import Queue, Swept, WorkerInfo
 from dibs.running import handler_for, run_claimed, run_claimed_sync
 from dibs.settings import Duration, Keep, micros, read_settings
 from dibs.states import Retry
@@ -118,7 +118,11 @@ class Dibs:
         await self._core.store.close_async()
 
     async def __aenter__(self) -> Self:
-        return await self.open()
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()
+            raise
 
     async def __aexit__(
         self,
@@ -211,6 +215,10 @@ class Dibs:
         """Queues with live jobs or a setting, by name."""
         return await self._core.store.run_async(self._core.queues())
 
+    async def workers(self) -> list[WorkerInfo]:
+        """Workers that were heard of lately, by name."""
+        return await self._core.store.run_async(self._core.workers())
+
     async def why(self, id: UUID | str) -> Why:
         """Why this job is not running: a sentence for people, `.code` for programs."""
         return await self._core.store.run_async(self._core.why(id))
@@ -288,7 +296,11 @@ class SyncDibs:
         self._core.store.close()
 
     def __enter__(self) -> Self:
-        return self.open()
+        try:
+            return self.open()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(
         self,
@@ -365,6 +377,9 @@ class SyncDibs:
 
     def queues(self) -> list[Queue]:
         return self._core.store.run(self._core.queues())
+
+    def workers(self) -> list[WorkerInfo]:
+        return self._core.store.run(self._core.workers())
 
     def why(self, id: UUID | str) -> Why:
         return self._core.store.run(self._core.why(id))

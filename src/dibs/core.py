@@ -19,7 +19,7 @@ from dibs.identity import worker_name
 from dibs.ids import parse_id
 from dibs.jobs import Job, NewJob
 from dibs.leases import Keeper
-from dibs.operations import Queue, Settled, Standing, Swept, Wish
+from dibs.operations import Queue, Settled, Standing, Swept, Wish, WorkerInfo
 from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
@@ -153,9 +153,13 @@ class Core:
     def queues(self) -> Operation[list[Queue]]:
         return lambda _: operations.queues()
 
+    def workers(self) -> Operation[list[WorkerInfo]]:
+        silence = span(3 * self.settings.poll, what="poll")
+        return lambda _: operations.workers(silence)
+
     def why(self, id: UUID | str) -> Operation[Why]:
-        parsed = parse_id(id)
-        return lambda _: explain(parsed)
+        parsed, silence = parse_id(id), span(3 * self.settings.poll, what="poll")
+        return lambda _: explain(parsed, silence)
 
     def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
         parsed, checked = parse_id(id), self.check_reason(reason)

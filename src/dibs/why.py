@@ -6,6 +6,7 @@ from uuid import UUID
 
 from dibs.errors import NotFound
 from dibs.jobs import Job, job_from_row
+from dibs.operations import WorkerInfo, workers
 from dibs.scripts import Row, Script, Step
 from dibs.states import JobState
 
@@ -21,11 +22,28 @@ class Why:
         return self.sentence
 
 
-def explain(id: UUID) -> Script[Why]:
+def explain(id: UUID, silence: int) -> Script[Why]:
+    """`silence`: a worker not heard of for longer (in microseconds) does not count."""
     rows = yield Step("explain", {"job": id})
     if not rows:
         raise NotFound(id)
-    return judge(job_from_row(rows[0]), rows[0])
+    job = job_from_row(rows[0])
+    why = judge(job, rows[0])
+    return (yield from _who_could(job, why, silence)) if why.code == "ready" else why
+
+
+def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
+    """A ready job that no live worker would take says so; without any worker it waits for a claim by hand."""
+    here = yield from workers(silence)
+    if not here or any(_takes(worker, job) for worker in here):
+        return why
+    knows = any(job.kind in worker.kinds for worker in here)
+    what = f"serves the queue {job.queue!r}" if knows else f"knows the kind {job.kind!r}"
+    return Why("no_worker", f"it is ready, but none of the {len(here)} live workers {what}")
+
+
+def _takes(worker: WorkerInfo, job: Job) -> bool:
+    return job.kind in worker.kinds and (worker.queues is None or job.queue in worker.queues)
 
 
 def judge(job: Job, about: Row) -> Why:

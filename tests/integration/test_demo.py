@@ -181,8 +181,8 @@ def test_migrate_does_its_work_once(tmp_path: Path, postgresql: PostgreSQL) -> N
     first = dibs("migrate", cwd=tmp_path, DIBS_URL=url)
     again = dibs("--url", url, "migrate", "--json", cwd=tmp_path)
 
-    assert (first.returncode, first.stdout) == (0, "applied 1: the store has schema version 1\n")
-    assert (again.returncode, json.loads(again.stdout)) == (0, {"applied": [], "version": 1})
+    assert (first.returncode, first.stdout) == (0, "applied 1, 2: the store has schema version 2\n")
+    assert (again.returncode, json.loads(again.stdout)) == (0, {"applied": [], "version": 2})
 
 
 def test_the_sql_that_migrate_prints_does_what_migrate_does(tmp_path: Path, postgresql: PostgreSQL) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dibs.cli import demo, enqueue, jobs, migrate, queues, why
+from dibs.cli import demo, enqueue, jobs, migrate, queues, why, work
 from dibs.cli.options import Url
 from dibs.cli.printing import complain
 from dibs.errors import DibsError
@@ -36,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("work", epilog=work.EXAMPLE)(work.command)
 app.command("enqueue", epilog=enqueue.EXAMPLE)(enqueue.command)
 app.add_typer(jobs.app, name="jobs")
 app.command("why", epilog=why.EXAMPLE)(why.command)

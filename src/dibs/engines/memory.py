@@ -140,9 +140,8 @@ class Memory:
 
     def _overdue(self) -> bool:
         now = self._clock()
-        return any(job["lease_until"] <= now for job in self._running.values()) or any(
-            job["state"] == JobState.scheduled and job["run_at"] <= now for job in self._live.values()
-        )
+        due = bool(self._scheduled) and self._scheduled[0][0] <= now
+        return due or any(job["lease_until"] <= now for job in self._running.values())
 
     # -- settle, renew, progress ----------------------------------------------------------------
 

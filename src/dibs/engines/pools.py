@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from dibs.clock import monotonic
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import Copy, Query, placeholders, schema_files, schema_version, statements
 from dibs.engines.sqlite import SQLite
@@ -24,6 +26,8 @@ from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async
 
 CONNECT_TIMEOUT = 10
+ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
+BULK_TIMEOUT = 600
 BUSY_TIMEOUT = 30
 OLDEST_SQLITE = (3, 35)
 MIGRATION_LOCK = 0x64696273  # "dibs"
@@ -167,7 +171,10 @@ class AsyncPostgres:
             raise _missing("asyncpg", "postgres") from None
         try:
             return await asyncpg.connect(
-                _driver_url(self._url), timeout=CONNECT_TIMEOUT, server_settings=SESSION
+                _driver_url(self._url),
+                timeout=CONNECT_TIMEOUT,
+                command_timeout=ANSWER_TIMEOUT,
+                server_settings=SESSION,
             )
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             raise self._sorted(error) from error
@@ -204,7 +211,9 @@ def _asyncpg_query(connection: Any, engine: PostgreSQL) -> Any:
     async def query(query: Query | Copy) -> Rows:
         if isinstance(query, Copy):
             table = engine.dialect.rename(query.table)
-            await connection.copy_records_to_table(table, columns=query.columns, records=query.records)
+            await connection.copy_records_to_table(
+                table, columns=query.columns, records=query.records, timeout=BULK_TIMEOUT
+            )
             return []
         sql, order = placeholders(engine.dialect.blocks[query.name], "numeric")
         params: Any = query.params
@@ -302,7 +311,7 @@ class SyncPostgres:
         except ImportError:
             raise _missing("psycopg", "postgres") from None
         try:
-            return psycopg.connect(
+            return _patient(psycopg.Connection).connect(
                 _driver_url(self._url),
                 autocommit=True,
                 row_factory=dict_row,
@@ -310,6 +319,10 @@ class SyncPostgres:
                 prepare_threshold=2,
                 application_name=SESSION["application_name"],
                 options=_options(),
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=ANSWER_TIMEOUT * 1000,
             )
         except psycopg.Error as error:
             raise self._sorted(error) from error
@@ -317,8 +330,8 @@ class SyncPostgres:
     def _after(self, connection: Any, error: BaseException) -> None:
         import psycopg
 
-        ending = connection.closed or connection.broken
-        if not isinstance(error, psycopg.Error) or ending or _is_ending(error.sqlstate):
+        sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+        if sqlstate is None or connection.closed or connection.broken or _is_ending(sqlstate):
             connection.close()
             while (other := self._take_idle()) is not None:
                 other.close()
@@ -335,6 +348,31 @@ class SyncPostgres:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
             return TryAgain(error, store_name(self._url), unsure=True)
         return error
+
+
+@cache
+def _patient(connection: Any) -> Any:
+    """psycopg waits for ever on a server that neither answers nor hangs up; this one gives up in time."""
+
+    class Patient(connection):  # type: ignore[misc]
+        def wait(self, gen: Any, interval: float = 1.0) -> Any:
+            return super().wait(_limited(gen), interval=1.0)
+
+    return Patient
+
+
+def _limited(waiting: Any) -> Any:
+    """The same generator, until nothing was ready for too long."""
+    deadline = monotonic() + ANSWER_TIMEOUT
+    try:
+        wanted = next(waiting)
+        while True:
+            ready = yield wanted
+            if not ready and monotonic() >= deadline:
+                raise ConnectionError(f"no answer within {ANSWER_TIMEOUT} s")
+            wanted = waiting.send(ready)
+    except StopIteration as end:
+        return end.value
 
 
 def _psycopg_query(connection: Any, engine: PostgreSQL) -> Any:

@@ -1,7 +1,6 @@
 """A store as the faces use it: run an operation, in either colour, again where that may help."""
 
 import asyncio
-import random
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,7 @@ from dibs.engines.pools import AsyncPostgres, SqliteFile, SyncPostgres
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import schema_version
 from dibs.engines.sqlite import SQLite
-from dibs.engines.trouble import PAUSES, Tries, TryAgain
+from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine, UnsupportedConnection
 from dibs.scripts import Rows, Script, Step, run, run_async
 from dibs.settings import Settings
@@ -122,10 +121,10 @@ class MemoryStore:
         return []
 
     def schema_version(self) -> int:
-        return 1
+        return schema_version("sqlite")  # it has no tables, and is always of the newest shape
 
     async def schema_version_async(self) -> int:
-        return 1
+        return self.schema_version()
 
     def _refuse(self, within: Any) -> None:
         if within is not None:
@@ -291,7 +290,7 @@ def _again(work: Callable[[Tries], T]) -> T:
         try:
             return work(tries)
         except TryAgain as trouble:
-            time.sleep(_pause(tries, trouble))
+            time.sleep(tries.pause(trouble))
 
 
 async def _again_async(work: Callable[[Tries], Awaitable[T]]) -> T:
@@ -300,16 +299,7 @@ async def _again_async(work: Callable[[Tries], Awaitable[T]]) -> T:
         try:
             return await work(tries)
         except TryAgain as trouble:
-            await asyncio.sleep(_pause(tries, trouble))
-
-
-def _pause(tries: Tries, trouble: TryAgain) -> float:
-    """Note the failure; answer how long to wait before the next try, or give up."""
-    if tries.number >= len(PAUSES):
-        raise trouble.final() from trouble.cause
-    pause = PAUSES[tries.number] * (0.5 + random.random())  # noqa: S311
-    tries.failed(trouble)
-    return pause
+            await asyncio.sleep(tries.pause(trouble))
 
 
 def _sqlite_path(url: str) -> str:

@@ -1,11 +1,14 @@
 """What can go wrong between us and a store, sorted by what it means for the operation."""
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, field
 
+from dibs.clock import monotonic
 from dibs.errors import StoreUnavailable
 
 # Pauses between the tries of one operation, in seconds; about two seconds in all.
 PAUSES = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)
+LONG_ENOUGH = 20
 
 
 @dataclass
@@ -14,10 +17,17 @@ class Tries:
 
     number: int = 0
     unsure: bool = False
+    began: float = field(default_factory=monotonic)
 
-    def failed(self, trouble: "TryAgain") -> None:
+    def pause(self, trouble: "TryAgain") -> float:
+        """Note a failure; answer how long to wait before the next try, or give up."""
+        slow = self.number > 0 and monotonic() - self.began > LONG_ENOUGH
+        if self.number >= len(PAUSES) or slow:
+            raise trouble.final() from trouble.cause
+        pause = PAUSES[self.number] * (0.5 + random.random())  # noqa: S311
         self.number += 1
         self.unsure = self.unsure or trouble.unsure
+        return pause
 
 
 @dataclass

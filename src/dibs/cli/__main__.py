@@ -1,0 +1,5 @@
+"""`python -m dibs.cli`: the same as `dibs`."""
+
+from dibs.cli import main
+
+main()

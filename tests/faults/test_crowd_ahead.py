@@ -1,0 +1,91 @@
+"""A claim costs the same with a crowd of ready jobs ahead that it can't have."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import pytest
+import scenes
+from rig import Place, Places
+
+CLAIMS = 30
+SLACK_SECONDS = 0.001
+
+OTHER_KIND = {"kind": "theirs", "queue": "default"}
+PAUSED_QUEUE = {"kind": "mine", "queue": "a-paused-one"}
+
+SIZES = [pytest.param(30_000, id="30k"), pytest.param(300_000, id="300k", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("many", SIZES)
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "never-analyzed"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_a_claim_costs_the_same_with_a_crowd_ahead(
+    places: Places, engine: str, analyzed: bool, many: int
+) -> None:
+    plain, crowded = places(engine), places(engine)
+    _let_in(crowded, many, analyzed)
+    for place in (plain, crowded):
+        scenes.enqueue(place.app(), 3 * CLAIMS + 10, "mine")
+        place.app().sync.pause("a-paused-one")
+
+    slower = {
+        name: _compare(plain, crowded, wish)
+        for name, wish in {
+            "my kind in any queue": {"kinds": ["mine"]},
+            "my kind in my queue": {"kinds": ["mine"], "queues": ["default"]},
+            "my queue, and the paused one": {"kinds": ["mine"], "queues": ["default", "a-paused-one"]},
+        }.items()
+    }
+
+    assert crowded.app().sync.counts()["ready"] >= many, "there was no crowd"
+    for name, (with_crowd, without) in slower.items():
+        assert with_crowd <= 2 * without + SLACK_SECONDS, (
+            f"{name}: {with_crowd * 1e3:.2f} ms with the crowd, {without * 1e3:.2f} ms without"
+        )
+
+
+@pytest.mark.parametrize("many", SIZES)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_a_claim_of_anything_costs_the_same_with_a_paused_queue_ahead(
+    places: Places, engine: str, many: int
+) -> None:
+    plain, crowded = places(engine), places(engine)
+    crowded.app().sync.counts()
+    scenes.crowd(crowded, many, state="ready", priority=9, **PAUSED_QUEUE)
+    for place in (plain, crowded):
+        scenes.enqueue(place.app(), CLAIMS + 10, "mine")
+        place.app().sync.pause("a-paused-one")
+
+    with_crowd, without = _compare(plain, crowded, {})
+
+    assert crowded.app().sync.counts("a-paused-one")["ready"] == many
+    assert with_crowd <= 2 * without + SLACK_SECONDS, (
+        f"{with_crowd * 1e3:.2f} ms with the crowd, {without * 1e3:.2f} ms without"
+    )
+
+
+def _let_in(place: Place, many: int, analyzed: bool) -> None:
+    place.app().sync.counts()
+    if place.kind == "postgresql":
+        place.sql("alter table dibs_jobs set (autovacuum_enabled = off)")
+    scenes.crowd(place, many // 2, state="ready", priority=9, **OTHER_KIND)
+    scenes.crowd(place, many // 2, state="ready", priority=9, **PAUSED_QUEUE)
+    if analyzed:
+        place.sql("analyze")
+
+
+def _compare(plain: Place, crowded: Place, wish: dict[str, Any]) -> tuple[float, float]:
+    """Median seconds of a claim in each place, measured in turn so that noise meets both."""
+    apps = [plain.app(), crowded.app()]
+    times: list[list[float]] = [[], []]
+    for round in range(CLAIMS + 3):
+        for app, spent in zip(apps, times, strict=True):
+            before = time.perf_counter()
+            claims = app.sync.claim(**wish)
+            spent.append(time.perf_counter() - before)
+            assert [claim.job.kind for claim in claims] == ["mine"], f"no claim in round {round}"
+    without, with_crowd = (statistics.median(spent[3:]) for spent in times)
+    return with_crowd, without

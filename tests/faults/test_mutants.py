@@ -1,0 +1,301 @@
+"""The suite can fail: each statement, broken on purpose, is found out by the scene made for it.
+
+A mutant is one replaced text in one block of a dialect. `Mutant.text` must still be there: when a
+statement is reworded, its mutants say so instead of passing for nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import scenes
+from rig import Place, Places, mutate
+
+from dibs import Dibs
+from dibs.engines import pools, stores
+
+
+@pytest.fixture(autouse=True)
+def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant that can't get through need not try for two seconds."""
+    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.01, 0.02))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is broken, in which block, and who must notice."""
+
+    name: str
+    block: str
+    text: str
+    instead: str
+    scene: scenes.Scene
+    symptom: str = ""
+
+    def hurt(self, app: Dibs) -> None:
+        mutate(app, self.block, self.text, self.instead)
+
+
+LOCK = "for update skip locked"
+TAKE_BY_ID = "where job.id = any (array(select picked.id from picked))"
+FENCE = "and job.token = given.token"
+
+POSTGRESQL = [
+    Mutant(
+        "claim takes no lock and has no guard", "claim", LOCK, "",
+        scenes.each_claimer_gets_a_job_of_its_own, "claimed twice",
+    ),
+    Mutant(
+        "claim waits for locks", "claim", LOCK, "for update",
+        scenes.a_claim_never_waits, "waited",
+    ),
+    Mutant(
+        "claim by id takes no lock", "claim_job", LOCK, "",
+        scenes.one_of_many_wins_the_job, "claimed twice",
+    ),
+    Mutant(
+        "claim by id waits for locks", "claim_job", LOCK, "for update",
+        scenes.a_claim_by_id_never_waits, "answered []",
+    ),
+    Mutant(
+        "claim counts no attempt", "claim", "attempts = job.attempts + 1", "attempts = job.attempts",
+        scenes.poison_runs_out_of_attempts, "more often",
+    ),
+    Mutant(
+        "claim keeps the old token", "claim", "token = nextval('dibs_token')",
+        "token = coalesce(job.token, nextval('dibs_token'))",
+        scenes.a_zombie_succeeds_at_nothing, "greater",
+    ),
+    Mutant(
+        "limits are counted without a lock", "lock_limits", "for update", "",
+        scenes.a_limit_holds_under_race, "over the limit",
+    ),
+    Mutant("settle is not fenced", "settle", FENCE, "", scenes.a_zombie_succeeds_at_nothing, "changed"),
+    Mutant("giving back is not fenced", "settle", FENCE, "", scenes.a_zombie_gives_nothing_back, "changed"),
+    Mutant("exchange is not fenced", "exchange", FENCE, "",
+           scenes.an_exchange_of_a_zombie_settles_nothing, "no longer held"),
+    Mutant(
+        "settle takes jobs that wait", "settle", "and job.lease_until is not null", "",
+        scenes.a_released_claim_settles_nothing, "could",
+    ),
+    Mutant(
+        "settle with children is not fenced", "settle", FENCE, "",
+        scenes.children_come_only_with_success, "left 1 children",
+    ),
+    Mutant(
+        "renew is not fenced", "renew", FENCE, "",
+        scenes.a_zombie_renews_nothing, "changed",
+    ),
+    Mutant(
+        "renew waits for locks", "renew", "of job skip locked", "of job",
+        scenes.a_locked_row_does_not_stall_renewals, "waited",
+    ),
+    Mutant(
+        "progress is not fenced", "progress", "and token = :token", "and :token > 0",
+        scenes.a_zombie_reports_nothing, "changed",
+    ),
+    Mutant(
+        "sweep takes live leases", "sweep", "and job.lease_until <= statement_timestamp()", "",
+        scenes.a_live_lease_is_not_swept, "had a minute to go",
+    ),
+    Mutant(
+        "sweep waits for locks", "sweep", LOCK, "for update",
+        scenes.a_locked_row_does_not_stall_the_sweep, "waited",
+    ),
+    Mutant(
+        "a repeated enqueue is not expected", "enqueue_again", "on conflict (id) do nothing", "",
+        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
+    ),
+    Mutant(
+        "a repeated enqueue forgets what has finished", "enqueue_forget_finished",
+        "and finished.id = job.id", "and finished.id = job.id and false",
+        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
+    ),
+    Mutant(
+        "a unique key that is taken answers nothing", "enqueue_unique",
+        "do update\nset unique_key = excluded.unique_key", "do nothing",
+        scenes.a_unique_key_that_is_taken_names_its_holder,
+    ),
+    Mutant(
+        "retry does not expect a taken key", "retry", "on conflict do nothing", "",
+        scenes.a_retry_respects_the_unique_key, "StoreUnavailable",
+    ),
+    Mutant(
+        "retry leaves the finished copy", "retry", "where finished.id = back.id",
+        "where finished.id = back.id and false",
+        scenes.a_retry_by_many_leaves_one_copy, "retried by many left",
+    ),
+]  # fmt: skip
+
+SQLITE = [
+    Mutant(
+        "claim sees jobs that are running", "near",
+        "indexed by dibs_jobs_ready\nwhere ready.state = 'ready' and", "where",
+        scenes.each_claimer_gets_a_job_of_its_own, "claimed twice",
+    ),
+    Mutant(
+        "claim by id sees jobs that are running", "wanted", "and job.state = 'ready'", "",
+        scenes.one_of_many_wins_the_job, "claimed twice",
+    ),
+    Mutant(
+        "claim counts no attempt", "lease", "attempts = attempts + 1", "attempts = attempts",
+        scenes.poison_runs_out_of_attempts, "more often",
+    ),
+    Mutant(
+        "tokens stand still", "tokens", "value + :taken", "value + 0 * :taken",
+        scenes.a_zombie_succeeds_at_nothing, "greater",
+    ),
+    Mutant(
+        "settle is not fenced", "settle_ended", "and job.token = :token", "",
+        scenes.a_zombie_succeeds_at_nothing, "changed",
+    ),
+    Mutant(
+        "giving back is not fenced", "settle_returned", "and token = :token", "",
+        scenes.a_zombie_gives_nothing_back, "changed",
+    ),
+    Mutant(
+        "settle takes jobs that wait", "settle_ended", "and job.state = 'running'", "",
+        scenes.a_released_claim_settles_nothing, "could",
+    ),
+    Mutant(
+        "settle with children is not fenced", "settle_ended", "and job.token = :token", "",
+        scenes.children_come_only_with_success, "left 1 children",
+    ),
+    Mutant(
+        "renew is not fenced", "renew", "and token = :token", "and :token > 0",
+        scenes.a_zombie_renews_nothing, "changed",
+    ),
+    Mutant(
+        "progress is not fenced", "progress", "and token = :token", "and :token > 0",
+        scenes.a_zombie_reports_nothing, "changed",
+    ),
+    Mutant(
+        "sweep takes live leases", "expired", "and job.lease_until <=", "and 0 <=",
+        scenes.a_live_lease_is_not_swept, "had a minute to go",
+    ),
+    Mutant(
+        "a repeated enqueue is not looked for", "holders", "where job.id in", "where false and job.id in",
+        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
+    ),
+    Mutant(
+        "a unique key that is taken is not seen", "holders", "where job.unique_key in",
+        "where false and job.unique_key in",
+        scenes.a_unique_key_is_held_once, "StoreUnavailable",
+    ),
+    Mutant(
+        "retry does not expect a taken key", "retry_finished", "on conflict do nothing", "",
+        scenes.a_retry_respects_the_unique_key, "StoreUnavailable",
+    ),
+    Mutant(
+        "retry leaves the finished copy", "forget_finished", "where id = :id", "where id = :id and false",
+        scenes.a_retry_by_many_leaves_one_copy, "retried by many left",
+    ),
+    Mutant(
+        "limits count nothing", "lines", "other.state = 'running' and", "false and",
+        scenes.a_limit_holds_under_race, "over the limit",
+    ),
+]  # fmt: skip
+
+
+ALL = [("postgresql", one) for one in POSTGRESQL] + [("sqlite", one) for one in SQLITE]
+
+
+@pytest.mark.parametrize(
+    ("engine", "mutant"), [pytest.param(*each, id=f"{each[0]}: {each[1].name}") for each in ALL]
+)
+def test_a_mutant_is_caught(places: Places, engine: str, mutant: Mutant) -> None:
+    place = places(engine)
+    place.broken_by = mutant.hurt
+
+    wrong = scenes.run_scene(mutant.scene, place)
+
+    assert wrong is not None, f"{mutant.name}: nobody noticed"
+    assert mutant.symptom in wrong
+
+
+SCENES = sorted(
+    {(engine, mutant.scene) for engine, mutant in ALL}, key=lambda each: (each[0], each[1].__name__)
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "scene"), [pytest.param(*each, id=f"{each[0]}: {each[1].__name__}") for each in SCENES]
+)
+def test_the_statement_as_it_is_passes_the_same_scene(
+    places: Places, engine: str, scene: scenes.Scene
+) -> None:
+    assert scenes.run_scene(scene, places(engine)) is None
+
+
+# -- Mutants that are more than one replaced text ------------------------------------------------
+
+
+def test_a_claim_with_a_naive_subselect_is_caught(postgres: Place) -> None:
+    postgres.broken_by = _claim_naively
+
+    wrong = scenes.run_scene(scenes.a_claim_is_never_larger_than_asked, postgres)
+
+    assert wrong is not None
+    assert "where 3 were asked for" in wrong or "over-claimed" in wrong
+
+
+def _claim_naively(app: Dibs) -> None:
+    """The lock in a subselect and the guard repeated outside, as most people write it."""
+    naive = """
+        where job.state = 'ready' and job.queue = 'default' and job.id in (
+            select ready.id from dibs_jobs ready where ready.state = 'ready' and ready.queue = 'default'
+            order by ready.id limit :limit for update skip locked
+        )"""
+    mutate(app, "claim", TAKE_BY_ID, naive)
+
+
+def test_a_claim_with_a_guard_but_no_lock_is_caught(postgres: Place) -> None:
+    def hurt(app: Dibs) -> None:
+        mutate(app, "claim", LOCK, "")
+        mutate(app, "claim", TAKE_BY_ID, f"{TAKE_BY_ID} and job.state = 'ready'")
+
+    postgres.broken_by = hurt
+
+    wrong = scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, postgres)
+
+    assert wrong is not None
+    assert "starved" in wrong
+
+
+class Deferred(sqlite3.Connection):
+    """A connection whose transactions begin with a read, and find out too late that they write."""
+
+    def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
+        return super().execute(statement.replace("begin immediate", "begin"), *given)
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["as-it-is", "mutant"])
+def test_a_sqlite_transaction_that_does_not_begin_immediate_is_caught(
+    sqlite: Place, deferred: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = _count_refusals(monkeypatch)
+    sqlite.app().sync.migrate()
+    if deferred:
+        connect = sqlite3.connect
+        monkeypatch.setattr(pools.sqlite3, "connect", lambda *a, **o: connect(*a, **o, factory=Deferred))
+
+    scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, sqlite)
+
+    assert bool(refused) == deferred, f"{len(refused)} statements were turned away as busy"
+
+
+def _count_refusals(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Every time SQLite turned a statement away although it was asked to wait."""
+    refused: list[BaseException] = []
+    sort: Callable[..., BaseException] = pools.SqliteFile._sorted
+
+    def noted(self: Any, error: sqlite3.Error) -> BaseException:
+        refused.append(error)
+        return sort(self, error)
+
+    monkeypatch.setattr(pools.SqliteFile, "_sorted", noted)
+    return refused
