@@ -16,13 +16,13 @@ import scenes
 from rig import Place, Places, mutate
 
 from dibs import Dibs
-from dibs.engines import pools, stores
+from dibs.engines import sqlite_file, trouble
 
 
 @pytest.fixture(autouse=True)
 def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant that can't get through need not try for two seconds."""
-    monkeypatch.setattr(stores, "PAUSES", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(trouble, "PAUSES", (0.0, 0.01, 0.02))
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,9 @@ def test_a_sqlite_transaction_that_does_not_begin_immediate_is_caught(
     sqlite.app().sync.migrate()
     if deferred:
         connect = sqlite3.connect
-        monkeypatch.setattr(pools.sqlite3, "connect", lambda *a, **o: connect(*a, **o, factory=Deferred))
+        monkeypatch.setattr(
+            sqlite_file.sqlite3, "connect", lambda *a, **o: connect(*a, **o, factory=Deferred)
+        )
 
     scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, sqlite)
 
@@ -291,11 +293,11 @@ def test_a_sqlite_transaction_that_does_not_begin_immediate_is_caught(
 def _count_refusals(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Every time SQLite turned a statement away although it was asked to wait."""
     refused: list[BaseException] = []
-    sort: Callable[..., BaseException] = pools.SqliteFile._sorted
+    sort: Callable[..., BaseException] = sqlite_file.SqliteFile._sorted
 
     def noted(self: Any, error: sqlite3.Error) -> BaseException:
         refused.append(error)
         return sort(self, error)
 
-    monkeypatch.setattr(pools.SqliteFile, "_sorted", noted)
+    monkeypatch.setattr(sqlite_file.SqliteFile, "_sorted", noted)
     return refused

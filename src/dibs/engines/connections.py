@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dibs.engines.pools import sqlite_query
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import Copy, Plan, Query, placeholders
 from dibs.engines.sqlite import SQLite
+from dibs.engines.sqlite_file import sqlite_query
 from dibs.errors import UnsupportedConnection
 from dibs.scripts import Rows, Step, run, run_async
 

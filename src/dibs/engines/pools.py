@@ -1,4 +1,4 @@
-"""Connections that dibs owns: a few to PostgreSQL in each colour, one to a SQLite file.
+"""Connections to PostgreSQL that dibs owns, a few in each colour.
 
 A pool executes one step at a time: it takes a connection, opens a transaction where the answer
 needs one, drives the plan, commits. What goes wrong is sorted here into `TryAgain`, a clear error,
@@ -7,20 +7,19 @@ or a bug. No session state is kept on a connection between two steps.
 
 import asyncio
 import os
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from dibs.clock import monotonic
+from dibs.engines.inherited import inherited
+from dibs.engines.migrations import pending, schema_table
 from dibs.engines.postgresql import PostgreSQL
-from dibs.engines.sql import Copy, Query, placeholders, schema_files, schema_version, statements
-from dibs.engines.sqlite import SQLite
+from dibs.engines.sql import Copy, Query, placeholders, schema_version
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async
@@ -28,8 +27,6 @@ from dibs.scripts import Rows, Step, run, run_async
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
 BULK_TIMEOUT = 600
-BUSY_TIMEOUT = 30
-OLDEST_SQLITE = (3, 35)
 MIGRATION_LOCK = 0x64696273  # "dibs"
 
 BEGIN = "begin isolation level read committed"
@@ -47,10 +44,6 @@ SESSION = {
 # same moment, a server that starts, stops or has no place left, a plan that the schema outgrew.
 AGAIN = ("40001", "40P01", "23505", "53300", "57P01", "57P02", "57P03", "0A000")
 NO_TABLES = ("42P01", "42703", "3F000")
-
-# Connections inherited through fork() must be neither used nor closed: closing one would end the
-# parent's session, or drop its locks on a SQLite file. They are kept here, out of reach.
-_inherited: list[object] = []
 
 
 def store_name(url: str) -> str:
@@ -111,10 +104,10 @@ class AsyncPostgres:
         async with self._connection() as connection:
             await connection.execute(BEGIN)
             await connection.fetchval("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-            create, versions = _schema_table(self._engine)
+            create, versions = schema_table(self._engine.dialect)
             await connection.execute(create)
             applied = {row["version"] for row in await connection.fetch(versions)}
-            steps = _pending(self._engine, applied)
+            steps = pending(self._engine.dialect, applied)
             for _, statement in steps:
                 await connection.execute(statement)
             await connection.execute("commit")
@@ -157,7 +150,7 @@ class AsyncPostgres:
         if loop is self._loop and os.getpid() == self._pid:
             return
         if os.getpid() != self._pid:
-            _inherited.extend(self._idle)
+            inherited.extend(self._idle)
         else:
             for connection in self._idle:
                 _terminate(connection)
@@ -266,10 +259,10 @@ class SyncPostgres:
         with self._connection() as connection:
             connection.execute(BEGIN)
             connection.execute("select pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
-            create, versions = _schema_table(self._engine)
+            create, versions = schema_table(self._engine.dialect)
             connection.execute(create)
             applied = {row["version"] for row in connection.execute(versions)}
-            steps = _pending(self._engine, applied)
+            steps = pending(self._engine.dialect, applied)
             for _, statement in steps:
                 connection.execute(statement)
             connection.execute("commit")
@@ -294,7 +287,7 @@ class SyncPostgres:
 
     def _mind_fork(self) -> None:
         if os.getpid() != self._pid:
-            _inherited.extend(self._idle)
+            inherited.extend(self._idle)
             self._pid, self._idle = os.getpid(), deque()
             self._places = threading.Semaphore(self._size)
 
@@ -408,180 +401,3 @@ def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseExceptio
     if sqlstate is not None and sqlstate.startswith(("28", "3D")):  # credentials, no such database
         return StoreUnavailable(f"{store_name(url)} refused us: {error}")
     return error
-
-
-def _schema_table(engine: PostgreSQL | SQLite) -> tuple[str, str]:
-    table = engine.dialect.rename("dibs_schema")
-    create = f"create table if not exists {table} (version integer not null primary key)"
-    return create, f"select version from {table}"  # noqa: S608
-
-
-def _pending(engine: PostgreSQL | SQLite, applied: set[int]) -> list[tuple[int, str]]:
-    """What is left to run, each statement with its version; a version notes itself when done."""
-    table = engine.dialect.rename("dibs_schema")
-    steps: list[tuple[int, str]] = []
-    for version, text in schema_files(engine.dialect.name):
-        if version not in applied:
-            steps += [(version, statement) for statement in statements(engine.dialect.rename(text))]
-            steps.append((version, f"insert into {table} (version) values ({version})"))  # noqa: S608
-    return steps
-
-
-# -- SQLite -------------------------------------------------------------------------------------
-
-
-class SqliteFile:
-    """One connection to one file, used by one thread at a time."""
-
-    def __init__(self, engine: SQLite, path: str) -> None:
-        self._engine = engine
-        self.path = path
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self.thread = _writer_thread()
-
-    def execute(self, step: Step) -> Rows:
-        with self._lock:
-            connection = self._opened()
-            try:
-                return self._execute(connection, step)
-            except sqlite3.Error as error:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-                raise self._sorted(error) from error
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-                raise
-
-    def schema_version(self) -> int:
-        with self._lock:
-            connection = self._opened()
-            table = self._engine.dialect.rename("dibs_schema")
-            known = "select 1 from sqlite_master where type = 'table' and name = ?"
-            if connection.execute(known, [table]).fetchone() is None:
-                return 0
-            [version] = connection.execute(f"select max(version) from {table}").fetchone()  # noqa: S608
-            return int(version)
-
-    def migrate(self) -> list[int]:
-        with self._lock:
-            if self.schema_version() >= schema_version("sqlite"):
-                return []
-            connection = self._opened()
-            try:
-                connection.execute("begin immediate")
-                steps = self._migrate(connection)
-                connection.execute("commit")
-            except sqlite3.Error as error:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-                raise self._sorted(error) from error
-            return steps
-
-    def _migrate(self, connection: sqlite3.Connection) -> list[int]:
-        create, versions = _schema_table(self._engine)
-        connection.execute(create)
-        applied = {version for (version,) in connection.execute(versions)}
-        steps = _pending(self._engine, applied)
-        for _, statement in steps:
-            connection.execute(statement)
-        return sorted({version for version, _ in steps})
-
-    def close(self) -> None:
-        with self._lock:
-            self._mind_fork()
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            self.thread.shutdown(wait=True)
-            self.thread = _writer_thread()
-
-    def _execute(self, connection: sqlite3.Connection, step: Step) -> Rows:
-        query = sqlite_query(connection, self._engine)
-        if not self._engine.needs_transaction(step):
-            return run(self._engine.answer(step), query)
-        connection.execute("begin immediate")
-        rows = run(self._engine.answer(step), query)
-        connection.execute("commit")
-        return rows
-
-    def _opened(self) -> sqlite3.Connection:
-        self._mind_fork()
-        if self._connection is None:
-            self._connection = self._connect()
-        return self._connection
-
-    def _mind_fork(self) -> None:
-        if os.getpid() != self._pid:
-            _inherited.extend([self._connection, self.thread])
-            self._pid, self._connection, self._lock = os.getpid(), None, threading.RLock()
-            self.thread = _writer_thread()
-
-    def _connect(self) -> sqlite3.Connection:
-        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            raise UnknownEngine(f"SQLite {sqlite3.sqlite_version} is too old; dibs needs 3.35")
-        try:
-            connection = sqlite3.connect(
-                self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
-                uri=self.path.startswith("file:"),
-            )  # fmt: skip
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = full")
-        except sqlite3.Error as error:
-            if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
-                raise TryAgain(error, f"SQLite file {self.path}") from error
-            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}") from error
-        return connection
-
-    def _sorted(self, error: sqlite3.Error) -> BaseException:
-        name = _errorname(error)
-        if name == "SQLITE_BUSY":
-            return StoreUnavailable(
-                f"SQLite file {self.path} was locked by somebody else for {BUSY_TIMEOUT} s; "
-                "look for a transaction that is open too long"
-            )
-        if "no such table" in str(error) or "no such column" in str(error):
-            return SchemaOutdated(0, schema_version("sqlite"))
-        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
-            return TryAgain(error, f"SQLite file {self.path}")
-        if isinstance(error, sqlite3.OperationalError | sqlite3.DatabaseError) and name.startswith(
-            (
-                "SQLITE_FULL",
-                "SQLITE_IOERR",
-                "SQLITE_READONLY",
-                "SQLITE_CANTOPEN",
-                "SQLITE_NOTADB",
-                "SQLITE_CORRUPT",
-            )
-        ):
-            return StoreUnavailable(f"SQLite file {self.path}: {error}")
-        return error
-
-
-def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
-    """Run queries of a plan on this connection; its transaction is somebody else's business."""
-
-    def query(query: Query | Copy) -> Rows:
-        assert isinstance(query, Query)
-        sql = engine.dialect.blocks[query.name]
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        if query.many:
-            cursor.executemany(sql, query.params)
-            return []
-        cursor.execute(sql, query.params)
-        if cursor.description is None:
-            return []
-        return engine.read([column[0] for column in cursor.description], cursor.fetchall())
-
-    return query
-
-
-def _errorname(error: sqlite3.Error) -> str:
-    return getattr(error, "sqlite_errorname", "") or ""
-
-
-def _writer_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dibs-sqlite")

@@ -10,10 +10,11 @@ from urllib.parse import unquote, urlsplit
 from dibs.contract import Traits
 from dibs.engines.connections import bind_async, bind_sync
 from dibs.engines.memory import Memory
-from dibs.engines.pools import AsyncPostgres, SqliteFile, SyncPostgres
+from dibs.engines.pools import AsyncPostgres, SyncPostgres
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import schema_version
 from dibs.engines.sqlite import SQLite
+from dibs.engines.sqlite_file import SqliteFile
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine, UnsupportedConnection
 from dibs.scripts import Rows, Script, Step, run, run_async
