@@ -5,6 +5,7 @@ the store, so a store that hangs can't keep the watch from giving a claim up bef
 Neither lives on an event loop: a handler that blocks the loop keeps its job.
 """
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class Keeper:
     def __init__(self, store: "Store", events: "Events") -> None:
         self._store = store
         self._events = events
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._kept: dict[UUID, Kept] = {}
         self._watch: threading.Thread | None = None
@@ -66,6 +68,7 @@ class Keeper:
 
     def keep(self, held: "Holding", lease: int, tell: Callable[[], None]) -> None:
         """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
+        self._mind_fork()
         with self._changed:
             self._closing = False
             kept = self._kept[held.job.id] = Kept(held, lease, tell)
@@ -75,7 +78,13 @@ class Keeper:
             elif kept.next_beat < self._wake_at:  # else it wakes early enough; most claims end before that
                 self._changed.notify_all()
 
+    def _mind_fork(self) -> None:
+        """A child has none of its parent's threads, and must not keep its parent's claims."""
+        if os.getpid() != self._pid:
+            self.__init__(self._store, self._events)  # type: ignore[misc]
+
     def drop(self, held: "Holding") -> None:
+        self._mind_fork()
         with self._changed:
             kept = self._kept.get(held.job.id)
             if kept is not None and kept.held is held:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 BATCH = 500  # rows per question in work that may be long: cancel_many, sweep, prune …
 ENOUGH_LOOKS = 20  # a claim that others crowd out looks this often before it comes back empty-handed
+FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died without a word goes after this
 ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a bug, not at luck
 
 
@@ -561,7 +562,7 @@ class Upcoming:
 def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy: int) -> Script[Upcoming]:
     """Say that this worker is here; hear what is due."""
     about = {"queues": None if queues is None else _json(queues), "kinds": _json(kinds)}
-    [row] = yield Step("tick", {"worker": worker, **about, **busy})
+    [row] = yield Step("tick", {"worker": worker, **about, **busy, "forget_after": FORGET_WORKERS})
     moments = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
     seconds = (min(moments) - row["now"]).total_seconds() if moments else None
     return Upcoming(bool(row["overdue"]), seconds)

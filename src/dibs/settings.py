@@ -46,8 +46,10 @@ class Settings:
         if self.keep not in ("all", "failed", "none"):
             raise BadRequest(f"keep={self.keep!r} is unknown: use 'all', 'failed' or 'none'")
         for name in ("pool_size", "poll", "stale_after", "max_payload"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest(f"{name}={getattr(self, name)!r} must be more than 0")
+        if self.keep_for < timedelta(0):
+            raise BadRequest(f"keep_for={self.keep_for!r} must not be negative")
 
 
 _KINDS: dict[str, Any] = {

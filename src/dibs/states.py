@@ -7,6 +7,7 @@ are spelled out in `swept` and `put_back` and pinned by the state machine test.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, assert_never
 
@@ -52,13 +53,14 @@ class Retry:
     again: bool = True
 
     @classmethod
-    def exponential(cls, base: float = 2, cap: float = 3600, jitter: float = 0.1) -> "Retry":
-        return cls(base=base, cap=cap, jitter=jitter)
+    def exponential(cls, base: float = 2, cap: float | timedelta = 3600, jitter: float = 0.1) -> "Retry":
+        return cls(base=base, cap=_seconds(cap), jitter=jitter)
 
     @classmethod
-    def fixed(cls, seconds: float) -> "Retry":
+    def fixed(cls, seconds: float | timedelta) -> "Retry":
         """The same pause after every attempt."""
-        return cls(base=1, cap=seconds, jitter=0) if seconds < 1 else cls(seconds, seconds, 0)
+        pause = _seconds(seconds)
+        return cls(base=max(pause, 1), cap=pause, jitter=0)
 
     @classmethod
     def never(cls) -> "Retry":
@@ -68,7 +70,7 @@ class Retry:
     def delay(self, attempts: int, chance: float) -> int:
         """Microseconds to wait after `attempts`; `chance` in 0…1 picks a place in the jitter."""
         try:
-            seconds = min(self.cap, self.base**attempts)
+            seconds = min(self.cap, float(self.base) ** attempts)
         except OverflowError:
             seconds = self.cap
         return round(seconds * (1 + self.jitter * (2 * chance - 1)) * SECOND)
@@ -153,6 +155,10 @@ def swept(attempts: int, max_attempts: int, *, cancel_asked: bool) -> JobState:
     if cancel_asked:
         return JobState.cancelled
     return JobState.ready if attempts < max_attempts else JobState.failed
+
+
+def _seconds(duration: float | timedelta) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 def _waiting(delay: int) -> JobState:

@@ -136,9 +136,6 @@ from dibs_workers
 where seen_at >= {now_minus:silence}
 order by name
 
--- name: forget_workers
-delete from dibs_workers where seen_at < {now_minus:silence}
-
 -- name: stage
 update dibs_jobs
 set state = 'ready'

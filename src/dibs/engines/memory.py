@@ -317,8 +317,9 @@ class Memory:
             rows.append({**self._row(record), **setting, "running": running, **self._now()[0]})
         return rows
 
-    def _tick(self, worker: str, **about: Any) -> Rows:
+    def _tick(self, worker: str, forget_after: int, **about: Any) -> Rows:
         now = self._clock()
+        self._here = {name: row for name, row in self._here.items() if row["seen_at"] >= now - forget_after}
         known = self._here.get(worker, {"started_at": now})
         self._here[worker] = {**known, **about, "name": worker, "seen_at": now}
         due = [job["run_at"] for job in self._live.values() if job["state"] == JobState.scheduled]

@@ -655,6 +655,9 @@ with here as (
     on conflict (name) do update
     set running = excluded.running, seen_at = excluded.seen_at
     returning name
+),
+gone as (
+    delete from dibs_workers where seen_at < {now_minus:forget_after} and name <> :worker
 )
 select
     {>overdue} as overdue,

@@ -167,6 +167,7 @@ class SQLite(SqlEngine):
 
     def _tick(self, **about: Any) -> Plan:
         yield Query("tick", about)
+        yield Query("forget_workers", about)
         return (yield Query("upcoming", {}))
 
     # -- upkeep and acts ------------------------------------------------------------------------

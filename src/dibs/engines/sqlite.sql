@@ -163,6 +163,9 @@ set lease_until = {now} + :lease
 where id = :id and token = :token and state = 'running'
 returning id, token, lease_until, cancel_reason
 
+-- name: forget_workers
+delete from dibs_workers where seen_at < {now_minus:forget_after}
+
 -- name: expired
 select
     job.id, job.kind, job.queue, job.worker, job.token, job.attempts, job.max_attempts,

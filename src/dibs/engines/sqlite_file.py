@@ -27,7 +27,12 @@ class SqliteFile:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self.thread = _writer_thread()
+        self._thread = _writer_thread()
+
+    def own_thread(self) -> ThreadPoolExecutor:
+        """The thread for awaited calls; one that did not come through fork()."""
+        self._mind_fork()
+        return self._thread
 
     def execute(self, step: Step) -> Rows:
         with self._lock:
@@ -83,8 +88,8 @@ class SqliteFile:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            self.thread.shutdown(wait=True)
-            self.thread = _writer_thread()
+            self._thread.shutdown(wait=True)
+            self._thread = _writer_thread()
 
     def _execute(self, connection: sqlite3.Connection, step: Step) -> Rows:
         query = sqlite_query(connection, self._engine)
@@ -103,9 +108,9 @@ class SqliteFile:
 
     def _mind_fork(self) -> None:
         if os.getpid() != self._pid:
-            inherited.extend([self._connection, self.thread])
+            inherited.extend([self._connection, self._thread])
             self._pid, self._connection, self._lock = os.getpid(), None, threading.RLock()
-            self.thread = _writer_thread()
+            self._thread = _writer_thread()
 
     def _connect(self) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:

@@ -217,7 +217,7 @@ class SqliteStore:
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._file.thread, work)
+        return await loop.run_in_executor(self._file.own_thread(), work)
 
 
 class PostgresStore:
