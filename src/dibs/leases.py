@@ -58,6 +58,9 @@ class Keeper:
     def __init__(self, store: "Store", events: "Events") -> None:
         self._store = store
         self._events = events
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._kept: dict[UUID, Kept] = {}
@@ -81,7 +84,7 @@ class Keeper:
     def _mind_fork(self) -> None:
         """A child has none of its parent's threads, and must not keep its parent's claims."""
         if os.getpid() != self._pid:
-            self.__init__(self._store, self._events)  # type: ignore[misc]
+            self._start_over()
 
     def drop(self, held: "Holding") -> None:
         self._mind_fork()
