@@ -29,7 +29,7 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `set_queue`           | pause, resume or limit a queue                  |                               |
 | `get`, `find`,        | look                                            | finished jobs included        |
 | `counts`, `queues`,   |                                                 |                               |
-| `workers`,            |                                                 |                               |
+| `workers`, `upcoming` |                                                 |                               |
 | `settled`, `explain`, |                                                 |                               |
 | `now`                 |                                                 |                               |
 | `age`                 | move stored times back; only tests ask this     |                               |
@@ -51,7 +51,7 @@ QUESTIONS = frozenset(
     {
         *("enqueue", "claim", "claim_within_limits", "claim_job", "settle", "exchange", "renew"),
         *("progress", "stage", "sweep", "cancel", "retry", "recover", "delete", "prune"),
-        *("tick", "leave", "workers"),
+        *("tick", "leave", "workers", "upcoming"),
         *("set_queue", "get", "find", "counts", "queues", "settled", "explain", "now", "age"),
     }
 )

@@ -29,7 +29,7 @@ LINGER = 1.0  # seconds the watch stays around without work, so short claims don
 class Kept:
     """A claim that is being kept, with the times at which something is due."""
 
-    def __init__(self, held: "Holding", lease: int, tell: Callable[[], None]) -> None:
+    def __init__(self, held: "Holding", lease: int, tell: Callable[[], object]) -> None:
         self.held = held
         self.lease = lease
         self.tell = tell
@@ -69,7 +69,7 @@ class Keeper:
         self._closing = False
         self._wake_at = 0.0
 
-    def keep(self, held: "Holding", lease: int, tell: Callable[[], None]) -> None:
+    def keep(self, held: "Holding", lease: int, tell: Callable[[], object]) -> None:
         """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
         self._mind_fork()
         with self._changed:
@@ -169,8 +169,9 @@ class Keeper:
             kept.beaten(sent_at)
         else:  # the row was locked by somebody: it was not pushed, so nothing may rely on it
             kept.missed()
+        news = standing.cancel_reason is not None and kept.held.cancel_reason is None
         kept.held.stands(standing)
-        if standing.cancel_reason is not None:
+        if news:
             kept.tell()
 
     def _lose(self, kept: Kept) -> None:

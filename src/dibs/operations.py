@@ -238,6 +238,11 @@ class Settled:
         name: str = self.values[3]
         return name
 
+    @property
+    def delay(self) -> int | None:
+        delay: int | None = self.values[4]
+        return delay
+
 
 def settle_if_held(settlements: Sequence[Settled]) -> Script[list[UUID]]:
     """Apply each settlement whose claim still holds its job; answer the ids of those that do not.
@@ -563,6 +568,16 @@ def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy
     """Say that this worker is here; hear what is due."""
     about = {"queues": None if queues is None else _json(queues), "kinds": _json(kinds)}
     [row] = yield Step("tick", {"worker": worker, **about, **busy, "forget_after": FORGET_WORKERS})
+    return _upcoming(row)
+
+
+def upcoming() -> Script[Upcoming]:
+    """The same without a word: only what is due."""
+    [row] = yield Step("upcoming", {})
+    return _upcoming(row)
+
+
+def _upcoming(row: Row) -> Upcoming:
     moments = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
     seconds = (min(moments) - row["now"]).total_seconds() if moments else None
     return Upcoming(bool(row["overdue"]), seconds)

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,7 +81,7 @@ def settlement(held: Holding, outcome: Outcome, context: Context) -> Settled:
     children = context.children if isinstance(outcome, Succeeded) else []
     try:
         return held.settled_by(outcome, children)
-    except BadRequest as error:
+    except Exception as error:
         return held.settled_by(held.raised(error))
 
 
@@ -111,9 +112,9 @@ async def perform(
         raise
     except CancelAsked:
         return CancelledBy(held.cancel_reason or None)
-    except LeaseLost:
+    except (LeaseLost, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         return held.raised(error)
 
 
@@ -133,9 +134,9 @@ def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Ou
         return _outcome(held, task.function(**_arguments(task, held.job, context)))
     except CancelAsked:
         return CancelledBy(held.cancel_reason or None)
-    except LeaseLost:
+    except (LeaseLost, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         return held.raised(error)
     finally:
         held.core.keeper.drop(held)
@@ -161,19 +162,43 @@ async def _call(held: Holding, task: "Task[..., Any]", context: Context, threads
     arguments = _arguments(task, held.job, context)
     if task.is_async:
         return await task.function(**arguments)
-    call = partial(contextvars.copy_context().run, task.function, **arguments)
+    call = partial(contextvars.copy_context().run, _caught, task.function, arguments)
     thread = asyncio.get_running_loop().run_in_executor(threads, call)
     try:
-        return await asyncio.shield(thread)
+        return _returned(await asyncio.shield(thread))
     except asyncio.CancelledError:
         # A thread can't be stopped, only asked; its job must not be given away while it still runs.
         held.timed_out = not held.lost and held.cancel_reason is None
-        await asyncio.wait([thread])
+        await _end_of(thread)
         held.check()
-        if thread.exception() is None and held.cancel_reason is not None:
-            _uncancel()
-            return thread.result()  # it finished before it noticed: a success that comes first wins
-        raise
+        if held.cancel_reason is None:
+            raise
+        _uncancel()
+        return _returned(thread.result())  # it may have finished before it noticed: that success wins
+
+
+def _caught(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+    """Call it, and carry what it raises as a value: a future refuses StopIteration."""
+    try:
+        return function(**arguments), None
+    except BaseException as error:
+        return None, error
+
+
+def _returned(caught: tuple[Any, BaseException | None]) -> Any:
+    value, error = caught
+    if error is None:
+        return value
+    if isinstance(error, StopIteration):
+        raise RuntimeError("the handler raised StopIteration") from error
+    raise error
+
+
+async def _end_of(thread: "asyncio.Future[Any]") -> None:
+    """However often we are cancelled while we wait."""
+    while not thread.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([thread])
 
 
 def _outcome(held: Holding, value: Any) -> Outcome:

@@ -47,10 +47,12 @@ def command(
     app = _load(target)
     names = None if queues is None else [name for name in queues.split(",") if name]
     worker = Worker(app, queues=names, concurrency=concurrency, grace=duration(grace))
-    asyncio.run(_work(app, worker, until_idle))
+    asyncio.Runner().run(_work(app, worker, until_idle))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a handler's thread that is still running must not keep the process; its lease ends it
+    # Neither the loop nor the threads are waited for: a handler's thread that still runs must not keep
+    # the process. Its job is its own until its lease ends.
+    os._exit(0)
 
 
 async def _work(app: Dibs, worker: Worker, until_idle: bool) -> None:
@@ -78,9 +80,8 @@ def _load(target: str) -> Dibs:
 def _supervise(processes: int) -> int:
     """Keep this many processes of the same command running; pass on the signals that end it."""
     arguments = _without_processes(sys.argv[1:])
-    command = [sys.executable, "-m", "dibs.cli", *arguments]
-    children = [subprocess.Popen(command) for _ in range(processes)]  # noqa: S603
-    stopping = False
+    children = [_start(arguments) for _ in range(processes)]
+    stopping = "--until-idle" in arguments
 
     def stop(number: int, _: object) -> None:
         nonlocal stopping
@@ -90,19 +91,23 @@ def _supervise(processes: int) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    idle = "--until-idle" in arguments
-    while any(child.poll() is None for child in children):
+    while not stopping:
         time.sleep(0.1)
-        if stopping or idle:
-            continue
         for place, child in enumerate(children):
-            if child.poll() is not None:
+            if child.poll() is not None and not stopping:
                 logging.getLogger("dibs").warning(
-                    "a worker process ended with %s; starting another", child.returncode
+                    "a worker process ended (%s); starting another", child.returncode
                 )
+                children[place] = _start(arguments)
                 time.sleep(RESTART_PAUSE)
-                children[place] = subprocess.Popen(command)  # noqa: S603
-    return max(abs(child.returncode) for child in children) and 1
+    ended = [child.wait() for child in children if child.poll() is None]
+    return 1 if any(ended) else 0
+
+
+def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+    """A session of its own: a Ctrl-C in the terminal must reach it once, from us."""
+    command = [sys.executable, "-m", "dibs.cli", *arguments]
+    return subprocess.Popen(command, start_new_session=True)  # noqa: S603
 
 
 def _without_processes(words: list[str]) -> list[str]:

@@ -322,6 +322,10 @@ class Memory:
         self._here = {name: row for name, row in self._here.items() if row["seen_at"] >= now - forget_after}
         known = self._here.get(worker, {"started_at": now})
         self._here[worker] = {**known, **about, "name": worker, "seen_at": now}
+        return self._upcoming()
+
+    def _upcoming(self) -> Rows:
+        now = self._clock()
         due = [job["run_at"] for job in self._live.values() if job["state"] == JobState.scheduled]
         leases = [job["lease_until"] for job in self._running.values()]
         upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}

@@ -127,6 +127,8 @@ class AsyncPostgres:
             await connection.add_listener(channel, lambda *hint: hear(hint[3]))
             hear("")  # whatever was announced before we listened
             await ended.wait()
+        except Exception as error:
+            raise self._sorted(error) from error
         finally:
             _terminate(connection)
         raise TryAgain(ConnectionError("the listening connection ended"), store_name(self._url))

@@ -36,7 +36,7 @@ SPELLINGS = {
     ),
 }
 
-READS = frozenset({"get", "find", "counts", "queues", "settled", "explain", "now", "workers"})
+READS = frozenset({"get", "find", "counts", "queues", "settled", "explain", "now", "workers", "upcoming"})
 
 _TIMES = (
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),

@@ -34,6 +34,18 @@ class SqliteFile:
         self._mind_fork()
         return self._thread
 
+    def changes_by_others(self) -> int | None:
+        """A number that moves when another connection commits to the file; None while ours is busy."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            [version] = self._opened().execute("pragma data_version").fetchone()
+            return int(version)
+        except sqlite3.Error as error:
+            raise self._sorted(error) from error
+        finally:
+            self._lock.release()
+
     def execute(self, step: Step) -> Rows:
         with self._lock:
             connection = self._opened()

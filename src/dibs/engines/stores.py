@@ -3,7 +3,8 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 SQLITE_GLANCE = 0.02  # seconds between two looks at whether somebody committed to the file
 
 # Questions after which a waiting worker may find something to do.
-ANNOUNCED = frozenset({"enqueue", "retry", "recover", "settle", "exchange", "set_queue", "stage", "sweep"})
+ANNOUNCED = frozenset({"enqueue", "retry", "recover", "set_queue"})
 
 # An operation is started anew for every try, so it is given as a way to make its script.
 Operation = Callable[[Tries], Script[T]]
@@ -74,6 +75,32 @@ def connect(settings: Settings) -> Store:
             )
 
 
+class Listeners:
+    """Those of this process who wait for something new in a store that can't announce it itself."""
+
+    def __init__(self) -> None:
+        self._hear: list[Callable[[str], None]] = []
+
+    @contextmanager
+    def listening(self, hear: Callable[[str], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def announce(hint: str) -> None:
+            with suppress(RuntimeError):  # its loop has just ended
+                loop.call_soon_threadsafe(hear, hint)
+
+        self._hear.append(announce)
+        try:
+            yield
+        finally:
+            self._hear.remove(announce)
+
+    def announce(self, step: Step) -> None:
+        if self._hear and step.question in ANNOUNCED:
+            for hear in list(self._hear):
+                hear("")
+
+
 class MemoryStore:
     """The store of one process: answers at once, in any thread, in either colour."""
 
@@ -81,7 +108,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._engine = Memory()
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners = Listeners()
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
         self._refuse(within)
@@ -89,22 +116,12 @@ class MemoryStore:
 
     def _execute(self, step: Step) -> Rows:
         rows = self._engine.execute(step)
-        if step.question in ANNOUNCED:
-            for hear in list(self._listeners):
-                hear("")
+        self._listeners.announce(step)
         return rows
 
     async def listen(self, hear: Callable[[str], None]) -> None:
-        loop = asyncio.get_running_loop()
-
-        def announce(hint: str) -> None:
-            loop.call_soon_threadsafe(hear, hint)
-
-        self._listeners.append(announce)
-        try:
+        with self._listeners.listening(hear):
             await asyncio.Event().wait()
-        finally:
-            self._listeners.remove(announce)
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         return self.run(operation, within)
@@ -144,6 +161,7 @@ class SqliteStore:
         self._engine = SQLite(settings.prefix)
         self._path = _sqlite_path(settings.url)
         self._file = SqliteFile(self._engine, self._path)
+        self._listeners = Listeners()
         self._migrated = False
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
@@ -151,7 +169,12 @@ class SqliteStore:
             self._open_beside(within)
             return run(operation(Tries()), bind_sync(within, self._engine, self._path))
         self.open()
-        return _again(lambda tries: run(operation(tries), self._file.execute))
+        return _again(lambda tries: run(operation(tries), self._execute))
+
+    def _execute(self, step: Step) -> Rows:
+        rows = self._file.execute(step)
+        self._listeners.announce(step)
+        return rows
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         if within is not None:
@@ -200,20 +223,15 @@ class SqliteStore:
         self.open()
 
     async def listen(self, hear: Callable[[str], None]) -> None:
-        """Other connections' commits show in `data_version`, which costs a few microseconds to read."""
-        watch = sqlite3.connect(self._path, timeout=0)
-        try:
-            [before] = watch.execute("pragma data_version").fetchone()
+        """Commits of others show in `data_version`, which costs a few microseconds to read."""
+        with self._listeners.listening(hear):
+            before: int | None = None
             while True:
                 await asyncio.sleep(SQLITE_GLANCE)
-                [now] = watch.execute("pragma data_version").fetchone()
-                if now != before:
+                now = self._file.changes_by_others()
+                if now is not None and now != before:
                     before = now
                     hear("")
-        except sqlite3.Error as error:
-            raise TryAgain(error, f"SQLite file {self._path}") from error
-        finally:
-            watch.close()
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ the tick, at least every `poll` seconds, is the promise.
 """
 
 import asyncio
+import itertools
 import random
 import signal
 from collections.abc import Sequence
@@ -21,20 +22,20 @@ from dibs.app import Dibs
 from dibs.claims import Claim, Holding
 from dibs.clock import monotonic
 from dibs.context import Context
-from dibs.engines.trouble import TryAgain
+from dibs.engines.stores import Operation
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.jobs import Job
-from dibs.operations import Settled, Wish
-from dibs.running import NOT_COMMITTED, canceller, perform, settlement, still_ours
+from dibs.operations import Settled, Upcoming, Wish
+from dibs.running import NOT_COMMITTED, perform, settlement, still_ours
 from dibs.settings import Duration, lease_micros, span
 from dibs.states import Released
 from dibs.tasks import DEFAULT_LEASE
 
 SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
-LONGEST_BACK_OFF = 5.0  # seconds between two tries to reach a lost store
+LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 GRACE = 10.0
 
 
@@ -53,7 +54,7 @@ class Worker:
             raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
         if concurrency < 1:
             raise BadRequest(f"concurrency={concurrency} must be at least 1")
-        self.name = worker_name()
+        self.name = _own_name()
         self._core = app._core
         self._queues = None if queues is None else list(queues)
         self._concurrency = concurrency
@@ -65,6 +66,7 @@ class Worker:
         self._hungry = True
         self._look_at: float | None = None
         self._last_tick = self._next_tick = 0.0
+        self._said_at = float("-inf")
         self._failures = 0
 
     async def run(self, *, until_idle: bool = False) -> None:
@@ -122,6 +124,7 @@ class Worker:
         if places:
             self._hungry = len(jobs) >= places
         for held in self._core.holdings(jobs, before):
+            self._keep(held)
             self._start(held)
 
     async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Any], list[Job]]:
@@ -146,15 +149,33 @@ class Worker:
 
     def _told(self, done: Sequence[tuple[Holding, Settled]], lost: set[Any]) -> None:
         for held, one in done:
+            self._core.keeper.drop(held)
             if one.id in lost:
                 self._core.events.lost(held.job)
             else:
                 held.is_settled(one)
+                self._mind_delay(one.delay)
+
+    def _mind_delay(self, delay: int | None) -> None:
+        """What we gave back for later is due then, and nobody announces it."""
+        if delay is not None:
+            self._next_tick = min(self._next_tick, monotonic() + delay / 1_000_000)
 
     def _free(self) -> int:
         return self._concurrency - len(self._running)
 
     # -- handlers -------------------------------------------------------------------------------
+
+    def _keep(self, held: Holding) -> None:
+        """From the claim until it is settled: a neighbour that blocks the loop must not cost a lease."""
+        loop = asyncio.get_running_loop()
+        lease = self._core.lease_of(held.job)
+        self._core.keeper.keep(held, lease, lambda: loop.call_soon_threadsafe(self._interrupt, held))
+
+    def _interrupt(self, held: Holding) -> None:
+        for task, running in self._running.items():
+            if running is held:
+                task.cancel()
 
     def _start(self, held: Holding) -> None:
         task = asyncio.get_running_loop().create_task(self._run_one(held))
@@ -167,8 +188,6 @@ class Worker:
 
     async def _run_one(self, held: Holding) -> None:
         context = Context(Claim(held))
-        keeper = self._core.keeper
-        keeper.keep(held, self._core.lease_of(held.job), canceller())
         try:
             task = self._core.registry.tasks[held.job.kind]
             outcome = await perform(held, task, context, self._threads)
@@ -179,9 +198,7 @@ class Worker:
         except asyncio.CancelledError:
             self._done.append((held, held.settled_by(Released())))
         except LeaseLost:
-            pass  # told by the keeper; whoever has the job now settles it
-        finally:
-            keeper.drop(held)
+            self._core.keeper.drop(held)  # whoever has the job now settles it
 
     async def _mind_commit(self, held: Holding) -> None:
         """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
@@ -214,22 +231,20 @@ class Worker:
     async def _listening(self) -> None:
         pause = 0.1
         while True:
+            began = monotonic()
             try:
                 await self._core.store.listen(self._hear)
-            except (TryAgain, DibsError):
-                await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-                pause = min(pause * 2, LONGEST_BACK_OFF)
+            except Exception as error:  # hints are a comfort; without them the poll finds everything
+                log.debug("not listening: %s", error)
+            pause = 0.1 if monotonic() - began > LONGEST_BACK_OFF else min(pause * 2, LONGEST_BACK_OFF)
+            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
 
     async def _tick(self) -> None:
-        """Say that we are here; do the upkeep that is due; plan the next tick."""
+        """Do the upkeep that is due, plan the next tick; now and then say that we are here."""
         self._last_tick = monotonic()
         store = self._core.store
-        busy = {"concurrency": self._concurrency, "running": len(self._running)}
-        kinds = list(self._core.registry.tasks)
         try:
-            upcoming = await store.run_async(
-                lambda _: operations.tick(self.name, self._queues, kinds, **busy)
-            )
+            upcoming = await store.run_async(self._look_ahead())
             if upcoming.overdue:
                 self._core.swept(await store.run_async(lambda _: operations.sweep()))
         except StoreUnavailable as error:
@@ -242,6 +257,15 @@ class Worker:
             poll if upcoming.seconds is None else max(upcoming.seconds, SOON if upcoming.overdue else 0.005)
         )
         self._next_tick = self._last_tick + (wait if wait < poll else _jittered(poll))
+
+    def _look_ahead(self) -> Operation[Upcoming]:
+        """Saying that we are here is a write, and wakes others where stores announce every commit."""
+        if self._last_tick - self._said_at < self._core.settings.poll * 0.9:
+            return lambda _: operations.upcoming()
+        self._said_at = self._last_tick
+        busy = {"concurrency": self._concurrency, "running": len(self._running)}
+        kinds = list(self._core.registry.tasks)
+        return lambda _: operations.tick(self.name, self._queues, kinds, **busy)
 
     async def _back_off(self, error: StoreUnavailable) -> None:
         """The store is away: say so once, wait, try again."""
@@ -276,6 +300,15 @@ class Worker:
         if self._done:
             with suppress(StoreUnavailable):
                 await self._turn(0)
+
+
+_numbers = itertools.count(1)
+
+
+def _own_name() -> str:
+    """This process's identity; a second worker in it is told apart by a number."""
+    number = next(_numbers)
+    return worker_name() if number == 1 else f"{worker_name()}/{number}"
 
 
 def _jittered(seconds: float) -> float:
