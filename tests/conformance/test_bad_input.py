@@ -1,0 +1,336 @@
+"""Bad input: one clear error each, before anything is written."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+from dibs import BadRequest, Dibs, DibsError, NewJob, StoreUnavailable, UnknownEngine
+from faces import Face, Make, nothing_written, open_face
+
+NAIVE = datetime(2026, 1, 1)
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+DEEP: Any = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+BAD_VALUES = {
+    "object": object(),
+    "function": len,
+    "generator": (n for n in range(3)),
+    "complex": 1j,
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "minus infinity": -float("inf"),
+    "decimal nan": Decimal("NaN"),
+    "nul": "a\x00b",
+    "nul as key": {"a\x00b": 1},
+    "nul in depth": [{"x": ("a\x00",)}],
+    "lone surrogate": "\ud800",
+    "lone surrogate as key": {"\udfff": 1},
+    "naive datetime": NAIVE,
+    "naive time": NAIVE.time(),
+    "naive in depth": {"x": [NAIVE]},
+    "odd key": {(1, 2): 3},
+    "loop": LOOP,
+    "deep": DEEP,
+}
+
+BAD_NAMES = {
+    "empty": "",
+    "too long": "x" * 201,
+    "newline": "a\nb",
+    "nul": "a\x00",
+    "delete": "a\x7f",
+    "c1": "a\x85b",
+    "lone surrogate": "a\ud800",
+    "number": 5,
+    "bytes": b"send",
+    "none in a list": ["send"],
+}
+
+GOOD_NAMES = [
+    "x",
+    "x" * 200,
+    "🦊" * 200,
+    "it's",
+    'say "hi"',
+    "{braces}",
+    "a b",
+    "%s %(x)s :y $1",
+    "\\",
+    "ä" * 200,
+]
+
+
+# What is checked before the store is asked is the same on both faces.
+one_face = pytest.mark.parametrize("face", ["sync"], indirect=True)
+
+
+@pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES.keys())
+def test_arguments_that_can_not_be_stored_are_refused(app: Face, value: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match="args of 'send'"):
+        app.enqueue(NewJob("send", args={"x": value}))
+
+
+@one_face
+@pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES.keys())
+def test_meta_that_can_not_be_stored_is_refused(app: Face, value: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match="meta"):
+        app.enqueue(NewJob("send", meta={"x": value}))
+
+
+@one_face
+@pytest.mark.parametrize("args", [[1], "x", 5, {1: 2}, {None: 1}], ids=repr)
+@pytest.mark.parametrize("field", ["args", "meta"])
+def test_arguments_and_meta_must_be_mappings_of_names(app: Face, field: str, args: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match=field):
+        app.enqueue(NewJob("send", **{field: args}))
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 1e300, -0.0, 5e-324])
+def test_a_number_comes_back_as_it_was_or_is_refused(app: Face, number: float) -> None:
+    try:
+        [job] = app.enqueue(NewJob("send", args={"x": number}))
+    except BadRequest:
+        return
+
+    found = app.get(job.id).args["x"]
+    assert (found, type(found)) == (number, type(number))
+
+
+def test_ten_megabytes_of_arguments_are_refused_with_the_size_allowed(app: Face) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match=r"10,000,\d+ bytes.*1,048,576"):
+        app.enqueue(NewJob("send", args={"x": "x" * 10_000_000}))
+
+
+def test_what_is_allowed_may_be_set(open_app) -> None:
+    app = open_app(max_payload=20)
+
+    assert app.enqueue(NewJob("send", args={"x": "x" * 10}))[0].is_new
+    with nothing_written(app), pytest.raises(BadRequest, match="max_payload"):
+        app.enqueue(NewJob("send", args={"x": "x" * 13}))
+
+
+def test_the_largest_payload_allowed_fits(app: Face) -> None:
+    text = "ä" * ((1024 * 1024 - len('{"x":""}')) // 2)
+
+    [job] = app.enqueue(NewJob("send", args={"x": text}))
+
+    assert app.get(job.id).args == {"x": text}
+
+
+@one_face
+@pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES.keys())
+@pytest.mark.parametrize("field", ["kind", "queue", "unique", "tag"])
+def test_a_name_that_can_not_be_is_refused(app: Face, field: str, name: Any) -> None:
+    options = {"tags": ["ok", name]} if field == "tag" else {field: name}
+
+    with nothing_written(app), pytest.raises(BadRequest, match=field):
+        app.enqueue(NewJob(**{"kind": "send"} | options))
+
+
+@one_face
+@pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES.keys())
+def test_a_claim_by_a_name_that_can_not_be_is_refused(app: Face, make: Make, name: Any) -> None:
+    job = make.ready()
+
+    for call in (
+        lambda: app.claim(worker=name),
+        lambda: app.claim_job(job.id, worker=name),
+        lambda: app.claim(queues=["ok", name]),
+        lambda: app.claim(kinds=[name]),
+    ):
+        with nothing_written(app), pytest.raises(BadRequest, match=r"worker|queue|kind"):
+            call()
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES, ids=len)
+def test_any_other_name_works_everywhere(app: Face, name: str) -> None:
+    [new] = app.enqueue(NewJob(name, queue=name, unique=name, tags=[name]))
+
+    [claim] = app.claim(queues=[name], kinds=[name], worker=name)
+    app.pause(name)
+    app.limit(name, 1)
+
+    job = claim.job
+    assert (job.id, job.kind, job.queue, job.unique) == (new.id, name, name, name)
+    assert (job.tags, job.worker, app.queues()[0].name) == ([name], name, name)
+    assert [one.id for one in app.find(queue=name, kind=name, tags=[name])] == [new.id]
+
+
+@one_face
+@pytest.mark.parametrize("tags", ["red", 5, [None], ["x"] * 101], ids=repr)
+def test_tags_must_be_a_list_of_names(app: Face, tags: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match="tag"):
+        app.enqueue(NewJob("send", tags=tags))
+
+
+@one_face
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": 32_768},
+        {"priority": -32_768},
+        {"priority": 1.5},
+        {"priority": "high"},
+        {"priority": True},
+        {"max_attempts": 0},
+        {"max_attempts": -1},
+        {"max_attempts": 2**31},
+        {"max_attempts": "3"},
+        {"delay": -1},
+        {"delay": timedelta(seconds=-1)},
+        {"delay": "soon"},
+        {"delay": float("nan")},
+        {"delay": float("inf")},
+        {"delay": 1e300},
+        {"delay": True},
+        {"run_at": NAIVE},
+        {"run_at": "tomorrow"},
+        {"run_at": 1_700_000_000},
+        {"run_at": NAIVE.date()},
+        {"run_at": datetime.min.replace(tzinfo=UTC)},
+        {"run_at": datetime(1969, 12, 31, tzinfo=UTC)},
+        {"run_at": datetime.max.replace(tzinfo=UTC)},
+        {"delay": 1, "run_at": datetime.now(UTC)},
+        {"train": "t", "slot": "s"},
+        {"pipeline_id": "x"},
+        {"pipeline_id": 5},
+        {"id": "x"},
+        {"on_failed": "explode"},
+        {"on_cancelled": "explode"},
+    ],
+    ids=repr,
+)
+def test_an_option_that_can_not_be_is_refused(app: Face, options: dict[str, Any]) -> None:
+    with nothing_written(app), pytest.raises(BadRequest):
+        app.enqueue(NewJob("good"), NewJob("send", **options))
+
+
+@one_face
+@pytest.mark.parametrize("new", ["send", None, {"kind": "send"}, 5, NewJob], ids=repr)
+def test_what_is_no_new_job_is_refused(app: Face, new: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match="NewJob"):
+        app.enqueue(new)
+
+
+@pytest.mark.parametrize(
+    "id", ["", "x", "0" * 31, "0" * 33, 5, None, b"x" * 16, "\ud800", "a\x00b", ()], ids=repr
+)
+def test_a_malformed_id_is_refused_by_every_verb(app: Face, id: Any) -> None:
+    for verb in ("get", "claim_job", "run_job", "cancel", "retry", "delete", "recover", "why", "wait"):
+        with pytest.raises(BadRequest, match="not a job id"):
+            getattr(app, verb)(id)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": ""},
+        {"name": "x" * 201},
+        {"name": "a\nb"},
+        {"name": 5},
+        {"queue": ""},
+        {"priority": 40_000},
+        {"max_attempts": 0},
+        {"lease": 0.01},
+        {"lease": "x"},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": "x"},
+        {"unique": "{nobody}"},
+        {"unique": "{"},
+        {"unique": "{}"},
+        {"on_failed": "explode"},
+        {"isolation": "planet"},
+        {"retry": 5},
+    ],
+    ids=repr,
+)
+def test_a_kind_with_an_option_that_can_not_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        Dibs("memory://").job(**options)(lambda order_id=1: None)
+
+
+def _positional(a: int, /) -> None: ...
+def _starred(*args: int) -> None: ...
+
+
+@pytest.mark.parametrize("function", [_positional, _starred, int, 5, "send"], ids=repr)
+def test_what_can_not_be_a_handler_is_refused(function: Any) -> None:
+    with pytest.raises(BadRequest):
+        Dibs("memory://").job(name="odd")(function)
+
+
+# -- Stores -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["oracle://x/y", "nonsense", "", "http://x", "://", "sqlit:///x.db"], ids=repr
+)
+def test_an_unknown_scheme_names_what_is_known(url: str) -> None:
+    with pytest.raises(UnknownEngine, match="sqlite"):
+        Dibs(url)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pool_size": 0},
+        {"pool_size": "many"},
+        {"poll": -1},
+        {"poll": "x"},
+        {"stale_after": 0},
+        {"keep": "some"},
+        {"keep_for": "x"},
+        {"max_payload": 0},
+        {"url": 5},
+    ],
+    ids=repr,
+)
+def test_a_setting_that_can_not_be_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(DibsError):
+        Dibs(**{"url": "memory://"} | settings)
+
+
+def test_a_store_that_is_down_says_which_and_soon(face: str) -> None:
+    port = servers.free_port()
+    began = time.monotonic()
+
+    with open_face(face, f"postgresql://user:secret@127.0.0.1:{port}/shop") as app:
+        with pytest.raises(StoreUnavailable, match=rf"127\.0\.0\.1:{port}") as caught:
+            app.enqueue(NewJob("work"))
+
+    assert "secret" not in str(caught.value)
+    assert time.monotonic() - began < 6
+
+
+def test_a_database_that_does_not_exist_says_so(face: str, postgresql: servers.PostgreSQL) -> None:
+    with open_face(face, postgresql.url("nowhere")) as app:
+        with pytest.raises(StoreUnavailable, match="nowhere"):
+            app.counts()
+
+
+def test_a_file_that_can_not_be_opened_says_which(face: str, tmp_path: Path) -> None:
+    with open_face(face, f"sqlite:///{tmp_path}/no/such/folder/jobs.db") as app:
+        with pytest.raises(StoreUnavailable, match="no/such/folder"):
+            app.counts()
+
+
+def test_a_file_that_is_no_database_says_so(face: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").write_text("this is a letter, not a database " * 100)
+
+    with open_face(face, f"sqlite:///{tmp_path}/jobs.db") as app:
+        with pytest.raises(StoreUnavailable, match=r"jobs\.db"):
+            app.counts()
+
+
+def test_a_sqlite_address_with_a_host_is_refused() -> None:
+    with pytest.raises(BadRequest, match="sqlite:///"):
+        Dibs("sqlite://jobs.db")

@@ -1,0 +1,178 @@
+"""Migrate: tables that make themselves, or are made on request; one version, many prefixes."""
+
+from pathlib import Path
+
+import pytest
+
+from dibs import BadRequest, Dibs, NewJob, SchemaOutdated
+from dibs.engines.sql import schema_version
+from faces import Face, Make, needs, open_face
+from servers import PostgreSQL
+
+
+@pytest.fixture
+def bare_url(engine: str, url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that no dibs has ever seen."""
+    if engine == "memory":
+        return url
+    if engine == "sqlite":
+        return f"sqlite:///{tmp_path}/bare.db"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.fresh_database()
+
+
+def test_a_bare_store_migrates_itself_or_says_what_to_do(bare_url: str, face: str) -> None:
+    with open_face(face, bare_url) as app:
+        if app.traits.migrates_itself:
+            assert app.enqueue(NewJob("work"))[0].is_new
+        else:
+            with pytest.raises(SchemaOutdated, match="dibs migrate"):
+                app.enqueue(NewJob("work"))
+            assert app.schema_version() == 0
+
+
+def test_every_verb_says_that_the_tables_are_missing(bare_url: str, face: str) -> None:
+    with open_face(face, bare_url) as app:
+        if app.traits.migrates_itself:
+            pytest.skip("this store migrates itself")
+        for verb in ("claim", "counts", "sweep", "queues", "open"):
+            with pytest.raises(SchemaOutdated, match="no dibs tables"):
+                getattr(app, verb)()
+
+
+def test_migrating_makes_the_tables_once(bare_url: str, face: str) -> None:
+    with open_face(face, bare_url) as app:
+        first, second = app.migrate(), app.migrate()
+
+        assert second == []
+        assert first in ([], list(range(1, app.schema_version() + 1)))
+        assert app.schema_version() >= 1
+        assert app.enqueue(NewJob("work"))[0].is_new
+
+
+def test_an_app_that_met_a_bare_store_works_once_it_is_migrated(bare_url: str, face: str) -> None:
+    with open_face(face, bare_url) as app:
+        if not app.traits.migrates_itself:
+            with pytest.raises(SchemaOutdated):
+                app.counts()
+
+        app.migrate()
+
+        assert sum(app.counts().values()) == 0
+
+
+def test_those_who_migrate_at_once_do_not_collide(bare_url: str, face: str) -> None:
+    with open_face(face, bare_url) as app:
+        answers = app.race(4, "migrate")
+
+        assert [answer for answer in answers if isinstance(answer, Exception)] == []
+        assert sum(map(len, answers)) in (0, app.schema_version())
+
+
+def test_the_version_of_a_ready_store_is_known(app: Face) -> None:
+    app.open()
+
+    assert app.schema_version() == schema_version("postgresql")
+    assert app.migrate() == []
+
+
+def test_two_prefixes_are_two_stores_in_one_place(bare_url: str, face: str) -> None:
+    with open_face(face, bare_url, prefix="one") as one, open_face(face, bare_url, prefix="two") as two:
+        one.migrate()
+        two.migrate()
+        make = Make(one)
+
+        job, claim = make.ready(unique="key"), make.running()
+        one.pause("default")
+        claim.fail("broken")
+        one.sweep()
+
+        assert two.get(job.id) is None
+        assert sum(two.counts().values()) == 0
+        assert Make(two).ready(unique="key").is_new
+        assert len(two.claim()) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "1a", "a-b", "a b", 'a"b', "x" * 32, "a;drop", "ä"], ids=repr)
+def test_a_prefix_that_can_not_name_tables_is_refused(prefix: str) -> None:
+    with pytest.raises(BadRequest, match="prefix"):
+        Dibs("memory://", prefix=prefix)
+
+
+# -- Open and close -----------------------------------------------------------------------------
+
+
+def test_what_was_stored_is_there_after_closing(app: Face, make: Make, open_app) -> None:
+    needs(app, "durable")
+    job = make.succeeded(result=[1], tags=["a"], meta={"b": 2})
+
+    app.close()
+
+    assert open_app().get(job.id) == job
+
+
+def test_a_closed_app_opens_again_at_the_next_call(app: Face, make: Make) -> None:
+    job = make.ready()
+
+    app.close()
+    app.close()
+
+    assert app.get(job.id).id == job.id
+
+
+def test_two_apps_on_one_store_share_its_jobs(app: Face, make: Make, open_app) -> None:
+    needs(app, "shared")
+    other = open_app()
+    job = make.ready(unique="key")
+
+    claim = other.claim_job(job.id)
+    claim.succeed("by the other")
+
+    assert app.get(job.id).result == "by the other"
+    assert Make(other).ready(unique="key").is_new
+    assert len(app.claim()) == 1
+
+
+def test_two_apps_in_memory_share_nothing(face: str) -> None:
+    with open_face(face, "memory://") as one, open_face(face, "memory://") as two:
+        job = Make(one).ready()
+
+        assert two.get(job.id) is None
+
+
+def test_both_faces_of_an_app_see_the_same_jobs(app: Face, make: Make) -> None:
+    job = make.ready()
+
+    assert app.app.sync.get(job.id).id == job.id
+    app.app.sync.close()
+
+
+@pytest.mark.parametrize("face", ["sync"], indirect=True)
+def test_with_opens_and_closes_the_blocking_face(url: str, face: str) -> None:
+    with Dibs(url).sync as app:
+        assert sum(app.counts().values()) == 0
+
+
+@pytest.mark.parametrize("face", ["async"], indirect=True)
+def test_async_with_opens_and_closes_the_app(url: str, face: str) -> None:
+    import asyncio
+
+    async def count() -> int:
+        async with Dibs(url) as app:
+            return sum((await app.counts()).values())
+
+    assert asyncio.run(count()) == 0
+
+
+def test_one_app_serves_one_event_loop_after_another(url: str) -> None:
+    import asyncio
+
+    app = Dibs(url)
+
+    async def enqueue_and_close() -> int:
+        await app.enqueue(NewJob("work"))
+        counted = (await app.counts())["ready"]
+        await app.close()
+        return counted
+
+    assert [asyncio.run(enqueue_and_close()) for _ in range(3)] == [1, 2, 3]

@@ -1,0 +1,119 @@
+"""Why: one sentence for people, one code for programs."""
+
+from datetime import UTC, timedelta
+
+import psycopg
+import pytest
+
+from dibs import NotFound
+from dibs.ids import new_id
+from faces import Face, Make, open_face
+from servers import PostgreSQL
+
+
+def test_a_ready_job_waits_for_a_claim(app: Face, make: Make) -> None:
+    why = app.why(make.ready().id)
+
+    assert why.code == "ready"
+    assert "ready" in str(why)
+
+
+def test_a_scheduled_job_says_until_when(app: Face, make: Make) -> None:
+    job = make.scheduled(delay=7200)
+
+    why = app.why(str(job.id))
+
+    assert why.code == "scheduled"
+    assert f"{job.run_at:%Y-%m-%d %H:%M}" in str(why)
+
+
+def test_a_job_in_its_back_off_says_so(app: Face, make: Make) -> None:
+    claim = make.running()
+    claim.fail("broken")
+
+    why = app.why(claim.job.id)
+
+    assert why.code == "scheduled"
+    assert "attempt 1 of 3" in str(why)
+
+
+def test_a_running_job_says_where(app: Face, make: Make) -> None:
+    why = app.why(make.running(worker="pod-a").job.id)
+
+    assert why.code == "running"
+    assert "pod-a" in str(why)
+
+
+def test_a_running_job_whose_lease_ran_out_says_so(app: Face, make: Make) -> None:
+    why = app.why(make.expired().job.id)
+
+    assert why.code == "running"
+    assert "lease" in str(why)
+
+
+def test_a_job_of_a_paused_queue_names_the_queue(app: Face, make: Make) -> None:
+    job = make.ready(queue="mail")
+    app.pause("mail")
+
+    why = app.why(job.id)
+
+    assert why.code == "paused"
+    assert "'mail'" in str(why)
+
+
+def test_a_job_behind_a_limit_says_how_many_run(app: Face, make: Make) -> None:
+    app.limit("mail", 1)
+    make.running(queue="mail")
+
+    why = app.why(make.ready(queue="mail").id)
+
+    assert why.code == "limit"
+    assert "'mail'" in str(why)
+
+
+def test_a_limit_with_room_is_no_reason(app: Face, make: Make) -> None:
+    app.limit("mail", 2)
+    make.running(queue="mail")
+
+    assert app.why(make.ready(queue="mail").id).code == "ready"
+
+
+@pytest.mark.parametrize(
+    ("state", "word"), [("succeeded", "succeeded"), ("failed", "broken"), ("cancelled", "cancelled")]
+)
+def test_a_finished_job_says_how_it_ended(app: Face, make: Make, state: str, word: str) -> None:
+    why = app.why(make.finished(state).id)
+
+    assert why.code == "finished"
+    assert word in str(why)
+
+
+def test_a_cancelled_job_gives_the_reason(app: Face, make: Make) -> None:
+    assert "not needed" in str(app.why(make.cancelled(reason="not needed").id))
+
+
+def test_a_finished_job_of_a_paused_queue_is_finished(app: Face, make: Make) -> None:
+    job = make.succeeded(queue="mail")
+    app.pause("mail")
+
+    assert app.why(job.id).code == "finished"
+
+
+def test_an_unknown_job_is_not_found(app: Face) -> None:
+    with pytest.raises(NotFound, match="no job"):
+        app.why(new_id())
+
+
+def test_moments_are_utc_wherever_the_server_lives(face: str, postgresql: PostgreSQL) -> None:
+    url = postgresql.fresh_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = url.rpartition("/")[2]
+        connection.execute(f"alter database {name} set timezone = 'Asia/Tokyo'")
+    with open_face(face, url) as app:
+        app.migrate()
+        job = Make(app).scheduled(delay=7200)
+
+        why = app.why(job.id)
+
+        assert job.run_at.utcoffset() == app.get(job.id).run_at.utcoffset() == timedelta(0)
+        assert f"{job.run_at.astimezone(UTC):%Y-%m-%d %H:%M}" in str(why)

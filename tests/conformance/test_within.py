@@ -1,0 +1,535 @@
+"""`within=`: jobs that live and die with the caller's own transaction."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from dibs import Context as JobContext
+from dibs import DibsError, LeaseLost, NewJob, UnsupportedConnection
+from faces import Face, Make, needs, nothing_written, open_face
+from servers import PostgreSQL
+
+
+class Yours:
+    """A connection of the caller's with a transaction open, and how to end that."""
+
+    def __init__(
+        self, face: Face, given: Any, end: Callable[[str], Any], execute: Callable[[str], Any]
+    ) -> None:
+        self._face = face
+        self.given = given
+        self._end = end
+        self._execute = execute
+
+    def commit(self) -> None:
+        self._face.wait_for(self._end("commit"))
+
+    def rollback(self) -> None:
+        self._face.wait_for(self._end("rollback"))
+
+    def execute(self, sql: str) -> Any:
+        return self._face.wait_for(self._execute(sql))
+
+
+# -- How each kind is opened --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _sqlite3(face: Face, url: str) -> Iterator[Yours]:
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    connection.row_factory = sqlite3.Row
+    wait = _instantly(face)
+    yield Yours(
+        face, connection, lambda how: wait(getattr(connection, how)()), lambda q: wait(connection.execute(q))
+    )
+    connection.close()
+
+
+def _instantly(face: Face) -> Callable[[Any], Any]:
+    """Blocking drivers on the async face: their answers need no waiting."""
+
+    async def answered(value: Any) -> Any:
+        return value
+
+    return answered if face.colour == "async" else lambda value: value
+
+
+@contextlib.contextmanager
+def _psycopg(face: Face, url: str) -> Iterator[Yours]:
+    with psycopg.connect(url) as connection:
+        yield Yours(face, connection, lambda how: getattr(connection, how)(), connection.execute)
+        connection.rollback()
+
+
+@contextlib.contextmanager
+def _psycopg_async(face: Face, url: str) -> Iterator[Yours]:
+    connection = face.wait_for(psycopg.AsyncConnection.connect(url))
+    yield Yours(face, connection, lambda how: getattr(connection, how)(), connection.execute)
+    face.wait_for(connection.close())
+
+
+@contextlib.contextmanager
+def _asyncpg(face: Face, url: str) -> Iterator[Yours]:
+    connection = face.wait_for(asyncpg.connect(url))
+    transaction = connection.transaction()
+    face.wait_for(transaction.start())
+    yield Yours(face, connection, lambda how: getattr(transaction, how)(), connection.execute)
+    face.wait_for(connection.close())
+
+
+@contextlib.contextmanager
+def _asyncpg_pooled(face: Face, url: str) -> Iterator[Yours]:
+    pool = face.wait_for(_make_pool(url))
+    connection = face.wait_for(pool.acquire())
+    transaction = connection.transaction()
+    face.wait_for(transaction.start())
+    yield Yours(face, connection, lambda how: getattr(transaction, how)(), connection.execute)
+    face.wait_for(pool.release(connection))
+    face.wait_for(pool.close())
+
+
+async def _make_pool(url: str) -> Any:
+    return await asyncpg.create_pool(url, min_size=1, max_size=1)
+
+
+def _alchemy(driver: str, *, session: bool) -> Any:
+    @contextlib.contextmanager
+    def opened(face: Face, url: str) -> Iterator[Yours]:
+        engine = sqlalchemy.create_engine(f"{driver}:{url.split(':', 1)[1]}")
+        with Session(engine) if session else engine.connect() as given:
+            run = lambda sql: given.execute(sqlalchemy.text(sql))  # noqa: E731
+            yield Yours(face, given, lambda how: getattr(given, how)(), run)
+        engine.dispose()
+
+    return opened
+
+
+def _alchemy_async(driver: str, *, session: bool) -> Any:
+    @contextlib.contextmanager
+    def opened(face: Face, url: str) -> Iterator[Yours]:
+        engine = create_async_engine(f"{driver}:{url.split(':', 1)[1]}")
+        given = AsyncSession(engine) if session else face.wait_for(engine.connect().start())
+        run = lambda sql: given.execute(sqlalchemy.text(sql))  # noqa: E731
+        yield Yours(face, given, lambda how: getattr(given, how)(), run)
+        face.wait_for(given.close())
+        face.wait_for(engine.dispose())
+
+    return opened
+
+
+CONNECTIONS: dict[tuple[str, str, str], Any] = {
+    ("sqlite", "sync", "sqlite3"): _sqlite3,
+    ("sqlite", "async", "sqlite3"): _sqlite3,
+    ("sqlite", "sync", "Connection"): _alchemy("sqlite", session=False),
+    ("sqlite", "sync", "Session"): _alchemy("sqlite", session=True),
+    ("sqlite", "async", "AsyncConnection"): _alchemy_async("sqlite+aiosqlite", session=False),
+    ("sqlite", "async", "AsyncSession"): _alchemy_async("sqlite+aiosqlite", session=True),
+    ("postgresql", "sync", "psycopg"): _psycopg,
+    ("postgresql", "sync", "Connection"): _alchemy("postgresql+psycopg", session=False),
+    ("postgresql", "sync", "Session"): _alchemy("postgresql+psycopg", session=True),
+    ("postgresql", "async", "psycopg"): _psycopg_async,
+    ("postgresql", "async", "asyncpg"): _asyncpg,
+    ("postgresql", "async", "asyncpg pool"): _asyncpg_pooled,
+    ("postgresql", "async", "AsyncConnection asyncpg"): _alchemy_async("postgresql+asyncpg", session=False),
+    ("postgresql", "async", "AsyncSession asyncpg"): _alchemy_async("postgresql+asyncpg", session=True),
+    ("postgresql", "async", "AsyncConnection psycopg"): _alchemy_async("postgresql+psycopg", session=False),
+    ("postgresql", "async", "AsyncSession psycopg"): _alchemy_async("postgresql+psycopg", session=True),
+}
+
+
+def _each(*faces: str) -> pytest.MarkDecorator:
+    kinds = [key for key in CONNECTIONS if key[1] in faces]
+    return pytest.mark.parametrize(
+        ("engine", "face", "yours"),
+        [(engine, face, (engine, face, kind)) for engine, face, kind in kinds],
+        ids=[f"{kind}-{engine}-{face}" for engine, face, kind in kinds],
+        indirect=True,
+    )
+
+
+every_connection = _each("sync", "async")
+every_awaited_connection = _each("async")  # `ctx.complete` is awaited
+
+
+@pytest.fixture
+def yours(request: pytest.FixtureRequest, app: Face, url: str) -> Iterator[Yours]:
+    app.open()
+    with CONNECTIONS[request.param](app, url) as yours:
+        yield yours
+
+
+# -- Enqueue ------------------------------------------------------------------------------------
+
+
+@every_connection
+def test_a_job_is_there_once_the_transaction_is_committed(app: Face, yours: Yours) -> None:
+    [job] = app.enqueue(NewJob("work", args={"n": 1}, tags=["a"], delay=60), within=yours.given)
+    assert app.get(job.id) is None
+
+    yours.commit()
+
+    found = app.get(job.id)
+    assert (found.args, found.tags, found.state) == ({"n": 1}, ["a"], "scheduled")
+    assert (found.run_at, found.enqueued_at) == (job.run_at, job.enqueued_at)
+
+
+@every_connection
+def test_a_job_is_gone_once_the_transaction_is_rolled_back(app: Face, yours: Yours) -> None:
+    [job] = app.enqueue(NewJob("work"), within=yours.given)
+
+    yours.rollback()
+
+    assert app.get(job.id) is None
+    assert sum(app.counts().values()) == 0
+
+
+@every_connection
+def test_the_same_job_can_be_enqueued_after_a_rollback(app: Face, yours: Yours) -> None:
+    new = NewJob("work")
+    app.enqueue(new, within=yours.given)
+    yours.rollback()
+
+    [job] = app.enqueue(new)
+
+    assert job.is_new
+    assert app.get(new.id).state == "ready"
+
+
+@every_connection
+@pytest.mark.parametrize(("how", "left"), [("commit", 1), ("rollback", 0)])
+def test_the_callers_own_rows_share_the_fate_of_the_job(
+    app: Face, url: str, yours: Yours, how: str, left: int
+) -> None:
+    with _notes(url) as notes:
+        yours.execute("insert into notes values ('mine')")
+        app.enqueue(NewJob("work"), within=yours.given)
+        assert (notes(), app.counts()["ready"]) == (0, 0)
+
+        getattr(yours, how)()
+
+        assert (notes(), app.counts()["ready"]) == (left, left)
+
+
+@contextlib.contextmanager
+def _notes(url: str) -> Iterator[Callable[[], int]]:
+    """A table of the caller's, and how many rows others see in it."""
+    opened = sqlite3.connect(url[10:]) if url.startswith("sqlite") else psycopg.connect(url, autocommit=True)
+    with contextlib.closing(opened) as connection:
+        connection.execute("create table if not exists notes (text text)")
+        connection.execute("delete from notes")
+        connection.commit()
+        yield lambda: connection.execute("select count(*) from notes").fetchone()[0]
+
+
+@every_connection
+def test_a_unique_key_holds_inside_and_outside(app: Face, make: Make, yours: Yours) -> None:
+    held = make.ready(unique="held")
+
+    [taken] = app.enqueue(NewJob("work", unique="held"), within=yours.given)
+    [new] = app.enqueue(NewJob("work", unique="mine"), within=yours.given)
+    [again] = app.enqueue(NewJob("work", unique="mine"), within=yours.given)
+    yours.commit()
+
+    assert (taken.id, taken.is_new) == (held.id, False)
+    assert (again.id, new.is_new, again.is_new) == (new.id, True, False)
+    assert make.ready(unique="mine").id == new.id
+
+
+@every_connection
+def test_the_same_job_again_stores_nothing_new_inside(app: Face, yours: Yours) -> None:
+    new = NewJob("work")
+    app.enqueue(new, within=yours.given)
+
+    [again] = app.enqueue(new, within=yours.given)
+    yours.commit()
+
+    assert (again.id, again.is_new) == (new.id, False)
+    assert app.counts()["ready"] == 1
+
+
+@every_connection
+def test_very_many_jobs_go_in_with_one_transaction(app: Face, yours: Yours) -> None:
+    jobs = app.enqueue(*(NewJob("work", args={"n": n}) for n in range(600)), within=yours.given)
+    assert app.counts()["ready"] == 0
+
+    yours.commit()
+
+    assert app.counts()["ready"] == len(jobs) == 600
+
+
+@every_connection
+def test_keyed_and_plain_jobs_mix_inside(app: Face, yours: Yours) -> None:
+    jobs = app.enqueue(NewJob("a"), NewJob("b", unique="k"), NewJob("c", delay=9), within=yours.given)
+    yours.commit()
+
+    assert [app.get(job.id).kind for job in jobs] == ["a", "b", "c"]
+
+
+@every_connection
+def test_a_task_is_enqueued_within_by_using(app: Face, yours: Yours) -> None:
+    @app.job
+    def send(order_id: int) -> None: ...
+
+    gone = app.enqueue_task(send.using(within=yours.given), 1)
+    yours.rollback()
+
+    assert app.get(gone.id) is None
+
+
+@every_connection
+def test_bad_input_leaves_the_transaction_as_it_was(app: Face, yours: Yours) -> None:
+    [job] = app.enqueue(NewJob("work"), within=yours.given)
+
+    with pytest.raises(DibsError):
+        app.enqueue(NewJob(""), within=yours.given)
+    yours.commit()
+
+    assert app.get(job.id) is not None
+
+
+# -- Succeed ------------------------------------------------------------------------------------
+
+
+@every_connection
+def test_a_success_counts_once_it_is_committed(app: Face, make: Make, yours: Yours) -> None:
+    claim, child = make.running(), NewJob("child")
+
+    claim.succeed("done", then=[child], within=yours.given)
+    before = app.get(claim.job.id)
+    yours.commit()
+
+    job = app.get(claim.job.id)
+    assert (before.state, job.state, job.result) == ("running", "succeeded", "done")
+    assert (app.get(child.id).parent_id, job.pipeline_id) == (job.id, job.id)
+
+
+@every_connection
+def test_a_success_that_is_rolled_back_never_was(app: Face, make: Make, yours: Yours) -> None:
+    claim = make.running()
+
+    claim.succeed("done", then=[NewJob("child")], within=yours.given)
+    yours.rollback()
+
+    assert app.get(claim.job.id) == claim.job
+    assert app.counts()["ready"] == 0
+    claim.fail("still mine")
+    assert app.get(claim.job.id).state == "scheduled"
+
+
+@every_connection
+def test_a_zombie_can_not_succeed_within_either(app: Face, make: Make, yours: Yours) -> None:
+    zombie = make.expired()
+    app.sweep()
+    app.claim_job(zombie.job.id)
+
+    with nothing_written(app):
+        with pytest.raises(LeaseLost):
+            zombie.succeed(then=[NewJob("child")], within=yours.given)
+        yours.commit()
+
+
+@every_connection
+def test_the_same_success_again_within_is_a_success(app: Face, make: Make, yours: Yours) -> None:
+    claim = make.running()
+
+    claim.succeed("done", within=yours.given)
+    claim.succeed("done", within=yours.given)
+    yours.commit()
+
+    assert app.get(claim.job.id).state == "succeeded"
+
+
+@every_awaited_connection
+def test_a_handler_completes_in_its_own_transaction(app: Face, yours: Yours) -> None:
+    @app.job
+    async def work(ctx: JobContext) -> None:
+        await ctx.complete("done", within=yours.given)
+        await _finish(yours, "commit")
+
+    done = app.run_job(app.enqueue_task(work).id)
+
+    assert (done.state, done.result) == ("succeeded", "done")
+
+
+@every_awaited_connection
+def test_a_handler_that_completes_but_never_commits_failed(app: Face, yours: Yours) -> None:
+    @app.job
+    async def work(ctx: JobContext) -> None:
+        await ctx.complete("done", within=yours.given)
+        await _finish(yours, "rollback")
+
+    done = app.run_job(app.enqueue_task(work).id)
+
+    assert (done.state, done.attempts) == ("scheduled", 1)
+    assert "not committed" in done.errors[0].message
+
+
+async def _finish(yours: Yours, how: str) -> None:
+    await yours._end(how)
+
+
+# -- What does not fit --------------------------------------------------------------------------
+
+
+@every_connection
+def test_a_connection_without_a_transaction_is_refused(app: Face, url: str, yours: Yours) -> None:
+    with _idle(app, url, yours) as idle:
+        for call in (
+            lambda: app.enqueue(NewJob("work"), within=idle),
+            lambda: app.enqueue(NewJob("work"), NewJob("work", unique="k"), within=idle),
+        ):
+            with nothing_written(app), pytest.raises(UnsupportedConnection, match="transaction"):
+                call()
+
+
+@contextlib.contextmanager
+def _idle(app: Face, url: str, yours: Yours) -> Iterator[Any]:
+    """The same kind of connection, in a mode where every statement commits itself."""
+    match yours.given:
+        case sqlite3.Connection():
+            connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+            yield connection
+            connection.close()
+        case psycopg.Connection():
+            with psycopg.connect(url, autocommit=True) as connection:
+                yield connection
+        case psycopg.AsyncConnection():
+            connection = app.wait_for(psycopg.AsyncConnection.connect(url, autocommit=True))
+            yield connection
+            app.wait_for(connection.close())
+        case sqlalchemy.Connection():
+            engine = yours.given.engine.execution_options(isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                yield connection
+        case Session():
+            engine = yours.given.get_bind().execution_options(isolation_level="AUTOCOMMIT")
+            with Session(engine) as session:
+                yield session
+        case AsyncSession():
+            engine = yours.given.bind.execution_options(isolation_level="AUTOCOMMIT")
+            session = AsyncSession(engine)
+            yield session
+            app.wait_for(session.close())
+        case sqlalchemy.ext.asyncio.AsyncConnection():
+            engine = yours.given.engine.execution_options(isolation_level="AUTOCOMMIT")
+            connection = app.wait_for(engine.connect().start())
+            yield connection
+            app.wait_for(connection.close())
+        case _:
+            yours.commit()
+            yield yours.given
+
+
+@pytest.mark.parametrize("nonsense", [object(), "connection", 5, [], sqlite3.connect], ids=repr)
+def test_what_is_no_connection_is_refused_naming_what_fits(app: Face, make: Make, nonsense: Any) -> None:
+    needs(app, "joins_caller")
+    claim = make.running()
+
+    for call in (
+        lambda: app.enqueue(NewJob("work"), within=nonsense),
+        lambda: claim.succeed(within=nonsense),
+    ):
+        with nothing_written(app), pytest.raises(UnsupportedConnection, match="SQLAlchemy"):
+            call()
+
+
+def test_a_store_without_transactions_refuses_every_connection(app: Face, make: Make, tmp_path: Path) -> None:
+    if app.traits.joins_caller:
+        pytest.skip("this store joins the caller's transaction")
+    claim = make.running()
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection, nothing_written(app):
+        with pytest.raises(UnsupportedConnection, match="memory"):
+            app.enqueue(NewJob("work"), within=connection)
+        with pytest.raises(UnsupportedConnection, match="memory"):
+            claim.succeed(within=connection)
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_another_file_is_refused(app: Face, tmp_path: Path) -> None:
+    app.open()
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        connection.execute("create table t (x)")
+        with pytest.raises(UnsupportedConnection, match=r"other\.db"):
+            app.enqueue(NewJob("work"), within=connection)
+
+
+@pytest.mark.parametrize(("engine", "face"), [("sqlite", "sync")], indirect=True)
+def test_another_file_through_sqlalchemy_is_refused(app: Face, tmp_path: Path) -> None:
+    with open_face("sync", f"sqlite:///{tmp_path}/other.db") as other:
+        other.open()
+    app.open()
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/other.db")
+
+    for opened in (engine.connect(), Session(engine)):
+        with opened, pytest.raises(UnsupportedConnection, match=r"other\.db"):
+            app.enqueue(NewJob("work"), within=opened)
+
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("engine", "face"), [("postgresql", "sync")], indirect=True)
+def test_another_database_is_refused(app: Face, postgresql: PostgreSQL) -> None:
+    other = postgresql.fresh_database()
+
+    with psycopg.connect(other) as connection:
+        with nothing_written(app), pytest.raises(DibsError):
+            app.enqueue(NewJob("work"), within=connection)
+
+
+@pytest.mark.parametrize(("engine", "face"), [("postgresql", "sync"), ("postgresql", "async")], indirect=True)
+def test_a_connection_to_another_engine_is_refused(app: Face, tmp_path: Path) -> None:
+    engine = sqlalchemy.create_engine("sqlite://")
+
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection, engine.connect() as alchemy:
+        for given in (connection, alchemy):
+            with nothing_written(app), pytest.raises(UnsupportedConnection, match="psycopg"):
+                app.enqueue(NewJob("work"), within=given)
+
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("engine", "face"), [("postgresql", "async")], indirect=True)
+def test_a_blocking_connection_on_the_async_face_says_where_it_belongs(app: Face, url: str) -> None:
+    engine = sqlalchemy.create_engine(f"postgresql+psycopg:{url.split(':', 1)[1]}")
+
+    with psycopg.connect(url) as plain, engine.connect() as alchemy, Session(engine) as session:
+        for given in (plain, alchemy, session):
+            with nothing_written(app), pytest.raises(UnsupportedConnection, match=r"app\.sync"):
+                app.enqueue(NewJob("work"), within=given)
+
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("engine", "face"), [("postgresql", "sync")], indirect=True)
+def test_an_awaited_connection_on_the_sync_face_says_where_it_belongs(app: Face, url: str) -> None:
+    app.open()
+
+    async def ask_with_all() -> None:
+        plain, other = await asyncpg.connect(url), await psycopg.AsyncConnection.connect(url)
+        engine = create_async_engine(f"postgresql+asyncpg:{url.split(':', 1)[1]}")
+        async with engine.connect() as alchemy, AsyncSession(engine) as session:
+            for given in (plain, other, alchemy, session):
+                with nothing_written(app), pytest.raises(UnsupportedConnection, match="async"):
+                    app.enqueue(NewJob("work"), within=given)
+        await plain.close()
+        await other.close()
+        await engine.dispose()
+
+    asyncio.run(ask_with_all())
+
+
+def test_a_claim_takes_no_transaction(app: Face) -> None:
+    with pytest.raises(TypeError, match="within"):
+        app.claim(within=object())

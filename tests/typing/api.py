@@ -1,0 +1,94 @@
+"""What users see under a strict type checker: run by `make check`, never executed.
+
+Every `type: ignore` below stands on a line that must be an error; `warn_unused_ignores` makes the
+check fail should it ever be accepted.
+"""
+
+from typing import assert_type
+from uuid import UUID
+
+from dibs import Claim, Context, Dibs, Job, JobState, NewJob, Retry, SyncClaim, Why
+
+app = Dibs("memory://")
+
+
+@app.job
+async def send(order_id: int, note: str = "") -> dict[str, int]:
+    return {"order": order_id}
+
+
+@app.job(queue="mail", max_attempts=5, retry=Retry.exponential(base=2, cap=3600), timeout=30)
+def print_label(ctx: Context, order_id: int) -> str:
+    ctx.chain(send.new(order_id))
+    return ctx.job.kind
+
+
+@app.job(unique="order-{order_id}")
+async def audit(ctx: Context, order_id: UUID, *, deep: bool = False) -> None:
+    await ctx.progress(0.5, "half")
+    await ctx.complete({"n": 1}, within=object())
+
+
+async def enqueues() -> None:
+    assert_type(await send.enqueue(42), Job)
+    assert_type(await send.enqueue(order_id=42, note="x"), Job)
+    assert_type(await send.using(priority=5, delay=60).enqueue(order_id=42), Job)
+    assert_type(send.new(42), NewJob)
+    assert_type(send.sync.enqueue(42), Job)
+    assert_type(await app.enqueue(send.new(1), NewJob("send", args={"order_id": 3})), list[Job])
+    assert_type(app.sync.enqueue(send.new(1)), list[Job])
+
+
+async def wrong_arguments_are_errors() -> None:
+    await send.enqueue("forty-two")  # type: ignore[arg-type]
+    await send.enqueue()  # type: ignore[call-arg]
+    await send.enqueue(1, "x", 2)  # type: ignore[call-arg]
+    await send.enqueue(order_id=1, colour="red")  # type: ignore[call-arg]
+    send.new("forty-two")  # type: ignore[arg-type]
+    send.sync.enqueue("forty-two")  # type: ignore[arg-type]
+    send.using(queue="slow").new("forty-two")  # type: ignore[arg-type]
+
+
+async def the_context_is_not_asked_for() -> None:
+    assert_type(await print_label.enqueue(42), Job)
+    assert_type(await audit.enqueue(UUID(int=1), deep=True), Job)
+    assert_type(audit.new(order_id=UUID(int=1)), NewJob)
+    await print_label.enqueue("forty-two")  # type: ignore[arg-type]
+    await audit.enqueue(42)  # type: ignore[arg-type]
+
+
+async def claims() -> None:
+    claim = await app.claim_job(UUID(int=1), worker="pod-a", lease=60)
+    assert_type(claim, Claim | None)
+    assert_type(await app.claim(queues=["mail"], kinds=["send"], limit=10), list[Claim])
+    claim.succeed()  # type: ignore[union-attr]
+    if claim is not None:
+        assert_type(claim.job, Job)
+        assert_type(claim.token, int)
+        await claim.succeed({"n": 1}, then=[send.new(1)])
+        async with claim as job:
+            assert_type(job, Job)
+    assert_type(await app.run_job("…"), Job | None)
+
+
+def blocking_claims() -> None:
+    claim = app.sync.claim_job("…")
+    assert_type(claim, SyncClaim | None)
+    if claim is not None:
+        assert_type(claim.job, Job)
+        with claim as job:
+            assert_type(job.state, JobState)
+        claim.succeed(then=["send"])  # type: ignore[list-item]
+
+
+async def looks() -> None:
+    assert_type(await app.get("…"), Job | None)
+    assert_type(await app.find(state="failed", tags=["a"]), list[Job])
+    assert_type(await app.counts(), dict[str, int])
+    assert_type(await app.wait("…", timeout=5), Job)
+    assert_type(await app.why("…"), Why)
+    assert_type(app.sync.delete("…"), bool)
+
+
+async def calling_a_task_runs_the_function() -> None:
+    assert_type(await send(42), dict[str, int])

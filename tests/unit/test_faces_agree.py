@@ -1,0 +1,110 @@
+"""One rule: everything on `Dibs` is async, and the same things, blocking, are on `app.sync`."""
+
+import inspect
+import typing
+
+import pytest
+
+import dibs
+from dibs import Claim, Dibs, SyncClaim, SyncDibs, SyncTask, Task
+
+ONLY_ASYNC = {"sync", "job", "every", "on"}  # registering is the same for both faces
+PAIRS = [(Dibs, SyncDibs), (Claim, SyncClaim), (Task, SyncTask)]
+
+
+def _public(face: type) -> set[str]:
+    return {name for name in dir(face) if not name.startswith("_")} - ONLY_ASYNC
+
+
+@pytest.mark.parametrize(("face", "twin"), PAIRS[:2], ids=str)
+def test_both_faces_have_the_same_names(face: type, twin: type) -> None:
+    assert _public(face) == _public(twin)
+
+
+@pytest.mark.parametrize(("face", "twin"), PAIRS, ids=str)
+def test_both_faces_take_the_same_arguments(face: type, twin: type) -> None:
+    for name in _public(twin):
+        mine, theirs = getattr(face, name), getattr(twin, name)
+        if not callable(mine):
+            assert type(mine) is type(theirs), name
+            continue
+        mine, theirs = inspect.signature(mine), inspect.signature(theirs)
+        assert [str(p) for p in mine.parameters.values()] == [str(p) for p in theirs.parameters.values()], (
+            name
+        )
+        assert _blocking(str(mine.return_annotation)) == _blocking(str(theirs.return_annotation)), name
+
+
+@pytest.mark.parametrize(("face", "twin"), PAIRS, ids=str)
+def test_one_face_is_awaited_and_the_other_never(face: type, twin: type) -> None:
+    for name in _public(twin) - {"traits", "check"}:
+        if callable(getattr(face, name)):
+            assert inspect.iscoroutinefunction(getattr(face, name)), name
+            assert not inspect.iscoroutinefunction(getattr(twin, name)), name
+
+
+@pytest.mark.parametrize(("face", "twin"), PAIRS[:2], ids=str)
+def test_both_faces_say_what_they_do(face: type, twin: type) -> None:
+    for name in _public(twin):
+        if callable(getattr(face, name)):
+            assert getattr(face, name).__doc__, name
+            assert getattr(face, name).__doc__ == getattr(twin, name).__doc__, name
+
+
+def test_both_faces_can_be_opened_by_with() -> None:
+    assert {"__aenter__", "__aexit__"} <= set(dir(Dibs)) & set(dir(Claim))
+    assert {"__enter__", "__exit__"} <= set(dir(SyncDibs)) & set(dir(SyncClaim))
+
+
+@pytest.mark.parametrize(
+    "name",
+    """Dibs Context Retry Snooze Cancel Fail NewJob Job JobState JobError Claim DibsError LeaseLost BadRequest
+    NotFound Refused NotStale UnknownEngine StoreUnavailable SchemaOutdated UnsupportedConnection
+    ClaimInTransaction""".split(),  # noqa: SIM905
+)
+def test_every_documented_name_imports_from_dibs(name: str) -> None:
+    assert hasattr(dibs, name)
+    assert name in dibs.__all__
+
+
+def test_all_names_what_there_is() -> None:
+    assert sorted(dibs.__all__) == sorted(set(dibs.__all__))
+    assert all(hasattr(dibs, name) for name in dibs.__all__)
+
+
+VERBS = """open close enqueue claim claim_job run_job get find counts wait cancel retry delete
+    cancel_many retry_many recover why pause resume limit queues sweep prune migrate schema_version""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_documented_verb_is_on_both_faces(verb: str) -> None:
+    assert inspect.iscoroutinefunction(getattr(Dibs, verb))
+    assert callable(getattr(SyncDibs, verb))
+
+
+def test_a_job_has_exactly_the_documented_fields() -> None:
+    fields = """id kind queue args priority state attempts max_attempts run_at enqueued_at claimed_at
+        finished_at worker token lease_until train slot is_current unique pipeline_id parent_id progress
+        message result errors tags meta is_new""".split()  # noqa: SIM905
+
+    assert list(dibs.Job.__struct_fields__) == fields
+    assert list(dibs.JobError.__struct_fields__) == [
+        *("attempt", "token", "at", "worker", "type", "message", "traceback")
+    ]
+
+
+def test_the_errors_form_one_tree() -> None:
+    errors = [value for name in dibs.__all__ if isinstance(value := getattr(dibs, name), type)]
+    errors = [each for each in errors if issubclass(each, Exception)]
+
+    assert all(issubclass(each, dibs.DibsError) for each in errors)
+    assert issubclass(dibs.NotStale, dibs.Refused)
+
+
+def test_the_package_is_typed() -> None:
+    assert typing.get_type_hints(Dibs.enqueue)
+    assert (__import__("pathlib").Path(dibs.__file__).parent / "py.typed").exists()
+
+
+def _blocking(annotation: str) -> str:
+    return annotation.replace("SyncClaim", "Claim").replace("dibs.claims.", "")

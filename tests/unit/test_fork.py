@@ -1,0 +1,114 @@
+"""Fork: a child of a process that used the store works, and its parent goes on."""
+
+import asyncio
+import os
+import signal
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from dibs import Dibs, NewJob
+from faces import Make, SyncFace
+
+pytestmark = [
+    pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True),
+    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
+]
+
+
+def _in_child(work: Callable[[], None]) -> int:
+    """Run this in a forked child; answer its exit code."""
+    if (child := os.fork()) == 0:
+        # A child that hangs must end, and not by the handler of the test's own timeout.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_parent_and_child_share_the_store_through_the_blocking_face(url: str) -> None:
+    with Dibs(url).sync as app:
+        [job] = app.enqueue(NewJob("work"))
+
+        def work() -> None:
+            claim = app.claim_job(job.id)
+            assert claim is not None
+            claim.succeed("by the child")
+            app.close()
+
+        assert _in_child(work) == 0
+        done = app.get(job.id)
+        assert done is not None
+        assert done.result == "by the child"
+        assert app.enqueue(NewJob("work"))[0].is_new
+
+
+def test_parent_and_child_share_the_store_through_the_async_face(url: str) -> None:
+    app = Dibs(url)
+
+    async def use(close: bool) -> None:
+        await app.enqueue(NewJob("work"))
+        assert len(await app.claim()) == 1
+        if close:
+            await app.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(use(close=False))
+
+        assert _in_child(lambda: asyncio.run(use(close=True))) == 0
+        runner.run(use(close=True))
+
+
+def test_a_child_that_exits_without_closing_does_no_harm(url: str) -> None:
+    with Dibs(url).sync as app:
+        app.enqueue(NewJob("work"))
+
+        codes = [_in_child(lambda: None), _in_child(lambda: app.counts() and None)]
+
+        assert codes == [0, 0]
+        assert app.counts()["ready"] == 1
+
+
+def test_a_claim_of_the_parent_is_kept_while_children_come_and_go(url: str) -> None:
+    app = Dibs(url)
+    claim = Make(SyncFace(app)).running(lease=0.3)
+
+    with claim:
+        codes = [_in_child(lambda: app.sync.counts() and None) for _ in range(3)]
+
+    job = app.sync.get(claim.job.id)
+    app.sync.close()
+    assert codes == [0, 0, 0]
+    assert job is not None
+    assert job.state == "succeeded"
+
+
+def test_a_child_keeps_claims_of_its_own(url: str) -> None:
+    app = Dibs(url)
+    first = Make(SyncFace(app)).running(lease=0.3)
+    [second] = app.sync.enqueue(NewJob("work"))
+
+    def work() -> None:
+        import time
+
+        claim = app.sync.claim_job(second.id, lease=0.3)
+        assert claim is not None
+        with claim:
+            time.sleep(0.5)
+            app.sync.sweep()
+        app.sync.close()
+
+    with first:
+        code = _in_child(work)
+
+    job = app.sync.get(second.id)
+    app.sync.close()
+    assert code == 0
+    assert job is not None
+    assert (job.state, job.errors) == ("succeeded", [])
