@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from dibs.clock import monotonic
 from dibs.errors import BadRequest
@@ -41,6 +42,11 @@ class Holding:
         self.lost = False
         self.timed_out = False
         self.settled = False
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        """What tells this claim from every other, also of the same job."""
+        return self.job.id, self.token
 
     def check(self) -> None:
         if self.lost:

@@ -233,10 +233,10 @@ def _settle_one(one: Settled) -> Script[None]:
 
 
 def _renew_one(held: Holding, lease: int) -> Script[Standing]:
-    standing = yield from operations.renew([(held.job.id, held.token)], lease)
-    if held.job.id not in standing:
+    standing = yield from operations.renew([held.key], lease)
+    if held.key not in standing:
         raise operations.lease_lost(held.job.id, held.token)
-    return standing[held.job.id]
+    return standing[held.key]
 
 
 def _names(names: Sequence[str] | str | None, what: str) -> list[str] | None:

@@ -63,7 +63,7 @@ class Keeper:
     def _start_over(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._kept: dict[UUID, Kept] = {}
+        self._kept: dict[tuple[UUID, int], Kept] = {}
         self._watch: threading.Thread | None = None
         self._beat: threading.Thread | None = None
         self._closing = False
@@ -74,7 +74,7 @@ class Keeper:
         self._mind_fork()
         with self._changed:
             self._closing = False
-            kept = self._kept[held.job.id] = Kept(held, lease, tell)
+            kept = self._kept[held.key] = Kept(held, lease, tell)
             if self._watch is None or not self._watch.is_alive():
                 self._watch = threading.Thread(target=self._watching, name="dibs-leases", daemon=True)
                 self._watch.start()
@@ -89,9 +89,7 @@ class Keeper:
     def drop(self, held: "Holding") -> None:
         self._mind_fork()
         with self._changed:
-            kept = self._kept.get(held.job.id)
-            if kept is not None and kept.held is held:
-                del self._kept[held.job.id]
+            self._kept.pop(held.key, None)
 
     def close(self) -> None:
         with self._changed:
@@ -147,7 +145,7 @@ class Keeper:
             self._changed.notify_all()
 
     def _renew(self, lease: int, group: list[Kept]) -> None:
-        claims = [(kept.held.job.id, kept.held.token) for kept in group]
+        claims = [kept.held.key for kept in group]
         sent_at = monotonic()
         try:
             standing = self._store.run(lambda _: operations.renew(claims, lease))
@@ -157,10 +155,10 @@ class Keeper:
             return
         with self._changed:
             for kept in group:
-                self._note(kept, standing.get(kept.held.job.id), sent_at)
+                self._note(kept, standing.get(kept.held.key), sent_at)
 
     def _note(self, kept: Kept, standing: operations.Standing | None, sent_at: float) -> None:
-        if self._kept.get(kept.held.job.id) is not kept:
+        if self._kept.get(kept.held.key) is not kept:
             return
         if standing is None:
             self._lose(kept)
@@ -175,7 +173,7 @@ class Keeper:
             kept.tell()
 
     def _lose(self, kept: Kept) -> None:
-        self._kept.pop(kept.held.job.id, None)
+        self._kept.pop(kept.held.key, None)
         kept.held.lost = True
         self._events.lost(kept.held.job)
         kept.tell()

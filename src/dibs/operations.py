@@ -244,13 +244,35 @@ class Settled:
         return delay
 
 
-def settle_if_held(settlements: Sequence[Settled]) -> Script[list[UUID]]:
-    """Apply each settlement whose claim still holds its job; answer the ids of those that do not.
+def settle_if_held(settlements: Sequence[Settled]) -> Script[list[Settled]]:
+    """Apply each settlement whose claim still holds its job; answer those whose claim does not.
 
     The settlement that won, sent again, counts as applied: its reply may have been lost.
     """
+    lost: list[Settled] = []
+    for one_per_job in _rounds(settlements):
+        lost += yield from _settle_round(one_per_job)
+    return lost
+
+
+def _rounds(settlements: Sequence[Settled]) -> list[list[Settled]]:
+    """One question never holds two settlements of one job: of a zombie and its successor, say."""
+    rounds: list[dict[UUID, Settled]] = [{}]
+    for one in settlements:
+        for each in rounds:
+            if one.id not in each:
+                each[one.id] = one
+                break
+        else:
+            rounds.append({one.id: one})
+    return [list(each.values()) for each in rounds]
+
+
+def _settle_round(settlements: Sequence[Settled]) -> Script[list[Settled]]:
     open_ones = list(settlements)
     for _ in range(ENOUGH_RACES):
+        if not open_ones:
+            return []
         rows = yield Step("settle", settle_params(open_ones))
         applied = {row["id"] for row in rows}
         open_ones = [one for one in open_ones if one.id not in applied]
@@ -259,9 +281,8 @@ def settle_if_held(settlements: Sequence[Settled]) -> Script[list[UUID]]:
         found = yield Step("settled", {"ids": [one.id for one in open_ones]})
         standing = {row["id"]: row for row in found}
         open_ones = [one for one in open_ones if not _won_before(one, standing.get(one.id))]
-        still_held = [one for one in open_ones if _holds(one, standing.get(one.id))]
-        if not still_held:
-            return [one.id for one in open_ones]
+        if not any(_holds(one, standing.get(one.id)) for one in open_ones):
+            return open_ones
     raise AssertionError(f"settle kept losing races for {[one.id for one in open_ones]}")
 
 
@@ -272,16 +293,18 @@ def settle_params(settlements: Sequence[Settled]) -> dict[str, Any]:
     }
 
 
-def exchange(settlements: Sequence[Settled], wish: Wish) -> Script[tuple[list[UUID], list[Job]]]:
-    """Settle and claim in one round trip and one commit: (ids not settled, jobs claimed)."""
-    rows = yield Step("exchange", settle_params(settlements) | wish.params(look=False))
+def exchange(settlements: Sequence[Settled], wish: Wish) -> Script[tuple[list[Settled], list[Job]]]:
+    """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
+    first, *more = _rounds(settlements)
+    rows = yield Step("exchange", settle_params(first) | wish.params(look=False))
     applied = set(rows[0]["settled"])
-    missing = [one for one in settlements if one.id not in applied]
+    missing = [one for one in first if one.id not in applied]
     taken = _checked(wish, _jobs(rows))
     if rows[0]["limited"]:
         limited = yield Step("claim_within_limits", wish.params(look=False))
         taken = _checked(wish, _jobs(limited))
-    lost = (yield from settle_if_held(missing)) if missing else []
+    rest = [*missing, *(one for each in more for one in each)]
+    lost = (yield from settle_if_held(rest)) if rest else []
     return lost, taken
 
 
@@ -304,14 +327,14 @@ class Standing:
     cancel_reason: str | None
 
 
-def renew(claims: Sequence[tuple[UUID, int]], lease: int) -> Script[dict[UUID, Standing]]:
+def renew(claims: Sequence[tuple[UUID, int]], lease: int) -> Script[dict[tuple[UUID, int], Standing]]:
     """Push the leases that are still held; a claim missing from the answer is lost.
 
     A row that somebody has locked (an open `succeed(within=…)`) is not waited for: it stands as
     it did, and is renewed at the next beat.
     """
     rows = yield Step("renew", {"claims": list(claims), "lease": lease})
-    return {row["id"]: Standing(row["lease_until"], row["cancel_reason"]) for row in rows}
+    return {(row["id"], row["token"]): Standing(row["lease_until"], row["cancel_reason"]) for row in rows}
 
 
 def progress(id: UUID, token: int, fraction: float, message: str | None) -> Script[Standing]:

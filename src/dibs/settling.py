@@ -41,7 +41,7 @@ class Settler:
     async def _settle_together(self, waiting: Waiting) -> None:
         settlements = [one for one, _ in waiting]
         try:
-            lost = set(await self._store.run_async(lambda _: settle_if_held(settlements)))
+            lost = await self._store.run_async(lambda _: settle_if_held(settlements))
         except BaseException as error:
             for _, answered in waiting:
                 if not answered.done():
@@ -52,7 +52,7 @@ class Settler:
         for one, answered in waiting:
             if answered.done():
                 continue
-            if one.id in lost:
+            if any(one is other for other in lost):
                 answered.set_exception(lease_lost(one.id, one.token))
             else:
                 answered.set_result(None)

@@ -12,7 +12,8 @@ WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}
 
 
 def _exchange(app: Face, settlements: list, limit: int = 1, **wish: Any) -> tuple[list[UUID], list]:
-    return app.ask(lambda: operations.exchange(settlements, Wish(**WISH, limit=limit, **wish)))
+    lost, jobs = app.ask(lambda: operations.exchange(settlements, Wish(**WISH, limit=limit, **wish)))
+    return [one.id for one in lost], jobs
 
 
 def _succeeds(claim: Any, result: str | None = None, then: tuple[NewJob, ...] = ()) -> Any:

@@ -86,7 +86,7 @@ def test_several_claims_are_renewed_in_one_question(app: Face, make: Make) -> No
 
     standing = app.ask(lambda: operations.renew(claims, 90_000_000))
 
-    assert set(standing) == {claim.job.id for claim in held}
+    assert set(standing) == {(claim.job.id, claim.token) for claim in held}
 
 
 def test_renewing_after_settling_is_refused(app: Face, make: Make) -> None:

@@ -97,14 +97,16 @@ def age(app: Dibs, seconds: float) -> None:
 def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, operations.Standing]:
     """Renew all of these in one statement, as the keeper does."""
     pairs = [(claim.job.id, claim.token) for claim in claims]
-    return app._core.store.run(lambda _: operations.renew(pairs, round(lease * 1_000_000)))
+    standing = app._core.store.run(lambda _: operations.renew(pairs, round(lease * 1_000_000)))
+    return {id: one for (id, _), one in standing.items()}
 
 
 def exchange(app: Dibs, claims: Sequence[Any], **wish: Any) -> tuple[list[Any], list[Any]]:
     """Let these claims succeed and claim the next ones, in one commit."""
     settled = [app._core.settlement(claim._held, claim._held.succeeded(None)) for claim in claims]
     asked = Wish(worker="exchanger", lease=60_000_000, leases={}, **wish)
-    return app._core.store.run(lambda _: operations.exchange(settled, asked))
+    lost, jobs = app._core.store.run(lambda _: operations.exchange(settled, asked))
+    return [one.id for one in lost], jobs
 
 
 def write_after_the_look(app: Dibs, new: NewJob) -> Any:

@@ -265,7 +265,7 @@ class Agreement(RuleBasedStateMachine):
             ]
             wish = core._wish("pod-a", 60, limit=limit, queues=queues)
             lost, taken = side.run(lambda _: operations.exchange(settlements, wish))
-            told.append(sorted(lost))
+            told.append(sorted(one.id for one in lost))
             return [SyncClaim(Holding(core, job, asked_at())) for job in taken]
 
         told: list[list[UUID]] = []

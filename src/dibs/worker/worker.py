@@ -120,14 +120,14 @@ class Worker:
             await self._back_off(error)
             return
         self._failures = 0
-        self._told(done, set(lost))
+        self._told(done, lost)
         if places:
             self._hungry = len(jobs) >= places
         for held in self._core.holdings(jobs, before):
             self._keep(held)
             self._start(held)
 
-    async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Any], list[Job]]:
+    async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Settled], list[Job]]:
         store = self._core.store
         if not places:
             return await store.run_async(lambda _: operations.settle_if_held(settled)), []
@@ -147,10 +147,10 @@ class Worker:
             kinds=list(registry.tasks),
         )
 
-    def _told(self, done: Sequence[tuple[Holding, Settled]], lost: set[Any]) -> None:
+    def _told(self, done: Sequence[tuple[Holding, Settled]], lost: Sequence[Settled]) -> None:
         for held, one in done:
             self._core.keeper.drop(held)
-            if one.id in lost:
+            if any(one is other for other in lost):
                 self._core.events.lost(held.job)
             else:
                 held.is_settled(one)
