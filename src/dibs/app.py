@@ -13,7 +13,7 @@ from dibs.claims import Claim, SyncClaim, with_docs
 from dibs.clock import SECOND, monotonic
 from dibs.context import Context
 from dibs.contract import Traits
-from dibs.core import Core, asked_at
+from dibs.core import Core
 from dibs.errors import BadRequest, NotFound
 from dibs.ids import parse_id
 from dibs.jobs import Job, NewJob
@@ -158,18 +158,15 @@ class Dibs:
         lease: Duration | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` ready jobs; nobody else gets them while their leases are kept."""
-        before = asked_at()
         operation = self._core.claim(queues, kinds, limit, worker, lease)
-        jobs = await self._core.store.run_async(operation)
-        return [Claim(held) for held in self._core.holdings(jobs, before)]
+        return [Claim(held) for held in await self._core.store.run_async(operation)]
 
     async def claim_job(
         self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
     ) -> Claim | None:
         """Claim exactly this job, or nobody: None when it is not ready for the taking."""
-        before = asked_at()
-        jobs = await self._core.store.run_async(self._core.claim_job(id, worker, lease))
-        return next((Claim(held) for held in self._core.holdings(jobs, before)), None)
+        held = await self._core.store.run_async(self._core.claim_job(id, worker, lease))
+        return Claim(held[0]) if held else None
 
     async def run_job(self, id: UUID | str) -> Job | None:
         """Claim this job, run its handler here, settle it; None when it is not for the taking."""
@@ -330,16 +327,14 @@ class SyncDibs:
         worker: str | None = None,
         lease: Duration | None = None,
     ) -> list[SyncClaim]:
-        before = asked_at()
-        jobs = self._core.store.run(self._core.claim(queues, kinds, limit, worker, lease))
-        return [SyncClaim(held) for held in self._core.holdings(jobs, before)]
+        operation = self._core.claim(queues, kinds, limit, worker, lease)
+        return [SyncClaim(held) for held in self._core.store.run(operation)]
 
     def claim_job(
         self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
     ) -> SyncClaim | None:
-        before = asked_at()
-        jobs = self._core.store.run(self._core.claim_job(id, worker, lease))
-        return next((SyncClaim(held) for held in self._core.holdings(jobs, before)), None)
+        held = self._core.store.run(self._core.claim_job(id, worker, lease))
+        return SyncClaim(held[0]) if held else None
 
     def run_job(self, id: UUID | str) -> Job | None:
         job = self.get(id)

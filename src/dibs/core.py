@@ -9,7 +9,7 @@ from uuid import UUID
 
 from dibs import operations, payload
 from dibs.claims import Holding
-from dibs.clock import monotonic
+from dibs.clock import SECOND, monotonic
 from dibs.engines.stores import Operation, Store, connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
@@ -23,11 +23,12 @@ from dibs.operations import Queue, Settled, Standing, Swept, Wish, WorkerInfo
 from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
-from dibs.states import Outcome, settle
+from dibs.states import FINISHED, JobState, Outcome, settle
 from dibs.tasks import DEFAULT_LEASE, Registry
 from dibs.why import Why, explain
 
 MOST_FOUND = 1000
+SHORTLY = 60 * SECOND  # what is not to be kept stays this long, so that a repeated settle is recognised
 
 
 class Core:
@@ -63,17 +64,23 @@ class Core:
         limit: int,
         worker: str | None,
         lease: Duration | None,
-    ) -> Operation[list[Job]]:
+    ) -> Operation[list[Holding]]:
         payload.check_whole(limit, "limit", -(10**9), 10_000)
         queues, kinds = _names(queues, "queue"), _names(kinds, "kind")
         if limit <= 0 or queues == [] or kinds == []:
             return _nothing
         wish = self._wish(worker, lease, limit=limit, queues=queues, kinds=kinds)
-        return lambda _: operations.claim(wish)
+        return lambda _: self._claimed(wish)
 
-    def claim_job(self, id: UUID | str, worker: str | None, lease: Duration | None) -> Operation[list[Job]]:
+    def claim_job(
+        self, id: UUID | str, worker: str | None, lease: Duration | None
+    ) -> Operation[list[Holding]]:
         wish = self._wish(worker, lease, id=parse_id(id))
-        return lambda _: operations.claim(wish)
+        return lambda _: self._claimed(wish)
+
+    def _claimed(self, wish: Wish) -> Script[list[Holding]]:
+        asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
+        return self.holdings((yield from operations.claim(wish)), asked_at)
 
     def holdings(self, jobs: Sequence[Job], asked_at: float) -> list[Holding]:
         self.events.claimed(jobs)
@@ -198,6 +205,17 @@ class Core:
         self.events.swept(**asdict(swept))
         return swept
 
+    def retention(self) -> list[Operation[int]]:
+        """What the settings `keep` and `keep_for` ask to be removed by now."""
+        short = {"all": frozenset(), "failed": FINISHED - {JobState.failed}, "none": FINISHED}[
+            self.settings.keep
+        ]
+        kept_for = span(self.settings.keep_for, what="keep_for")
+        return [
+            lambda _: operations.prune(kept_for),
+            *([lambda _: operations.prune(SHORTLY, short)] if short else []),
+        ]
+
     def prune(self, older_than: Duration) -> Operation[int]:
         age = span(older_than, what="older_than")
         return lambda _: operations.prune(age)
@@ -246,8 +264,3 @@ def _names(names: Sequence[str] | str | None, what: str) -> list[str] | None:
     if not isinstance(given, Collection):
         raise BadRequest(f"{what}s must be a list of names, not {given!r}")
     return list(dict.fromkeys(payload.check_name(name, what) for name in given))
-
-
-def asked_at() -> float:
-    """Read before a claim is sent: its lease can't have begun earlier."""
-    return monotonic()

@@ -64,6 +64,7 @@ class Keeper:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._kept: dict[tuple[UUID, int], Kept] = {}
+        self._newest: dict[UUID, Kept] = {}
         self._watch: threading.Thread | None = None
         self._beat: threading.Thread | None = None
         self._closing = False
@@ -74,7 +75,10 @@ class Keeper:
         self._mind_fork()
         with self._changed:
             self._closing = False
-            kept = self._kept[held.key] = Kept(held, lease, tell)
+            older = self._newest.get(held.job.id)
+            if older is not None and older.held is not held:
+                self._lose(older)  # it was swept, and this is its successor
+            kept = self._kept[held.key] = self._newest[held.job.id] = Kept(held, lease, tell)
             if self._watch is None or not self._watch.is_alive():
                 self._watch = threading.Thread(target=self._watching, name="dibs-leases", daemon=True)
                 self._watch.start()
@@ -89,7 +93,9 @@ class Keeper:
     def drop(self, held: "Holding") -> None:
         self._mind_fork()
         with self._changed:
-            self._kept.pop(held.key, None)
+            kept = self._kept.pop(held.key, None)
+            if kept is not None and self._newest.get(held.job.id) is kept:
+                del self._newest[held.job.id]
 
     def close(self) -> None:
         with self._changed:
@@ -174,6 +180,8 @@ class Keeper:
 
     def _lose(self, kept: Kept) -> None:
         self._kept.pop(kept.held.key, None)
+        if self._newest.get(kept.held.job.id) is kept:
+            del self._newest[kept.held.job.id]
         kept.held.lost = True
         self._events.lost(kept.held.job)
         kept.tell()

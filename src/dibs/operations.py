@@ -20,7 +20,7 @@ from dibs.ids import first_id_at
 from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
 from dibs.payload import decode
 from dibs.scripts import Row, Rows, Script, Step
-from dibs.states import WAITING, WORKER_DIED, JobState
+from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState
 
 T = TypeVar("T")
 
@@ -581,9 +581,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """What a worker hears at a tick: is there upkeep to do now, and when next?"""
+    """What a worker hears at a tick: is there upkeep, is anything ready, and when is the next thing due?"""
 
     overdue: bool
+    ready: bool
     seconds: float | None
 
 
@@ -603,7 +604,7 @@ def upcoming() -> Script[Upcoming]:
 def _upcoming(row: Row) -> Upcoming:
     moments = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
     seconds = (min(moments) - row["now"]).total_seconds() if moments else None
-    return Upcoming(bool(row["overdue"]), seconds)
+    return Upcoming(bool(row["overdue"]), bool(row["ready"]), seconds)
 
 
 def leave(worker: str) -> Script[None]:
@@ -626,14 +627,15 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def prune(older_than: int) -> Script[int]:
-    """Remove jobs that finished longer ago than this, in bounded batches."""
+def prune(older_than: int, states: Collection[JobState] = FINISHED) -> Script[int]:
+    """Remove jobs that ended so, longer ago than this, in bounded batches."""
     # Ids carry their making time, so an old enough id bounds the scan: no index on finished_at.
     [clock] = yield Step("now", {})
     horizon = clock["now"].timestamp() * SECOND - older_than
     before = first_id_at(int(horizon // MILLISECOND) + 1)
     pruned = 0
-    while rows := (yield Step("prune", {"older_than": older_than, "before": before, "limit": BATCH})):
+    which = {"older_than": older_than, "states": sorted(str(state) for state in states), "before": before}
+    while rows := (yield Step("prune", {**which, "limit": BATCH})):
         pruned += len(rows)
     return pruned
 

@@ -66,7 +66,7 @@ def run_claimed_sync(claim: SyncClaim, task: "Task[..., Any]") -> None:
     held, context = claim._held, Context(Claim(claim._held))
     try:
         outcome = _perform_sync(held, task, context)
-    except (KeyboardInterrupt, GeneratorExit):
+    except KeyboardInterrupt:
         claim._settle(Released())
         raise
     if not held.settled:
@@ -109,12 +109,15 @@ async def perform(
             _uncancel()
             held.check()
             return CancelledBy(held.cancel_reason or None)
-        raise
+        if _is_cancelled():
+            raise
+        return held.raised("the handler was cancelled by something that it waited for")
     except CancelAsked:
         return CancelledBy(held.cancel_reason or None)
-    except (LeaseLost, KeyboardInterrupt, GeneratorExit):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
+        held.check()
         return held.raised(error)
 
 
@@ -134,9 +137,10 @@ def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Ou
         return _outcome(held, task.function(**_arguments(task, held.job, context)))
     except CancelAsked:
         return CancelledBy(held.cancel_reason or None)
-    except (LeaseLost, KeyboardInterrupt, GeneratorExit):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
+        held.check()
         return held.raised(error)
     finally:
         held.core.keeper.drop(held)
@@ -229,6 +233,12 @@ def canceller() -> Callable[[], None]:
             loop.call_soon_threadsafe(task.cancel)
 
     return tell
+
+
+def _is_cancelled() -> bool:
+    """Somebody asked this very task to end; otherwise the cancellation came from within the handler."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _uncancel() -> None:

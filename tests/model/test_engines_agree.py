@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 
 from dibs import NewJob, operations
 from dibs.claims import Holding, SyncClaim
-from dibs.core import asked_at
+from dibs.clock import monotonic
 from dibs.states import (
     FINISHED,
     TRANSITIONS,
@@ -266,7 +266,7 @@ class Agreement(RuleBasedStateMachine):
             wish = core._wish("pod-a", 60, limit=limit, queues=queues)
             lost, taken = side.run(lambda _: operations.exchange(settlements, wish))
             told.append(sorted(one.id for one in lost))
-            return [SyncClaim(Holding(core, job, asked_at())) for job in taken]
+            return [SyncClaim(Holding(core, job, monotonic())) for job in taken]
 
         told: list[list[UUID]] = []
         claims = self.claimed(deed)

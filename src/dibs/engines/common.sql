@@ -117,6 +117,7 @@ set running = excluded.running, seen_at = excluded.seen_at
 -- name: upcoming
 select
     {>overdue} as overdue,
+    exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
     (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled') as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
     {now} as now
@@ -181,7 +182,9 @@ delete from dibs_finished
 where id in (
     select old.id
     from dibs_finished old
-    where old.id < cast(:before as {uuid}) and old.finished_at < {now_minus:older_than}
+    where old.id < cast(:before as {uuid})
+      and old.finished_at < {now_minus:older_than}
+      and old.state {in_texts:states}
     order by old.id
     limit :limit
 )

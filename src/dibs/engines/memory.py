@@ -272,9 +272,10 @@ class Memory:
             self._finished.pop(job["id"], None)
         return [{"id": job["id"]} for job in gone]
 
-    def _prune(self, older_than: int, before: UUID, limit: int) -> Rows:
+    def _prune(self, older_than: int, states: Sequence[str], before: UUID, limit: int) -> Rows:
         horizon = self._clock() - older_than
-        old = [id for id, job in self._finished.items() if job["finished_at"] < horizon and id < before]
+        ended = [(id, job) for id, job in self._finished.items() if id < before and job["state"] in states]
+        old = [id for id, job in ended if job["finished_at"] < horizon]
         for id in old[:limit]:
             del self._finished[id]
         return [{"id": id} for id in old[:limit]]
@@ -330,7 +331,8 @@ class Memory:
         leases = [job["lease_until"] for job in self._running.values()]
         upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
         times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
-        return [{"overdue": self._overdue(), **times}]
+        ready = any(job["state"] == JobState.ready for job in self._live.values())
+        return [{"overdue": self._overdue(), "ready": ready, **times}]
 
     def _leave(self, worker: str) -> Rows:
         return [{"name": worker}] if self._here.pop(worker, None) else []

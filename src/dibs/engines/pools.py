@@ -80,6 +80,7 @@ class AsyncPostgres:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._idle: deque[Any] = deque()
+        self._age = 0
         self._places = asyncio.Semaphore(size)
 
     async def execute(self, step: Step) -> Rows:
@@ -114,6 +115,7 @@ class AsyncPostgres:
             return sorted({version for version, _ in steps})
 
     async def close(self) -> None:
+        self._age += 1
         while self._idle:
             await self._idle.pop().close(timeout=2)
 
@@ -137,6 +139,7 @@ class AsyncPostgres:
     async def _connection(self) -> AsyncIterator[Any]:
         self._follow_loop()
         async with self._places:
+            age = self._age
             connection = self._idle.pop() if self._idle else await self._connect()
             try:
                 yield connection
@@ -145,6 +148,8 @@ class AsyncPostgres:
                 raise self._sorted(error) from error
             else:
                 self._idle.append(connection)
+            if age != self._age:  # closed while this call was under way
+                await self.close()
 
     def _follow_loop(self) -> None:
         """Connections belong to the loop (and the process) that made them."""
@@ -235,6 +240,7 @@ class SyncPostgres:
         self._size = size
         self._pid = os.getpid()
         self._idle: deque[Any] = deque()
+        self._age = 0
         self._places = threading.Semaphore(size)
 
     def execute(self, step: Step) -> Rows:
@@ -271,13 +277,15 @@ class SyncPostgres:
             return sorted({version for version, _ in steps})
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        self._age += 1
+        while (connection := self._take_idle()) is not None:
+            connection.close()
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
         self._mind_fork()
         with self._places:
+            age = self._age
             connection = self._take_idle() or self._connect()
             try:
                 yield connection
@@ -286,6 +294,8 @@ class SyncPostgres:
                 raise self._sorted(error) from error
             else:
                 self._idle.append(connection)
+            if age != self._age:  # closed while this call was under way
+                self.close()
 
     def _mind_fork(self) -> None:
         if os.getpid() != self._pid:

@@ -157,6 +157,20 @@ class PostgreSQL(SqlEngine):
         ids, tokens = [id for id, _ in claims], [token for _, token in claims]
         return (yield Query("renew", {"ids": ids, "tokens": tokens, "lease": lease}))
 
+    def _retry(self, ids: Sequence[UUID]) -> Plan:
+        rows = yield Query("retry", {"ids": ids})
+        yield from self._wake([""] if rows else [])
+        return rows
+
+    def _recover(self, **which: Any) -> Plan:
+        rows = yield Query("recover", which)
+        yield from self._wake([""] if rows else [])
+        return rows
+
+    def _set_queue(self, **setting: Any) -> Plan:
+        yield Query("set_queue", setting)
+        return (yield from self._wake([setting["queue"]]))
+
     def _delete(self, ids: Sequence[UUID]) -> Plan:
         live = yield Query("delete_live", {"ids": ids})
         finished = yield Query("delete_finished", {"ids": ids})

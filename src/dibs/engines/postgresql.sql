@@ -638,7 +638,9 @@ where id = any (
     array(
         select old.id
         from dibs_finished old
-        where old.id < :before and old.finished_at < {now_minus:older_than}
+        where old.id < :before
+          and old.finished_at < {now_minus:older_than}
+          and old.state {in_texts:states}
         order by old.id
         limit :limit
         for update skip locked
@@ -661,6 +663,7 @@ gone as (
 )
 select
     {>overdue} as overdue,
+    exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
     (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled') as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
     {now} as now,

@@ -95,8 +95,8 @@ class Listeners:
         finally:
             self._hear.remove(announce)
 
-    def announce(self, step: Step) -> None:
-        if self._hear and step.question in ANNOUNCED:
+    def announce(self, step: Step, rows: Rows) -> None:
+        if self._hear and (step.question in ANNOUNCED or (rows and step.question == "sweep")):
             for hear in list(self._hear):
                 hear("")
 
@@ -116,7 +116,7 @@ class MemoryStore:
 
     def _execute(self, step: Step) -> Rows:
         rows = self._engine.execute(step)
-        self._listeners.announce(step)
+        self._listeners.announce(step, rows)
         return rows
 
     async def listen(self, hear: Callable[[str], None]) -> None:
@@ -173,12 +173,13 @@ class SqliteStore:
 
     def _execute(self, step: Step) -> Rows:
         rows = self._file.execute(step)
-        self._listeners.announce(step)
+        self._listeners.announce(step, rows)
         return rows
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         if within is not None:
-            await self._on_thread(lambda: self._open_beside(within))
+            if not self._migrated:  # else the thread may be waiting for this very transaction
+                await self._on_thread(lambda: self._open_beside(within))
             return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
         return await self._on_thread(lambda: self.run(operation))
 
@@ -213,7 +214,10 @@ class SqliteStore:
 
     def _open_beside(self, within: Any) -> None:
         """Making the tables would wait for the caller's own transaction, so it has to come first."""
-        if self._migrated or self.schema_version() >= schema_version("sqlite"):
+        if self._migrated:
+            return
+        if self.schema_version() >= schema_version("sqlite"):
+            self._migrated = True
             return
         if isinstance(within, sqlite3.Connection) and within.in_transaction:
             raise UnsupportedConnection(

@@ -29,6 +29,7 @@ from dibs.identity import worker_name
 from dibs.jobs import Job
 from dibs.operations import Settled, Upcoming, Wish
 from dibs.running import NOT_COMMITTED, perform, settlement, still_ours
+from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span
 from dibs.states import Released
 from dibs.tasks import DEFAULT_LEASE
@@ -37,6 +38,7 @@ SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 GRACE = 10.0
+PRUNE_EVERY = 600.0  # seconds
 
 
 class Worker:
@@ -62,24 +64,29 @@ class Worker:
         self._running: dict[asyncio.Task[None], Holding] = {}
         self._done: list[tuple[Holding, Settled]] = []
         self._changed = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._hurried = False
         self._hungry = True
         self._look_at: float | None = None
         self._last_tick = self._next_tick = 0.0
         self._said_at = float("-inf")
+        self._next_prune = monotonic() + PRUNE_EVERY * random.random()  # noqa: S311
         self._failures = 0
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim."""
         self._changed = asyncio.Event()
-        self._stopping = False
+        self._stopping, self._hurried, self._hungry, self._look_at = False, False, True, None
+        self._next_tick, self._said_at = 0.0, float("-inf")
         loop = asyncio.get_running_loop()
         handled = _handle_signals(loop, self.stop)
         listening = asyncio.create_task(self._listening(), name="dibs-listening")
         self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
         try:
             await self._work(until_idle)
-            await self._wind_down()
+            await self._wind_down(self._grace)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._wind_down(0))
+            raise
         finally:
             listening.cancel()
             with suppress(asyncio.CancelledError):
@@ -91,8 +98,7 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing more; running handlers get `grace` seconds. Asked twice, they end at once."""
-        if self._stopping:
-            self._grace = 0.0
+        self._hurried = self._stopping
         self._stopping = True
         self._changed.set()
 
@@ -112,9 +118,8 @@ class Worker:
     async def _turn(self, places: int) -> None:
         """One round trip: settle what is done, take what fits."""
         done, self._done = self._done, []
-        before = monotonic()
         try:
-            lost, jobs = await self._exchange([one for _, one in done], places)
+            lost, taken = await self._exchange([one for _, one in done], places)
         except StoreUnavailable as error:
             self._done = done + self._done
             await self._back_off(error)
@@ -122,19 +127,25 @@ class Worker:
         self._failures = 0
         self._told(done, lost)
         if places:
-            self._hungry = len(jobs) >= places
-        for held in self._core.holdings(jobs, before):
+            self._hungry = len(taken) >= places or any(one.children for _, one in done)
+        for held in taken:
             self._keep(held)
             self._start(held)
 
-    async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Settled], list[Job]]:
-        store = self._core.store
+    async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Settled], list[Holding]]:
+        return await self._core.store.run_async(lambda _: self._trip(settled, places))
+
+    def _trip(self, settled: list[Settled], places: int) -> Script[tuple[list[Settled], list[Holding]]]:
+        asked_at = monotonic()  # of this try: the lease can't have begun earlier
+        lost: list[Settled] = []
+        jobs: list[Job] = []
         if not places:
-            return await store.run_async(lambda _: operations.settle_if_held(settled)), []
-        wish = self._wish(places)
-        if not settled:
-            return [], await store.run_async(lambda _: operations.take(wish))
-        return await store.run_async(lambda _: operations.exchange(settled, wish))
+            lost = yield from operations.settle_if_held(settled)
+        elif not settled:
+            jobs = yield from operations.take(self._wish(places))
+        else:
+            lost, jobs = yield from operations.exchange(settled, self._wish(places))
+        return lost, self._core.holdings(jobs, asked_at)
 
     def _wish(self, places: int) -> Wish:
         registry = self._core.registry
@@ -251,12 +262,22 @@ class Worker:
             await self._back_off(error)
             return
         self._failures = 0
-        self._hungry = True
+        self._hungry = self._hungry or upcoming.overdue or upcoming.ready
+        await self._prune()
         poll = self._core.settings.poll
         wait = (
             poll if upcoming.seconds is None else max(upcoming.seconds, SOON if upcoming.overdue else 0.005)
         )
         self._next_tick = self._last_tick + (wait if wait < poll else _jittered(poll))
+
+    async def _prune(self) -> None:
+        """Now and then, remove what the settings say need not be kept."""
+        if self._last_tick < self._next_prune:
+            return
+        self._next_prune = self._last_tick + PRUNE_EVERY * (0.5 + random.random())  # noqa: S311
+        for operation in self._core.retention():
+            with suppress(StoreUnavailable):
+                await self._core.store.run_async(operation)
 
     def _look_ahead(self) -> Operation[Upcoming]:
         """Saying that we are here is a write, and wakes others where stores announce every commit."""
@@ -278,10 +299,10 @@ class Worker:
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def _wind_down(self) -> None:
+    async def _wind_down(self, grace: float) -> None:
         """Let handlers finish, then cancel those that can be, and settle what there is to settle."""
-        deadline = monotonic() + self._grace
-        while self._running and (left := min(deadline, monotonic() + self._grace) - monotonic()) > 0:
+        deadline = monotonic() + grace
+        while self._running and not self._hurried and (left := deadline - monotonic()) > 0:
             await self._settle_rest()
             self._changed.clear()
             with suppress(TimeoutError):
@@ -292,6 +313,8 @@ class Worker:
         if cancelled:
             await asyncio.wait(cancelled, timeout=5)
         await self._settle_rest()
+        for held in self._running.values():
+            self._core.keeper.drop(held)  # a thread that goes on keeps its job until its lease ends
 
     def _is_async(self, held: Holding) -> bool:
         return self._core.registry.tasks[held.job.kind].is_async

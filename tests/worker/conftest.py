@@ -1,0 +1,58 @@
+"""Async tests, and apps on one empty store that are closed when the test's loop ends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from working import Apps
+
+PATIENCE_SECONDS = 40
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine gets a loop of its own; its apps are closed before the loop is."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    given = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
+    asyncio.run(_story(pyfuncitem, given))
+    return True
+
+
+async def _story(item: pytest.Function, given: dict[str, Any]) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await item.obj(**given)
+    finally:
+        if (apps := item.funcargs.get("apps")) is not None:
+            await apps.close()
+
+
+@pytest.fixture
+def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty store, workers included."""
+    if engine == "memory":
+        return "memory://"
+    if engine == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    url = request.getfixturevalue("migrated_database")
+    with psycopg.connect(url, autocommit=True) as connection:
+        for table in ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_workers"):
+            connection.execute(f"delete from {table}")
+    return url
+
+
+@pytest.fixture
+def apps(url: str) -> Apps:
+    return Apps(url)
+
+
+@pytest.fixture
+def app(apps: Apps) -> Any:
+    return apps()

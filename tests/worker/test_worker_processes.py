@@ -1,0 +1,335 @@
+"""Real `dibs work` processes: signals, sudden death, zombies, and a server that goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from working import Process, boot_time, look, processes, read_record, write_jobs
+
+from dibs import Dibs, NewJob
+from dibs.app import SyncDibs
+from servers import PostgreSQL
+
+LEASE = 1
+LOAD_SLACK = 1.5  # seconds for a machine of two cores that does other things, too
+
+Start = Callable[..., Process]
+
+shared_engines = pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SyncDibs]:
+    app = Dibs(url).sync
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, url: str) -> Iterator[Start]:
+    with processes(tmp_path, url) as start:
+        yield start
+
+
+# -- SIGTERM ------------------------------------------------------------------------------------
+
+
+@shared_engines
+def test_sigterm_ends_a_worker_with_nothing_lost(store: SyncDibs, start: Start, tmp_path: Path) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    jobs = store.enqueue(*(NewJob("quick", {"seconds": 0.2}) for _ in range(60)))
+    worker = start("--concurrency", "5")
+    look(lambda: store.counts()["succeeded"] >= 10)
+
+    worker.send(signal.SIGTERM)
+
+    assert worker.ended(5) == 0
+    counts = store.counts()
+    assert counts["running"] == 0
+    assert counts["succeeded"] + counts["ready"] == len(jobs)
+    assert counts["ready"] > 0
+    record = read_record(file)
+    assert record.open() == []
+    assert len(record.runs()) == counts["succeeded"]
+    assert all(job.attempts == 0 for job in store.find(state="ready", limit=100))
+    assert store.workers() == []
+
+
+@on_sqlite
+def test_a_thread_does_not_keep_the_process_after_its_grace(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    [job] = store.enqueue(NewJob("threaded", {"seconds": 15}))
+    worker = start("--grace", "0.3s")
+    look(lambda: read_record(file).runs())
+
+    worker.send(signal.SIGTERM)
+
+    assert worker.ended(4) == 0
+    kept = store.get(job.id)
+    assert (kept.state, kept.attempts) == ("running", 1)
+
+
+@on_sqlite
+def test_a_second_sigterm_ends_the_grace(store: SyncDibs, start: Start, tmp_path: Path) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    [job] = store.enqueue(NewJob("quick", {"seconds": 15}))
+    worker = start("--grace", "30s")
+    look(lambda: read_record(file).runs())
+
+    worker.send(signal.SIGTERM)
+    time.sleep(0.3)
+    assert worker.is_running
+    worker.send(signal.SIGTERM)
+
+    assert worker.ended(3) == 0
+    back = store.get(job.id)
+    assert (back.state, back.attempts) == ("ready", 0)
+
+
+# -- SIGKILL ------------------------------------------------------------------------------------
+
+
+@shared_engines
+def test_workers_that_are_killed_again_and_again_lose_and_double_nothing(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=350, seconds=3, every=0.4)
+
+
+@pytest.mark.long
+@shared_engines
+def test_workers_that_are_killed_for_half_a_minute_lose_and_double_nothing(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=20_000, seconds=30, every=1)
+
+
+def _kill_again_and_again(
+    store: SyncDibs, start: Start, file: Path, *, jobs: int, seconds: float, every: float
+) -> None:
+    """Of two workers one is always at work: the next is killed when its predecessor's heir has begun."""
+    places, each = ("3", 0.1) if jobs < 1000 else ("40", 0.15)
+    for batch in range(0, jobs, 1000):
+        size = min(1000, jobs - batch)
+        store.enqueue(*(NewJob("quick", {"seconds": each}, max_attempts=50) for _ in range(size)))
+    alive, deaths = [start("--concurrency", places) for _ in range(2)], {}
+    look(lambda: _all_at_work(file, alive))
+
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not (drained := store.counts()["succeeded"] == jobs):
+        time.sleep(every)
+        victim = alive.pop(0)
+        deaths[victim.pid] = victim.kill()
+        alive.append(start("--concurrency", places))
+        look(lambda: _all_at_work(file, alive) or store.counts()["succeeded"] == jobs)
+    look(lambda: store.counts()["succeeded"] == jobs, seconds=120)
+
+    record = read_record(file)
+    record.close(deaths)
+    waits = record.recoveries(deaths)
+    assert not drained
+    assert len(deaths) >= seconds / (every + 2)
+    assert len(waits) >= 5
+    assert len(record.by_job) == jobs
+    assert record.overlaps() == []
+    assert max(waits) <= LEASE + 1 + LOAD_SLACK, sorted(waits)[-10:]
+    assert all("Traceback" not in worker.said() for worker in alive)
+
+
+def _all_at_work(file: Path, workers: list[Process]) -> bool:
+    return {worker.pid for worker in workers} <= {run.pid for run in read_record(file).runs()}
+
+
+# -- SIGSTOP ------------------------------------------------------------------------------------
+
+
+@shared_engines
+def test_a_zombie_changes_nothing_says_so_once_and_goes_on_working(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    file = write_jobs(tmp_path, lease=LEASE)
+    [job] = store.enqueue(NewJob("first_time_long", {"seconds": 30}, max_attempts=5))
+    zombie = start("--concurrency", "1", name="zombie")
+    look(lambda: read_record(file).runs())
+    zombie.stop()
+    other = start("--concurrency", "1", name="other")
+    done = store.wait(job.id, timeout=10)
+    other.send(signal.SIGTERM)
+    assert other.ended() == 0
+
+    zombie.send(signal.SIGCONT)
+    [later] = store.enqueue(NewJob("quick"))
+    later = store.wait(later.id, timeout=5)
+
+    assert store.get(job.id) == done
+    assert (done.state, done.attempts) == ("succeeded", 2)
+    assert [error.message for error in done.errors] == ["worker died"]
+    assert later.state == "succeeded"
+    assert {run.pid for run in read_record(file).by_job[str(later.id)]} == {zombie.pid}
+    lines = [line for line in zombie.said().splitlines() if str(job.id) in line]
+    assert len(lines) == 1, zombie.said()
+    assert "lost" in lines[0]
+    assert "Traceback" not in zombie.said()
+
+
+# -- A server that goes away --------------------------------------------------------------------
+
+
+def test_workers_carry_on_when_a_killed_postgresql_is_back(
+    own_postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    _kill_the_server(own_postgresql, tmp_path, jobs=300, away=1)
+
+
+@pytest.mark.long
+def test_workers_carry_on_when_postgresql_was_away_for_long(
+    own_postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    _kill_the_server(own_postgresql, tmp_path, jobs=600, away=25)
+
+
+def _kill_the_server(server: PostgreSQL, folder: Path, *, jobs: int, away: float) -> None:
+    url = server.create_database("work")
+    store = Dibs(url).sync
+    store.migrate()
+    file = write_jobs(folder, lease=LEASE)
+    ids = [job.id for job in store.enqueue(*(NewJob("quick", {"seconds": 0.1}) for _ in range(jobs)))]
+    with processes(folder, url) as start:
+        workers = [start("--concurrency", "4"), start("--concurrency", "4")]
+        look(lambda: len(read_record(file).runs()) > jobs / 10)
+        server.kill()
+        time.sleep(away)
+        before = len(read_record(file).runs())
+        server.start()
+        back = boot_time()
+        look(lambda: len(read_record(file).runs()) > before + 20)
+        look(lambda: store.counts()["succeeded"] == jobs, seconds=60)
+
+        assert all(worker.is_running for worker in workers)
+        record = read_record(file)
+        assert before < jobs
+        assert set(record.by_job) == {str(id) for id in ids}
+        assert min(run.began for run in record.runs() if run.began > back) - back <= 5
+        assert record.open() == []
+        assert record.overlaps() == []
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        assert [worker.ended() for worker in workers] == [0, 0]
+        assert all("Traceback" not in worker.said() for worker in workers), workers[0].said()[-3000:]
+    store.close()
+
+
+# -- Several processes --------------------------------------------------------------------------
+
+
+@on_sqlite
+def test_a_killed_child_is_replaced_and_sigterm_is_passed_on(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    file = write_jobs(tmp_path, lease=LEASE)
+    supervisor = start("--processes", "2")
+    first = look(lambda: len(supervisor.children) == 2 and supervisor.children)
+    look(lambda: len(store.workers()) == 2)
+
+    os.kill(first[0], signal.SIGKILL)
+    second = look(lambda: len(set(supervisor.children) - set(first)) == 1 and supervisor.children)
+    store.enqueue(*(NewJob("quick", {"seconds": 0.1}) for _ in range(100)))
+    look(lambda: {run.pid for run in read_record(file).runs()} == set(second))
+    supervisor.send(signal.SIGTERM)
+
+    assert supervisor.ended(8) == 0
+    assert first[1] in second
+    assert all(not _exists(pid) for pid in [*first, *second])
+    assert store.counts()["running"] == 0
+    assert store.counts()["succeeded"] > 0
+
+
+@on_sqlite
+def test_sigterm_right_after_the_death_of_a_child_ends_all_processes(start: Start, tmp_path: Path) -> None:
+    write_jobs(tmp_path)
+    supervisor = start("--processes", "2")
+    children = look(lambda: len(supervisor.children) == 2 and supervisor.children)
+    look(lambda: all(_handles_sigterm(pid) for pid in children))
+
+    os.kill(children[0], signal.SIGKILL)
+    look(lambda: "starting another" in supervisor.said())
+    supervisor.send(signal.SIGTERM)
+
+    assert supervisor.ended(6) == 0
+    assert not _exists(children[1])
+
+
+@on_sqlite
+def test_control_c_leaves_the_handlers_their_grace(store: SyncDibs, start: Start, tmp_path: Path) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    jobs = store.enqueue(*(NewJob("quick", {"seconds": 1.5}) for _ in range(2)))
+    supervisor = start("--processes", "2", "--concurrency", "1", group=True)
+    look(lambda: len(read_record(file).runs()) == 2)
+
+    os.killpg(supervisor.pid, signal.SIGINT)  # as a terminal does: to the whole group
+
+    assert supervisor.ended(6) == 0
+    assert [store.get(job.id).state for job in jobs] == ["succeeded", "succeeded"]
+
+
+# -- Idle ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_an_idle_worker_asks_next_to_nothing(postgresql: PostgreSQL, tmp_path: Path) -> None:
+    url = postgresql.create_database("idle")
+    store = Dibs(url).sync
+    store.migrate()
+    with postgresql.connect() as connection:
+        connection.execute("alter database idle set log_min_duration_statement = 0")
+    file = write_jobs(tmp_path)
+    with processes(tmp_path, url) as start:
+        worker = start()
+        store.enqueue(*(NewJob("quick") for _ in range(100)))
+        look(lambda: len(read_record(file).runs()) == 100)
+        look(lambda: store.counts()["succeeded"] == 100)
+        store.close()
+        time.sleep(2)
+
+        before = len(_statements(postgresql))
+        time.sleep(30)
+        asked = _statements(postgresql)[before:]
+
+        assert worker.is_running
+        assert before > 5
+        assert 1 <= len(asked) <= 0.2 * 30, asked
+        assert _resident_megabytes(worker.pid) < 60
+    postgresql.drop_database("idle")
+
+
+def _statements(server: PostgreSQL) -> list[str]:
+    """What the server logged; transactions in pg_stat_database come up to ten seconds late."""
+    lines = server.log.read_text().splitlines()
+    return [line for line in lines if " ms  execute " in line or " ms  statement: " in line]
+
+
+def _resident_megabytes(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _handles_sigterm(pid: int) -> bool:
+    """Whether the process has come so far as to have a handler of its own."""
+    [line] = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in each]
+    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

@@ -1,0 +1,293 @@
+"""What the worker tests share: apps on one store, a worker beside the test, and ways to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dibs import Dibs, Job, Worker
+
+WAIT_SECONDS = 15.0
+
+
+class Apps:
+    """Apps on one store, as several processes would have them; memory has only one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._made: list[Dibs] = []
+
+    def __call__(self, **settings: Any) -> Dibs:
+        if self.url == "memory://" and self._made:
+            return self._made[0]
+        self._made.append(Dibs(self.url, **settings))
+        return self._made[-1]
+
+    async def close(self) -> None:
+        for app in self._made:
+            await app.close()
+
+
+@asynccontextmanager
+async def working(app: Dibs, **options: Any) -> AsyncIterator[Worker]:
+    """A worker beside the test, stopped at once when the body ends; its errors are the test's."""
+    worker = Worker(app, **options)
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.stop()
+        await running
+
+
+async def drain(app: Dibs, **options: Any) -> None:
+    await Worker(app, **options).run(until_idle=True)
+
+
+async def wait_until(
+    holds: Callable[[], Any] | Callable[[], Awaitable[Any]], *, seconds: float = WAIT_SECONDS
+) -> Any:
+    """What `holds()` comes to as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = holds()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"{holds} did not come true within {seconds} s"
+        await asyncio.sleep(0.01)
+
+
+async def is_idle(app: Dibs, *, workers: int = 1) -> None:
+    """Wait until that many workers were heard of, and give the listener a moment to be there."""
+    await wait_until(lambda: _as_many(app, workers))
+    await asyncio.sleep(0.15)
+
+
+async def _as_many(app: Dibs, workers: int) -> bool:
+    return len(await app.workers()) >= workers
+
+
+async def finished(app: Dibs, job: Job, *, seconds: float = WAIT_SECONDS) -> Job:
+    return await app.wait(job.id, timeout=seconds)
+
+
+async def state_of(app: Dibs, job: Job) -> str:
+    found = await app.get(job.id)
+    assert found is not None
+    return found.state
+
+
+async def holds_for(seconds: float, holds: Callable[[], Awaitable[bool]]) -> None:
+    """Something must stay true for that long; nothing signals that nothing happened."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert await holds()
+        await asyncio.sleep(0.02)
+
+
+# -- Real `dibs work` processes -----------------------------------------------------------------
+
+
+class Process:
+    """One `dibs work`, its log in a file."""
+
+    def __init__(
+        self, folder: Path, url: str, *words: str, name: str = "worker", group: bool = False
+    ) -> None:
+        self.log = folder / f"{name}-{time.monotonic_ns()}.log"
+        environment = {**os.environ, "DIBS_URL": url, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dibs.cli", "work", "jobs:app", *words],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0 if group else None,
+            )
+        self.pid = self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until the process really stands."""
+        self.send(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.pid}/stat")
+        look(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+    def kill(self) -> float:
+        """SIGKILL; when the process was surely gone, by CLOCK_BOOTTIME."""
+        self._process.kill()
+        self._process.wait()
+        return boot_time()
+
+    def ended(self, seconds: float = WAIT_SECONDS) -> int:
+        return self._process.wait(seconds)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def children(self) -> list[int]:
+        text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(word) for word in text.split()]
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def end(self) -> None:
+        """Whatever state it is in; children of a supervisor first."""
+        family = self.children if self.is_running else []
+        for pid in [*family, self.pid] if self.is_running else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@contextmanager
+def processes(folder: Path, url: str) -> Iterator[Callable[..., Process]]:
+    """Starts `dibs work` processes; those still alive at the end are ended."""
+    started: list[Process] = []
+
+    def start(*words: str, **options: Any) -> Process:
+        started.append(Process(folder, url, *words, **options))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.end()
+
+
+def look(holds: Callable[[], Any], *, seconds: float = WAIT_SECONDS) -> Any:
+    """`wait_until` for tests without a loop."""
+    deadline = time.monotonic() + seconds
+    while not (answer := holds()):
+        assert time.monotonic() < deadline, f"{holds} did not come true within {seconds} s"
+        time.sleep(0.01)
+    return answer
+
+
+def boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+# -- What the handlers recorded -----------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """One start of a handler, and its end if it came to one."""
+
+    job: str
+    pid: int
+    began: float
+    ended: float | None = None
+
+
+@dataclass
+class Record:
+    """Every run of every job, in the order of the lines."""
+
+    by_job: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+
+    def close(self, deaths: dict[int, float]) -> None:
+        """A run of a killed process ended with it."""
+        for run in self.runs():
+            if run.ended is None and run.pid in deaths:
+                run.ended = deaths[run.pid]
+
+    def runs(self) -> list[Run]:
+        return [run for runs in self.by_job.values() for run in runs]
+
+    def open(self) -> list[Run]:
+        return [run for run in self.runs() if run.ended is None]
+
+    def overlaps(self) -> list[tuple[Run, Run]]:
+        pairs = []
+        for runs in self.by_job.values():
+            ordered = sorted(runs, key=lambda run: run.began)
+            pairs += [
+                (one, other)
+                for one, other in itertools.pairwise(ordered)
+                if one.ended is None or other.began < one.ended
+            ]
+        return pairs
+
+    def recoveries(self, deaths: dict[int, float]) -> list[float]:
+        """For each run that a kill cut off: seconds from the kill to the job's next start."""
+        waits = []
+        for runs in self.by_job.values():
+            ordered = sorted(runs, key=lambda run: run.began)
+            waits += [
+                other.began - deaths[one.pid]
+                for one, other in itertools.pairwise(ordered)
+                if one.pid in deaths and one.ended == deaths[one.pid]
+            ]
+        return waits
+
+
+def read_record(file: Path) -> Record:
+    record, running = Record(), {}
+    for line in file.read_text().splitlines() if file.exists() else []:
+        what, job, pid, at, token = line.split()
+        if what == "start":
+            running[job, token] = Run(job, int(pid), float(at))
+            record.by_job[job].append(running[job, token])
+        else:
+            running[job, token].ended = float(at)
+    return record
+
+
+JOBS = """
+import asyncio, os, random, time
+from dibs import Dibs, Context, Retry
+app = Dibs(poll={poll})
+FILE = os.open("record", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def note(what, ctx):
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.write(FILE, f"{{what}} {{ctx.job.id}} {{os.getpid()}} {{now!r}} {{ctx.token}}\\n".encode())
+
+@app.job(lease={lease}, max_attempts=50)
+async def quick(ctx: Context, seconds: float = 0.0):
+    note("start", ctx)
+    await asyncio.sleep(seconds)
+    note("end", ctx)
+
+@app.job(lease={lease}, max_attempts=50)
+def threaded(ctx: Context, seconds: float = 0.0):
+    note("start", ctx)
+    time.sleep(seconds)
+    note("end", ctx)
+
+@app.job(lease={lease}, max_attempts=50)
+async def first_time_long(ctx: Context, seconds: float):
+    note("start", ctx)
+    if ctx.job.attempts == 1:
+        await asyncio.sleep(seconds)
+    note("end", ctx)
+"""
+
+
+def write_jobs(folder: Path, *, lease: float = 1, poll: float = 10) -> Path:
+    """A jobs module in that folder; answers where its handlers write what they do."""
+    (folder / "jobs.py").write_text(JOBS.format(lease=lease, poll=poll))
+    return folder / "record"
