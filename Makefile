@@ -22,10 +22,10 @@ demo: $(STAMP) ## watch several processes share jobs on SQLite while one is kill
 	@$(BIN)/dibs demo
 
 test: $(STAMP) ## run every test against private servers
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist worksteal
 
 test-long: $(STAMP) ## the same with the full sizes: many processes, many jobs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -113,6 +114,18 @@ def pytest_collection_finish() -> None:
     """Everything imported so far is none of the leak check's business: it looks at what is newer."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several test processes tells the first one which servers it used."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["servers"] = dict(servers.used)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    servers.used.update(getattr(node, "workeroutput", {}).get("servers", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

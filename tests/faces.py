@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dibs import Claim, Dibs, Job, NewJob, Task, operations
+from dibs import Claim, Dibs, Job, NewJob, Task, operations, upkeep
 from dibs.clock import SECOND
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Face:
 
     def age(self, seconds: float) -> None:
         """Let time pass: everything in the store becomes this much older."""
-        self.ask(lambda: operations.age(round(seconds * SECOND)))
+        self.ask(lambda: upkeep.age(round(seconds * SECOND)))
 
     def now(self) -> Any:
         """The store's clock."""

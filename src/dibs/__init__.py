@@ -1,6 +1,6 @@
 """dibs: many workers share one store of work; no job is done twice at once, and none is lost."""
 
-from dibs.app import Dibs, SyncDibs
+from dibs.app import Dibs
 from dibs.claims import Claim, SyncClaim
 from dibs.context import Context
 from dibs.contract import Traits
@@ -18,10 +18,12 @@ from dibs.errors import (
     UnsupportedConnection,
 )
 from dibs.jobs import Job, JobError, NewJob
-from dibs.operations import Queue, Swept, WorkerInfo
+from dibs.operations import Queue
 from dibs.running import Cancel, Fail, Snooze
 from dibs.states import JobState, Retry
+from dibs.sync import SyncDibs
 from dibs.tasks import SyncTask, Task
+from dibs.upkeep import Swept, WorkerInfo
 from dibs.why import Why
 from dibs.worker import Worker
 

@@ -2,32 +2,30 @@
 
 import asyncio
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import UUID
 
-from dibs.claims import Claim, SyncClaim, with_docs
-from dibs.clock import SECOND, monotonic
+from dibs.claims import Claim, with_docs
 from dibs.context import Context
 from dibs.contract import Traits
 from dibs.core import Core
-from dibs.errors import BadRequest, NotFound
-from dibs.ids import parse_id
+from dibs.errors import BadRequest
 from dibs.jobs import Job, NewJob
-from dibs.operations import Queue, Swept, WorkerInfo
-from dibs.running import handler_for, run_claimed, run_claimed_sync
-from dibs.settings import Duration, Keep, micros, read_settings
+from dibs.operations import Queue
+from dibs.running import handler_for, run_claimed
+from dibs.settings import Duration, Keep, read_settings
 from dibs.states import Retry
+from dibs.sync import SyncDibs
 from dibs.tasks import Options, Task, with_options
+from dibs.upkeep import Swept, WorkerInfo
+from dibs.waiting import Looks, seconds
 from dibs.why import Why
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-QUICKEST_LOOK, SLOWEST_LOOK = 0.02, 0.5  # seconds between two looks of `wait`
 
 
 class Dibs:
@@ -52,8 +50,8 @@ class Dibs:
                     "prefix": prefix,
                     "pool_size": pool_size,
                     "keep": keep,
-                    "poll": _seconds(poll, "poll"),
-                    "stale_after": _seconds(stale_after, "stale_after"),
+                    "poll": seconds(poll, "poll"),
+                    "stale_after": seconds(stale_after, "stale_after"),
                     "keep_for": keep_for,
                     "max_payload": max_payload,
                 }
@@ -222,7 +220,7 @@ class Dibs:
 
     async def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
         """Wait until the job has finished; `TimeoutError` when that takes too long."""
-        looks = _Looks(id, _seconds(timeout, "timeout"))
+        looks = Looks(id, seconds(timeout, "timeout"))
         while not looks.over(job := await self.get(id)):
             await asyncio.sleep(looks.pause())
         return job  # type: ignore[return-value]
@@ -274,151 +272,6 @@ class Dibs:
         return await self._core.store.run_async(self._core.prune(older_than))
 
 
-class SyncDibs:
-    """The blocking face of an app. What it returns blocks, too."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    @property
-    def traits(self) -> Traits:
-        return self._core.store.traits
-
-    def open(self) -> Self:
-        self._core.store.open()
-        return self
-
-    def close(self) -> None:
-        self._core.keeper.close()
-        self._core.store.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.open()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def migrate(self) -> list[int]:
-        return self._core.store.migrate()
-
-    def schema_version(self) -> int:
-        return self._core.store.schema_version()
-
-    def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
-        jobs = self._core.store.run(self._core.enqueue(new_jobs), within)
-        self._core.events.enqueued(jobs)
-        return jobs
-
-    def claim(
-        self,
-        *,
-        queues: Sequence[str] | None = None,
-        kinds: Sequence[str] | None = None,
-        limit: int = 1,
-        worker: str | None = None,
-        lease: Duration | None = None,
-    ) -> list[SyncClaim]:
-        operation = self._core.claim(queues, kinds, limit, worker, lease)
-        return [SyncClaim(held) for held in self._core.store.run(operation)]
-
-    def claim_job(
-        self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
-    ) -> SyncClaim | None:
-        held = self._core.store.run(self._core.claim_job(id, worker, lease))
-        return SyncClaim(held[0]) if held else None
-
-    def run_job(self, id: UUID | str) -> Job | None:
-        job = self.get(id)
-        if job is None:
-            return None
-        task = handler_for(self._core.registry, job)
-        claim = self.claim_job(id)
-        if claim is None:
-            return None
-        run_claimed_sync(claim, task)
-        return self.get(id)
-
-    def get(self, id: UUID | str) -> Job | None:
-        return self._core.store.run(self._core.get(id))
-
-    def find(
-        self,
-        *,
-        state: str | Sequence[str] | None = None,
-        queue: str | None = None,
-        kind: str | None = None,
-        train: str | None = None,
-        slot: str | None = None,
-        pipeline_id: UUID | str | None = None,
-        tags: Sequence[str] | str | None = None,
-        limit: int = 50,
-        after: UUID | str | None = None,
-    ) -> list[Job]:
-        filter = {"state": state, "queue": queue, "kind": kind, "train": train, "slot": slot}
-        operation = self._core.find(limit, after, **filter, pipeline_id=pipeline_id, tags=tags)
-        return self._core.store.run(operation)
-
-    def counts(self, queue: str | None = None) -> dict[str, int]:
-        return self._core.store.run(self._core.counts(queue))
-
-    def queues(self) -> list[Queue]:
-        return self._core.store.run(self._core.queues())
-
-    def workers(self) -> list[WorkerInfo]:
-        return self._core.store.run(self._core.workers())
-
-    def why(self, id: UUID | str) -> Why:
-        return self._core.store.run(self._core.why(id))
-
-    def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
-        looks = _Looks(id, _seconds(timeout, "timeout"))
-        while not looks.over(job := self.get(id)):
-            time.sleep(looks.pause())
-        return job  # type: ignore[return-value]
-
-    def cancel(self, id: UUID | str, reason: str | None = None) -> Job:
-        return self._core.store.run(self._core.cancel(id, reason))
-
-    def retry(self, id: UUID | str) -> Job:
-        return self._core.store.run(self._core.retry(id))
-
-    def delete(self, id: UUID | str) -> bool:
-        return self._core.store.run(self._core.delete(id))
-
-    def cancel_many(self, **filter: Any) -> int:
-        return self._core.store.run(self._core.change_many("cancel", **filter))
-
-    def retry_many(self, **filter: Any) -> int:
-        return self._core.store.run(self._core.change_many("retry", **filter))
-
-    def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Job:
-        return self._core.store.run(self._core.recover(id, stale_after))
-
-    def pause(self, queue: str) -> None:
-        self._core.store.run(self._core.pause(queue, True))
-
-    def resume(self, queue: str) -> None:
-        self._core.store.run(self._core.pause(queue, False))
-
-    def limit(self, queue: str, n: int | None) -> None:
-        self._core.store.run(self._core.limit(queue, n))
-
-    def sweep(self) -> Swept:
-        return self._core.swept(self._core.store.run(self._core.sweep()))
-
-    def prune(self, older_than: Duration) -> int:
-        return self._core.store.run(self._core.prune(older_than))
-
-
 with_docs(SyncDibs, Dibs)
 
 
@@ -459,30 +312,3 @@ class JobDecorator:
 async def _only(jobs: Awaitable[list[Job]]) -> Job:
     [job] = await jobs
     return job
-
-
-class _Looks:
-    """How `wait` looks: often at first, then more patiently, until a deadline."""
-
-    def __init__(self, id: UUID | str, timeout: float | None) -> None:
-        self._id = parse_id(id)
-        self._deadline = None if timeout is None else monotonic() + timeout
-        self._timeout = timeout
-        self._pause = QUICKEST_LOOK
-
-    def over(self, job: Job | None) -> bool:
-        if job is None:
-            raise NotFound(self._id)
-        if job.is_finished:
-            return True
-        if self._deadline is not None and monotonic() >= self._deadline:
-            raise TimeoutError(f"job {job.id} is still {job.state} after {self._timeout} s")
-        return False
-
-    def pause(self) -> float:
-        pause, self._pause = self._pause, min(self._pause * 1.5, SLOWEST_LOOK)
-        return pause if self._deadline is None else max(min(pause, self._deadline - monotonic()), 0)
-
-
-def _seconds(duration: Duration | None, what: str) -> float | None:
-    return None if duration is None else micros(duration, what=what) / SECOND

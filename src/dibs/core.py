@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs import operations, payload
+from dibs import operations, payload, upkeep
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
 from dibs.engines.stores import Operation, Store, connect
@@ -19,12 +19,13 @@ from dibs.identity import worker_name
 from dibs.ids import parse_id
 from dibs.jobs import Job, NewJob
 from dibs.leases import Keeper
-from dibs.operations import Queue, Settled, Standing, Swept, Wish, WorkerInfo
+from dibs.operations import Queue, Settled, Standing, Wish
 from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
 from dibs.states import FINISHED, JobState, Outcome, settle
 from dibs.tasks import DEFAULT_LEASE, Registry
+from dibs.upkeep import Swept, WorkerInfo
 from dibs.why import Why, explain
 
 MOST_FOUND = 1000
@@ -162,7 +163,7 @@ class Core:
 
     def workers(self) -> Operation[list[WorkerInfo]]:
         silence = span(3 * self.settings.poll, what="poll")
-        return lambda _: operations.workers(silence)
+        return lambda _: upkeep.workers(silence)
 
     def why(self, id: UUID | str) -> Operation[Why]:
         parsed, silence = parse_id(id), span(3 * self.settings.poll, what="poll")
@@ -199,7 +200,7 @@ class Core:
         return lambda _: operations.set_queue(queue, max_running=most, set_limit=True)
 
     def sweep(self) -> Operation[Swept]:
-        return lambda _: operations.sweep()
+        return lambda _: upkeep.sweep()
 
     def swept(self, swept: Swept) -> Swept:
         self.events.swept(**asdict(swept))
@@ -212,13 +213,13 @@ class Core:
         ]
         kept_for = span(self.settings.keep_for, what="keep_for")
         return [
-            lambda _: operations.prune(kept_for),
-            *([lambda _: operations.prune(SHORTLY, short)] if short else []),
+            lambda _: upkeep.prune(kept_for),
+            *([lambda _: upkeep.prune(SHORTLY, short)] if short else []),
         ]
 
     def prune(self, older_than: Duration) -> Operation[int]:
         age = span(older_than, what="older_than")
-        return lambda _: operations.prune(age)
+        return lambda _: upkeep.prune(age)
 
     def _filter(
         self, state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any

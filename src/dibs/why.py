@@ -6,9 +6,9 @@ from uuid import UUID
 
 from dibs.errors import NotFound
 from dibs.jobs import Job, job_from_row
-from dibs.operations import WorkerInfo, workers
 from dibs.scripts import Row, Script, Step
 from dibs.states import JobState
+from dibs.upkeep import WorkerInfo, workers
 
 
 @dataclass(frozen=True, slots=True)

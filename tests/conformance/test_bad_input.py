@@ -11,6 +11,7 @@ import pytest
 import servers
 from dibs import BadRequest, Dibs, DibsError, NewJob, StoreUnavailable, UnknownEngine
 from faces import Face, Make, nothing_written, open_face
+from naming import named
 
 NAIVE = datetime(2026, 1, 1)
 LOOP: list[Any] = []
@@ -86,7 +87,7 @@ def test_meta_that_can_not_be_stored_is_refused(app: Face, value: Any) -> None:
 
 
 @one_face
-@pytest.mark.parametrize("args", [[1], "x", 5, {1: 2}, {None: 1}], ids=repr)
+@pytest.mark.parametrize("args", [[1], "x", 5, {1: 2}, {None: 1}], ids=named)
 @pytest.mark.parametrize("field", ["args", "meta"])
 def test_arguments_and_meta_must_be_mappings_of_names(app: Face, field: str, args: Any) -> None:
     with nothing_written(app), pytest.raises(BadRequest, match=field):
@@ -165,7 +166,7 @@ def test_any_other_name_works_everywhere(app: Face, name: str) -> None:
 
 
 @one_face
-@pytest.mark.parametrize("tags", ["red", 5, [None], ["x"] * 101], ids=repr)
+@pytest.mark.parametrize("tags", ["red", 5, [None], ["x"] * 101], ids=named)
 def test_tags_must_be_a_list_of_names(app: Face, tags: Any) -> None:
     with nothing_written(app), pytest.raises(BadRequest, match="tag"):
         app.enqueue(NewJob("send", tags=tags))
@@ -206,7 +207,7 @@ def test_tags_must_be_a_list_of_names(app: Face, tags: Any) -> None:
         {"on_failed": "explode"},
         {"on_cancelled": "explode"},
     ],
-    ids=repr,
+    ids=named,
 )
 def test_an_option_that_can_not_be_is_refused(app: Face, options: dict[str, Any]) -> None:
     with nothing_written(app), pytest.raises(BadRequest):
@@ -214,14 +215,14 @@ def test_an_option_that_can_not_be_is_refused(app: Face, options: dict[str, Any]
 
 
 @one_face
-@pytest.mark.parametrize("new", ["send", None, {"kind": "send"}, 5, NewJob], ids=repr)
+@pytest.mark.parametrize("new", ["send", None, {"kind": "send"}, 5, NewJob], ids=named)
 def test_what_is_no_new_job_is_refused(app: Face, new: Any) -> None:
     with nothing_written(app), pytest.raises(BadRequest, match="NewJob"):
         app.enqueue(new)
 
 
 @pytest.mark.parametrize(
-    "id", ["", "x", "0" * 31, "0" * 33, 5, None, b"x" * 16, "\ud800", "a\x00b", ()], ids=repr
+    "id", ["", "x", "0" * 31, "0" * 33, 5, None, b"x" * 16, "\ud800", "a\x00b", ()], ids=named
 )
 def test_a_malformed_id_is_refused_by_every_verb(app: Face, id: Any) -> None:
     for verb in ("get", "claim_job", "run_job", "cancel", "retry", "delete", "recover", "why", "wait"):
@@ -251,7 +252,7 @@ def test_a_malformed_id_is_refused_by_every_verb(app: Face, id: Any) -> None:
         {"isolation": "planet"},
         {"retry": 5},
     ],
-    ids=repr,
+    ids=named,
 )
 def test_a_kind_with_an_option_that_can_not_be_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
@@ -262,7 +263,7 @@ def _positional(a: int, /) -> None: ...
 def _starred(*args: int) -> None: ...
 
 
-@pytest.mark.parametrize("function", [_positional, _starred, int, 5, "send"], ids=repr)
+@pytest.mark.parametrize("function", [_positional, _starred, int, 5, "send"], ids=named)
 def test_what_can_not_be_a_handler_is_refused(function: Any) -> None:
     with pytest.raises(BadRequest):
         Dibs("memory://").job(name="odd")(function)
@@ -272,7 +273,7 @@ def test_what_can_not_be_a_handler_is_refused(function: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["oracle://x/y", "nonsense", "", "http://x", "://", "sqlit:///x.db"], ids=repr
+    "url", ["oracle://x/y", "nonsense", "", "http://x", "://", "sqlit:///x.db"], ids=named
 )
 def test_an_unknown_scheme_names_what_is_known(url: str) -> None:
     with pytest.raises(UnknownEngine, match="sqlite"):
@@ -292,7 +293,7 @@ def test_an_unknown_scheme_names_what_is_known(url: str) -> None:
         {"max_payload": 0},
         {"url": 5},
     ],
-    ids=repr,
+    ids=named,
 )
 def test_a_setting_that_can_not_be_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(DibsError):

@@ -10,6 +10,7 @@ import pytest
 from dibs import BadRequest, JobState, NewJob
 from dibs.ids import new_id
 from faces import Face, Make, nothing_written
+from naming import named
 
 
 def test_an_enqueued_job_is_ready_and_new(app: Face) -> None:
@@ -168,7 +169,7 @@ def test_a_refused_batch_can_be_enqueued_once_mended(app: Face) -> None:
     assert job.is_new
 
 
-@pytest.mark.parametrize("options", [{}, {"delay": 60}, {"priority": 3}], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"delay": 60}, {"priority": 3}], ids=named)
 def test_a_thousand_jobs_go_in_at_once(app: Face, options: dict[str, object]) -> None:
     new = [NewJob("send", args={"n": n}, tags=["t"], meta={"m": "ä\t\\N"}, **options) for n in range(1000)]
 
@@ -233,7 +234,7 @@ def test_the_same_job_twice_in_one_call_is_stored_once(app: Face) -> None:
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda new: pickle.loads(pickle.dumps(new))], ids=str
+    "copied", [copy.copy, copy.deepcopy, lambda new: pickle.loads(pickle.dumps(new))], ids=named
 )
 def test_a_copy_of_a_new_job_is_the_same_job(app: Face, copied: object) -> None:
     new = NewJob("send", args={"n": 1}, tags=["a"])

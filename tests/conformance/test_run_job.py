@@ -12,7 +12,18 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from dibs import Cancel, Context, Fail, LeaseLost, NewJob, Refused, Retry, Snooze, SyncClaim, operations
+from dibs import (
+    Cancel,
+    Context,
+    Fail,
+    LeaseLost,
+    NewJob,
+    Refused,
+    Retry,
+    Snooze,
+    SyncClaim,
+    upkeep,
+)
 from dibs.ids import new_id
 from faces import Face, Make, nothing_written
 
@@ -459,5 +470,5 @@ def test_a_handler_may_settle_its_job_by_itself(app: Face) -> None:
 def _take_back(app: Face, id: UUID) -> None:
     """Let its lease run out and sweep, faster than it is renewed."""
     while app.app.sync.get(id).state == "running":
-        app.app._core.store.run(lambda *_: operations.age(1_000_000))
+        app.app._core.store.run(lambda *_: upkeep.age(1_000_000))
         app.app.sync.sweep()

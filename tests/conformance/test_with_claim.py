@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dibs import LeaseLost, operations
+from dibs import LeaseLost, upkeep
 from faces import Face, Make, nothing_written
 
 
@@ -166,7 +166,7 @@ def test_a_task_that_lost_its_job_is_stopped_at_once(app: Face, make: Make) -> N
     async def lost() -> None:
         task = asyncio.ensure_future(work())
         while not held.lost:
-            await app.app._core.store.run_async(lambda *_: operations.age(1_000_000))
+            await app.app._core.store.run_async(lambda *_: upkeep.age(1_000_000))
             await app.app.sweep()
             await asyncio.sleep(0.01)
         with pytest.raises(LeaseLost):

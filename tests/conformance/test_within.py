@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from dibs import Context as JobContext
 from dibs import DibsError, LeaseLost, NewJob, UnsupportedConnection
 from faces import Face, Make, needs, nothing_written, open_face
+from naming import named
 from servers import PostgreSQL
 
 
@@ -430,7 +431,7 @@ def _idle(app: Face, url: str, yours: Yours) -> Iterator[Any]:
             yield yours.given
 
 
-@pytest.mark.parametrize("nonsense", [object(), "connection", 5, [], sqlite3.connect], ids=repr)
+@pytest.mark.parametrize("nonsense", [object(), "connection", 5, [], sqlite3.connect], ids=named)
 def test_what_is_no_connection_is_refused_naming_what_fits(app: Face, make: Make, nonsense: Any) -> None:
     needs(app, "joins_caller")
     claim = make.running()

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 
-from dibs import Dibs, NewJob, operations
+from dibs import Dibs, NewJob, operations, upkeep
 from dibs.claims import Claim
 from dibs.operations import Wish
 from dibs.scripts import Script, Step
@@ -91,7 +91,7 @@ Places = Callable[[str], Place]
 
 def age(app: Dibs, seconds: float) -> None:
     """Make everything stored that much older: how a test lets time pass."""
-    app._core.store.run(lambda _: operations.age(round(seconds * 1_000_000)))
+    app._core.store.run(lambda _: upkeep.age(round(seconds * 1_000_000)))
 
 
 def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, operations.Standing]:

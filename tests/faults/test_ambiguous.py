@@ -17,7 +17,7 @@ from dibs.engines.trouble import TryAgain
 from proxy import FaultProxy
 from servers import PostgreSQL
 
-ROUNDS = 20
+ROUNDS = 12
 COPY_DONE = b"c\x00\x00\x00\x04"
 COMMIT = b"commit\x00"  # with its end: every `begin` says "read committed"
 
@@ -32,6 +32,7 @@ class Trouble:
         self._fired = 0
         self._look: Callable[[], Any] = lambda: None
         self._seen: list[Any] = []
+        self._before: Any = None
 
     @contextlib.contextmanager
     def at(self, *patterns: bytes, sees: Callable[[], Any] | None = None) -> Iterator[None]:
@@ -41,7 +42,7 @@ class Trouble:
         of the cut: after a cut "after" it must have changed already, after one "before" not yet.
         """
         self._look, self._seen = sees or (lambda: None), []
-        before = self._look()
+        before = self._before = self._look()
         for pattern in patterns:
             arm = self.proxy.cut_after if self.moment == "after" else self.proxy.cut_before
             arm(pattern)
@@ -53,7 +54,13 @@ class Trouble:
             assert (self._seen[0] != before) == (self.moment == "after"), "the cut came at another moment"
 
     def noticed(self) -> None:
-        self._seen.append(self._look())
+        """What the store says once dibs has heard of the cut; a commit may take a moment longer than that."""
+        seen = self._look()
+        deadline = time.monotonic() + 2
+        while self.moment == "after" and seen == self._before and time.monotonic() < deadline:
+            time.sleep(0.01)
+            seen = self._look()
+        self._seen.append(seen)
 
     def stored(self, **filter: Any) -> int:
         return len(self.behind.find(limit=1000, **filter))

@@ -20,7 +20,7 @@ from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app, bulk
 from dibs.cli.options import duration
 from dibs.ids import new_id
-from dibs.operations import age
+from dibs.upkeep import age
 from servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]

@@ -62,6 +62,9 @@ def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path), "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
     )
     _wait_for(lambda: len(list(tmp_path.glob("*/worker-*.jsonl"))) == 4)
 
@@ -72,6 +75,11 @@ def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path) -> None:
     assert b"Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
     _wait_for(lambda: not _processes_naming(str(tmp_path)))
+
+
+def _hear_ctrl_c() -> None:
+    """A background job of a shell ignores SIGINT, and so do its children unless they are told not to."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for(happened: object, seconds: float = 20) -> None:

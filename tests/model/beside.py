@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from dibs import Dibs, DibsError, Job, Retry, operations
+from dibs import Dibs, DibsError, Job, Retry, upkeep
 from dibs.claims import SyncClaim
 from dibs.clock import SECOND
 
@@ -82,7 +82,7 @@ class Side:
         return self.app._core.store.run(script)
 
     def age(self, seconds: float) -> None:
-        self.run(lambda _: operations.age(round(seconds * SECOND)))
+        self.run(lambda _: upkeep.age(round(seconds * SECOND)))
 
     def note_claims(self, claims: list[SyncClaim], number: int) -> list[SyncClaim]:
         """Remember whose tokens these are; they must be greater than all that came before."""

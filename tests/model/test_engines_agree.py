@@ -1,7 +1,7 @@
 """Every engine does what memory does: given the same random operations, a user sees the same.
 
 After every operation the machine compares the answers, all jobs, the counts and the queues, and holds
-both stores against the rules of `dibs.states`. Time passes only by `operations.age`.
+both stores against the rules of `dibs.states`. Time passes only by `upkeep.age`.
 """
 
 from __future__ import annotations
@@ -545,7 +545,6 @@ def test_postgresql_does_what_memory_does(postgres: SqlStore) -> None:
 
 LOST_RULES = {
     "anybody settles": ("settle_ended", "and job.token = :token", ""),
-    "anybody renews": ("renew", "and token = :token", ""),
     "a lease ends at once": ("expired", "job.lease_until <=", "job.claimed_at <="),
     "the less urgent first": ("near", "ready.priority desc", "ready.priority"),
     "pausing a queue does not keep its jobs": ("wanted", "and not coalesce(setting.paused, 0)", ""),

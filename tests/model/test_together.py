@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from beside import make_app
 
-from dibs import Claim, Dibs, LeaseLost, NewJob, operations
+from dibs import Claim, Dibs, LeaseLost, NewJob, upkeep
 from dibs.clock import SECOND
 
 
@@ -124,7 +124,7 @@ async def new_claim(app: Dibs, lease: float = 60) -> Claim:
 async def two_claims_of_one_job(app: Dibs, lease: float = 60) -> tuple[Claim, Claim]:
     """The first one's lease has run out."""
     zombie = await new_claim(app, lease)
-    await app._core.store.run_async(lambda _: operations.age(61 * SECOND))
+    await app._core.store.run_async(lambda _: upkeep.age(61 * SECOND))
     holder = await app.claim_job(zombie.job.id, lease=lease)
     assert holder is not None
     return zombie, holder

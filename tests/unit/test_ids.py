@@ -10,6 +10,7 @@ import pytest
 
 from dibs import BadRequest, ids
 from dibs.ids import first_id_at, new_id, parse_id
+from naming import named
 
 
 def test_an_id_is_a_uuid7_of_now() -> None:
@@ -87,7 +88,7 @@ def test_text_is_read_as_an_id() -> None:
     assert parse_id(str(id)) == parse_id(id.hex) == id
 
 
-@pytest.mark.parametrize("value", ["", "x", 5, None, b"", "0" * 31, object()], ids=repr)
+@pytest.mark.parametrize("value", ["", "x", 5, None, b"", "0" * 31, object()], ids=named)
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(BadRequest, match="not a job id"):
         parse_id(value)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import pytest
 
 from dibs import BadRequest
 from dibs.payload import check_moment, check_name, check_whole, decode, decoder, encode
+from naming import named
 
 LIMIT = 1024 * 1024
 
@@ -67,7 +68,7 @@ ROUND_TRIPS = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value"), ROUND_TRIPS, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("annotation", "value"), ROUND_TRIPS, ids=named)
 def test_a_value_comes_back_as_its_annotation_says(annotation: Any, value: Any) -> None:
     text = encode(value, "args", LIMIT)
 
@@ -91,7 +92,7 @@ def test_text_stays_text_on_the_way() -> None:
         ValueError("x"),
         iter([]),
     ],
-    ids=lambda each: str(each)[:30],
+    ids=named,
 )
 def test_what_hides_inside_is_found(value: Any) -> None:
     with pytest.raises(BadRequest, match="args"):
@@ -122,27 +123,27 @@ def test_the_size_counts_in_bytes() -> None:
         encode("ää", "args", 5)
 
 
-@pytest.mark.parametrize("name", ["x", "x" * 200, "🦊", "a b", "\u2028", "a\xa0b", "\u200d"], ids=repr)
+@pytest.mark.parametrize("name", ["x", "x" * 200, "🦊", "a b", "\u2028", "a\xa0b", "\u200d"], ids=named)
 def test_names_that_are_fine(name: str) -> None:
     assert check_name(name, "queue") == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", "x" * 201, "\x1f", "\x7f", "\x80", "\x9f", "a\ud800", "\udfff", None, 5], ids=repr
+    "name", ["", "x" * 201, "\x1f", "\x7f", "\x80", "\x9f", "a\ud800", "\udfff", None, 5], ids=named
 )
 def test_names_that_are_not(name: object) -> None:
     with pytest.raises(BadRequest, match="queue"):
         check_name(name, "queue")
 
 
-@pytest.mark.parametrize("value", [0, 11, "5", 5.0, None, True], ids=repr)
+@pytest.mark.parametrize("value", [0, 11, "5", 5.0, None, True], ids=named)
 def test_whole_numbers_have_bounds(value: object) -> None:
     assert check_whole(10, "n", 1, 10) == 10
     with pytest.raises(BadRequest, match="n"):
         check_whole(value, "n", 1, 10)
 
 
-@pytest.mark.parametrize("value", [datetime(2026, 1, 1), "2026-01-01", 5, date(2026, 1, 1)], ids=repr)
+@pytest.mark.parametrize("value", [datetime(2026, 1, 1), "2026-01-01", 5, date(2026, 1, 1)], ids=named)
 def test_moments_have_a_zone(value: object) -> None:
     with pytest.raises(BadRequest, match="run_at"):
         check_moment(value, "run_at")

@@ -17,6 +17,7 @@ import pytest
 from working import Apps, drain, finished, holds_for, is_idle, state_of, wait_until, working
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, LeaseLost, NewJob, Retry, Snooze, Worker
+from naming import named
 
 SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine
 
@@ -410,7 +411,7 @@ async def test_a_result_that_can_not_be_stored_is_a_failed_attempt(app: Dibs, re
 
 
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
-@pytest.mark.parametrize("child", [NewJob("child", args={"x": float("nan")}), 123, None], ids=repr)
+@pytest.mark.parametrize("child", [NewJob("child", args={"x": float("nan")}), 123, None], ids=named)
 async def test_a_child_that_can_not_be_stored_is_a_failed_attempt(app: Dibs, child: Any) -> None:
     @app.job(max_attempts=1)
     async def work(ctx: Context) -> None:
@@ -1243,9 +1244,10 @@ async def _data_version(watch: aiosqlite.Connection) -> int:
 
 
 def _age(seconds: float) -> Any:
-    from dibs import operations
 
-    return operations.age(round(seconds * 1_000_000))
+    from dibs import upkeep
+
+    return upkeep.age(round(seconds * 1_000_000))
 
 
 def _sweep_until(app: Dibs, stop: threading.Event, moved: list[Any]) -> None:

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 import typer
 
-from dibs.app import SyncDibs
 from dibs.cli.config import open_store
 from dibs.cli.printing import complain, one_line, print_json
 from dibs.errors import BadRequest, NotFound, Refused
+from dibs.sync import SyncDibs
 
 T = TypeVar("T")
 

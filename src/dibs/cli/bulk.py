@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from dibs.app import SyncDibs
 from dibs.cli.config import open_store
 from dibs.cli.options import bad_usage
 from dibs.cli.printing import numbered, print_json
 from dibs.errors import DibsError, Refused
 from dibs.states import FINISHED, JobState
+from dibs.sync import SyncDibs
 
 LOOK = 0.5  # seconds between two looks at how many are left
 

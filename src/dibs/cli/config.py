@@ -11,9 +11,10 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from dibs.app import Dibs, SyncDibs
+from dibs.app import Dibs
 from dibs.errors import BadRequest
 from dibs.settings import Settings, read_settings
+from dibs.sync import SyncDibs
 
 
 class ToolDibs(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from dibs.app import SyncDibs
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage, duration, json_object, moment
 from dibs.cli.printing import note, print_json
 from dibs.errors import Refused
 from dibs.jobs import Job, NewJob
+from dibs.sync import SyncDibs
 
 EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail --delay 10m"""
 

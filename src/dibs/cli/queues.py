@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from dibs.app import SyncDibs
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import note, one_line, print_json, print_table
 from dibs.operations import Queue
 from dibs.states import FINISHED, JobState
+from dibs.sync import SyncDibs
 
 app = typer.Typer(
     invoke_without_command=True,

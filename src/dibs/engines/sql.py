@@ -11,7 +11,6 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from dibs.errors import BadRequest
 from dibs.jobs import JOB_COLUMNS
 from dibs.scripts import Rows, Step
 
@@ -158,9 +157,3 @@ class SqlEngine:
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Python values as this database's drivers take them."""
         return params
-
-
-def checked_identifier(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise BadRequest(f"{name!r} can't be used as a name in SQL")
-    return name

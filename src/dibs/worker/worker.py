@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from dibs import operations
+from dibs import operations, upkeep
 from dibs.app import Dibs
 from dibs.claims import Claim, Holding
 from dibs.clock import monotonic
@@ -27,12 +27,13 @@ from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.jobs import Job
-from dibs.operations import Settled, Upcoming, Wish
+from dibs.operations import Settled, Wish
 from dibs.running import NOT_COMMITTED, perform, settlement, still_ours
 from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span
 from dibs.states import Released
 from dibs.tasks import DEFAULT_LEASE
+from dibs.upkeep import Upcoming
 
 SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
@@ -94,7 +95,7 @@ class Worker:
             _unhandle_signals(loop, handled)
             self._threads.shutdown(wait=False, cancel_futures=True)
             with suppress(DibsError):
-                await self._core.store.run_async(lambda _: operations.leave(self.name))
+                await self._core.store.run_async(lambda _: upkeep.leave(self.name))
 
     def stop(self) -> None:
         """Claim nothing more; running handlers get `grace` seconds. Asked twice, they end at once."""
@@ -257,7 +258,7 @@ class Worker:
         try:
             upcoming = await store.run_async(self._look_ahead())
             if upcoming.overdue:
-                self._core.swept(await store.run_async(lambda _: operations.sweep()))
+                self._core.swept(await store.run_async(lambda _: upkeep.sweep()))
         except StoreUnavailable as error:
             await self._back_off(error)
             return
@@ -282,11 +283,11 @@ class Worker:
     def _look_ahead(self) -> Operation[Upcoming]:
         """Saying that we are here is a write, and wakes others where stores announce every commit."""
         if self._last_tick - self._said_at < self._core.settings.poll * 0.9:
-            return lambda _: operations.upcoming()
+            return lambda _: upkeep.upcoming()
         self._said_at = self._last_tick
         busy = {"concurrency": self._concurrency, "running": len(self._running)}
         kinds = list(self._core.registry.tasks)
-        return lambda _: operations.tick(self.name, self._queues, kinds, **busy)
+        return lambda _: upkeep.tick(self.name, self._queues, kinds, **busy)
 
     async def _back_off(self, error: StoreUnavailable) -> None:
         """The store is away: say so once, wait, try again."""
