@@ -33,6 +33,7 @@ class Trouble:
         self._look: Callable[[], Any] = lambda: None
         self._seen: list[Any] = []
         self._before: Any = None
+        self._looks = False
 
     @contextlib.contextmanager
     def at(self, *patterns: bytes, sees: Callable[[], Any] | None = None) -> Iterator[None]:
@@ -41,7 +42,7 @@ class Trouble:
         `sees` looks at what the call changes, around the proxy, before the call and when dibs learns
         of the cut: after a cut "after" it must have changed already, after one "before" not yet.
         """
-        self._look, self._seen = sees or (lambda: None), []
+        self._look, self._seen, self._looks = sees or (lambda: None), [], sees is not None
         before = self._before = self._look()
         for pattern in patterns:
             arm = self.proxy.cut_after if self.moment == "after" else self.proxy.cut_before
@@ -57,7 +58,7 @@ class Trouble:
         """What the store says once dibs has heard of the cut; a commit may take a moment longer than that."""
         seen = self._look()
         deadline = time.monotonic() + 2
-        while self.moment == "after" and seen == self._before and time.monotonic() < deadline:
+        while self._looks and self.moment == "after" and seen == self._before and time.monotonic() < deadline:
             time.sleep(0.01)
             seen = self._look()
         self._seen.append(seen)

@@ -82,12 +82,14 @@ def _supervise(processes: int) -> int:
     arguments = _without_processes(sys.argv[1:])
     children = [_start(arguments) for _ in range(processes)]
     stopping = "--until-idle" in arguments
+    told: set[int] = set()
 
     def stop(number: int, _: object) -> None:
         nonlocal stopping
         stopping = True
         for child in children:
             child.send_signal(number)
+            told.add(child.pid)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -100,8 +102,11 @@ def _supervise(processes: int) -> int:
                 )
                 children[place] = _start(arguments)
                 time.sleep(RESTART_PAUSE)
+    for child in children:
+        if told and child.pid not in told:  # it was being started when the signal came
+            child.send_signal(signal.SIGTERM)
     ended = [child.wait() for child in children if child.poll() is None]
-    return 1 if any(ended) else 0
+    return 1 if set(ended) - {0, -signal.SIGTERM, -signal.SIGINT} else 0
 
 
 def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":

@@ -224,10 +224,15 @@ class Worker:
         self._changed.clear()
         now = monotonic()
         wake_at = self._next_tick if self._look_at is None else min(self._next_tick, self._look_at)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), max(wake_at - now, 0.001))
+        await self._change_within(max(wake_at - now, 0.001))
         if self._look_at is not None and monotonic() >= self._look_at:
             self._look_at, self._hungry = None, True
+
+    async def _change_within(self, seconds: float) -> None:
+        # Not wait_for(): on 3.11 it swallows a cancellation that comes together with the change.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     def _hear(self, hint: str) -> None:
         """Somebody enqueued something, somewhere; a hint that begins with `!` is our own voice."""
@@ -306,8 +311,7 @@ class Worker:
         while self._running and not self._hurried and (left := deadline - monotonic()) > 0:
             await self._settle_rest()
             self._changed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+            await self._change_within(left)
         cancelled = [task for task, held in self._running.items() if self._is_async(held)]
         for task in cancelled:
             task.cancel()
