@@ -1,0 +1,585 @@
+-- MySQL's and MariaDB's own words. READ COMMITTED on connections of our own, and in every answer that
+-- changes something a locking read comes first: it takes the rows by primary key or down one index in the
+-- order of claiming, and whatever is written afterwards goes to rows that are already ours, by primary key.
+-- mysql.py says which blocks make an answer.
+--
+-- Many rows travel as one JSON text. `straight_join … force index` keeps to the way that is meant: given ids
+-- first, then one look into the primary key for each. Left to itself the server reads a small table whole,
+-- and in a statement that locks it then waits for rows that are none of its business. Text that says `/*M! … */` is read by MariaDB alone, `/*!80017 … */`
+-- by MySQL alone.
+
+-- fragment: given_ids
+json_table(:ids, '$[*]' columns (id char(32) character set ascii path '$')) given
+
+-- name: get
+select {job_columns:job}
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+union all
+select {job_columns:job}
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: get_newest
+-- In a transaction of the caller's that may have begun long ago: a locking read sees what is there now.
+(
+    select {job_columns:job}
+    from {>given_ids}
+    straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+    lock in share mode
+)
+union all
+(
+    select {job_columns:job}
+    from {>given_ids}
+    straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+    lock in share mode
+)
+
+-- fragment: matches
+(:after is null or job.id < unhex(:after))
+          and (:queue is null or job.queue = :queue)
+          and (:kind is null or job.kind = :kind)
+          and (:train is null or job.train = :train)
+          and (:slot is null or job.slot = :slot)
+          and (:pipeline_id is null or job.pipeline_id = unhex(:pipeline_id))
+          and (:states is null or find_in_set(job.state, :states))
+          and json_contains(job.tags, :tags)
+
+-- name: glance
+select {>glanced}
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+union all
+select {>glanced}
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: glance_at_queue
+select *
+from (
+    select {>glanced}
+    from dibs_jobs job force index (primary)
+    where :queue is null or job.queue = :queue
+    order by job.id desc
+    limit :limit
+) live
+union all
+select *
+from (
+    select {>glanced}
+    from dibs_finished job force index (primary)
+    where job.id > unhex(:since) and (:queue is null or job.queue = :queue)
+    order by job.id desc
+    limit :limit
+) finished
+
+-- name: counts
+select counted.state, cast(sum(counted.jobs) as signed) as jobs
+from (
+    select job.state, count(*) as jobs
+    from dibs_jobs job
+    where :queue is null or job.queue = :queue
+    group by job.state
+    union all
+    select job.state, count(*) as jobs
+    from dibs_finished job
+    where :queue is null or job.queue = :queue
+    group by job.state
+) counted
+group by counted.state
+
+-- name: settled
+select job.id, job.state, job.token, job.settled_token, job.settled_as
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+union all
+select job.id, job.state, job.token, job.settled_token, job.settled_as
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: explain
+select
+    {job_columns:job},
+    coalesce(setting.paused, false) as paused,
+    setting.max_running,
+    (
+        select count(*)
+        from dibs_jobs other
+        where other.state = 'running' and other.queue = job.queue
+    ) as running,
+    {now} as now
+from (
+    select {job_columns:live} from dibs_jobs live where live.id = unhex(:job)
+    union all
+    select {job_columns:kept} from dibs_finished kept where kept.id = unhex(:job)
+) job
+left join dibs_queues setting on setting.name = job.queue
+
+-- name: enqueue
+-- For ids that nobody can have stored before. A violated key makes the whole batch try again with
+-- `enqueue_again`.
+insert into dibs_jobs ({>new_columns})
+{>new_rows}
+
+-- fragment: new_columns
+id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at, unique_key,
+    on_cancelled, on_failed, pipeline_id, parent_id, tags, meta, stored_by
+
+-- fragment: new_rows
+select {>new_values}
+from json_table(:jobs, '$[*]' columns ({>new_paths})) given
+
+-- fragment: new_values
+unhex(given.id),
+    given.kind,
+    given.queue,
+    given.args,
+    given.priority,
+    given.state,
+    given.max_attempts,
+    given.run_at,
+    given.enqueued_at,
+    given.unique_key,
+    given.on_cancelled,
+    given.on_failed,
+    unhex(given.pipeline_id),
+    unhex(given.parent_id),
+    given.tags,
+    given.meta,
+    unhex(:stored_by)
+
+-- fragment: new_paths
+id char(32) character set ascii path '$[0]',
+        kind varchar(200) character set utf8mb4 path '$[1]',
+        queue varchar(200) character set utf8mb4 path '$[2]',
+        args longtext character set utf8mb4 path '$[3]',
+        priority smallint path '$[4]',
+        state varchar(20) character set ascii path '$[5]',
+        max_attempts integer path '$[6]',
+        run_at datetime(6) path '$[7]',
+        enqueued_at datetime(6) path '$[8]',
+        unique_key varchar(200) character set utf8mb4 path '$[9]',
+        on_cancelled varchar(20) character set utf8mb4 path '$[10]',
+        on_failed varchar(20) character set utf8mb4 path '$[11]',
+        pipeline_id char(32) character set ascii path '$[12]',
+        parent_id char(32) character set ascii path '$[13]',
+        tags longtext character set utf8mb4 path '$[14]',
+        meta longtext character set utf8mb4 path '$[15]'
+
+-- name: stored
+-- Who has these ids now; our own call's rows are told by `stored_by`.
+select job.id, job.stored_by
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+for update
+
+-- name: ended
+select job.id
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: finished
+select job.id
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+for update
+
+-- name: opening
+-- What a claim must know before it looks at jobs: which queues are not simply open, and whether there is
+-- upkeep that nobody did yet.
+select :look and {>overdue} as overdue, setting.name, setting.paused, setting.max_running
+from (select 1 as one) once
+left join dibs_queues setting on setting.paused or setting.max_running is not null
+
+-- name: line
+-- The first jobs of one line, in claiming order, and the head of the next line: the claim index is walked in
+-- jumps, so that whatever lies in a paused queue or is of another kind costs one jump, not one step per job.
+-- (Jumps inside one statement are not to be had: compared with a column of a recursive part, these databases
+-- read on from row to row.)
+(
+    {>near}
+)
+union all
+(
+    select next.*, 1 as is_next
+    from (
+        (
+            select ready.queue, ready.kind, ready.precedence, ready.run_at as due, ready.id as near
+            from dibs_jobs ready force index (dibs_jobs_ready)
+            where ready.state = 'ready' and ready.queue = :queue and ready.kind > :kind
+            order by ready.kind, ready.precedence, ready.run_at, ready.id
+            limit 1
+        )
+        union all
+        (
+            select ready.queue, ready.kind, ready.precedence, ready.run_at as due, ready.id as near
+            from dibs_jobs ready force index (dibs_jobs_ready)
+            where ready.state = 'ready' and ready.queue > :queue
+            order by ready.queue, ready.kind, ready.precedence, ready.run_at, ready.id
+            limit 1
+        )
+    ) next
+    order by next.queue, next.kind
+    limit 1
+)
+
+-- name: near
+{>near}
+
+-- fragment: near
+select ready.queue, ready.kind, ready.precedence, ready.run_at as due, ready.id as near, 0 as is_next
+from dibs_jobs ready force index (dibs_jobs_ready)
+where ready.state = 'ready' and ready.queue = :queue and ready.kind = :kind
+order by ready.precedence, ready.run_at, ready.id
+limit :limit
+
+-- name: lock_first
+-- Rows are locked one by one down the line; those that another claimer has locked are skipped, not waited
+-- for. The index is named, and in exactly this order: a sort would lock all of the line first.
+select {>locked}
+from dibs_jobs job force index (dibs_jobs_ready)
+where job.state = 'ready' and job.queue = :queue and job.kind = :kind
+order by job.precedence, job.run_at, job.id
+limit :limit
+for update skip locked
+
+-- name: lock_these
+select {>locked}
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id) and job.state = 'ready'
+for update skip locked
+
+-- fragment: locked
+{job_columns:job}, {now} as now, {next_token} as next_token
+
+-- name: lease
+update json_table(
+    :taken,
+    '$[*]' columns (
+        id char(32) character set ascii path '$[0]',
+        token bigint path '$[1]',
+        lease_until datetime(6) path '$[2]'
+    )
+) given
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+set
+    job.state = 'running',
+    job.attempts = job.attempts + 1,
+    job.worker = :worker,
+    job.token = given.token,
+    job.claimed_at = :now,
+    job.lease_until = given.lease_until
+
+-- name: lock_limits
+-- Taken before the running jobs are counted, in a statement of its own: the count must see what those who
+-- held the lock before us have claimed.
+select setting.name
+from dibs_queues setting
+where setting.max_running is not null
+order by setting.name
+for update
+
+-- name: running
+select setting.name, count(job.id) as running
+from dibs_queues setting
+left join dibs_jobs job force index (dibs_jobs_ready) on job.state = 'running' and job.queue = setting.name
+where setting.max_running is not null
+group by setting.name
+
+-- name: held_and_free
+-- Rows that somebody has locked are left for the next beat.
+select job.id, job.token, job.cancel_reason, {now} as now
+from {>given_claims}
+straight_join dibs_jobs job force index (primary) on {>is_held}
+for update skip locked
+
+-- name: standing
+select job.id, job.token, job.lease_until, job.cancel_reason
+from {>given_claims}
+straight_join dibs_jobs job force index (primary) on {>is_held}
+
+-- fragment: given_claims
+json_table(
+    :claims,
+    '$[*]' columns (id char(32) character set ascii path '$[0]', token bigint path '$[1]')
+) given
+
+-- fragment: is_held
+-- A running job is one with a lease.
+job.id = unhex(given.id)
+    and job.token = given.token
+    and job.lease_until is not null
+
+-- name: end_settled
+-- What `held` has locked moves to the finished ones.
+insert into dibs_finished (
+    {kept_columns},
+    attempts, state, pipeline_id, message, result, errors, settled_token, settled_as, finished_at
+)
+select
+    {kept_columns:job},
+    job.attempts - given.refund,
+    given.state,
+    coalesce(job.pipeline_id, unhex(given.pipeline_id)),
+    coalesce(
+        given.message,
+        case when given.state = 'cancelled' then nullif(job.cancel_reason, '') end,
+        job.message
+    ),
+    given.result,
+    given.errors,
+    given.token,
+    given.settled_as,
+    {now}
+from {>given_settlements}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+for update
+
+-- name: return_settled
+update {>given_settlements}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+set
+    job.state = given.state,
+    job.run_at = coalesce({now} + interval given.delay microsecond, job.run_at),
+    job.attempts = job.attempts - given.refund,
+    job.errors = given.errors,
+    job.pipeline_id = coalesce(job.pipeline_id, unhex(given.pipeline_id)),
+    job.worker = null,
+    job.lease_until = null,
+    job.settled_token = given.token,
+    job.settled_as = given.settled_as
+
+-- fragment: given_settlements
+json_table(
+    :settlements,
+    '$[*]' columns (
+        id char(32) character set ascii path '$[0]',
+        token bigint path '$[1]',
+        state varchar(20) character set ascii path '$[2]',
+        settled_as varchar(50) character set utf8mb4 path '$[3]',
+        delay bigint path '$[4]',
+        refund integer path '$[5]',
+        result longtext character set utf8mb4 path '$[6]',
+        errors longtext character set utf8mb4 path '$[7]',
+        message longtext character set utf8mb4 path '$[8]',
+        pipeline_id char(32) character set ascii path '$[9]'
+    )
+) given
+
+-- name: forget
+delete job
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+
+-- name: forget_finished
+delete job
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: renew
+update {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+set job.lease_until = :lease_until
+
+-- name: progress
+update dibs_jobs
+set progress = :fraction, message = coalesce(:message, message)
+where id = unhex(:job)
+
+-- name: stage
+update {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+set job.state = 'ready'
+
+-- name: end
+-- Out of the live table without a settlement: swept or cancelled.
+insert into dibs_finished (
+    {kept_columns},
+    attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
+)
+select
+    {kept_columns:job},
+    job.attempts,
+    given.state,
+    job.pipeline_id,
+    coalesce(nullif(given.message, ''), job.message),
+    coalesce(given.errors, job.errors),
+    job.settled_token,
+    job.settled_as,
+    {now}
+from {>given_ends}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+for update
+
+-- fragment: given_ends
+json_table(
+    :ends,
+    '$[*]' columns (
+        id char(32) character set ascii path '$[0]',
+        state varchar(20) character set ascii path '$[1]',
+        message longtext character set utf8mb4 path '$[2]',
+        errors longtext character set utf8mb4 path '$[3]'
+    )
+) given
+
+-- name: ask_to_cancel
+update {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+set job.cancel_reason = :reason
+
+-- name: failed_or_cancelled
+select job.id
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+where job.state in ('failed', 'cancelled')
+for update
+
+-- name: set_queue
+insert into dibs_queues (name, paused, max_running)
+values (:queue, coalesce(:paused, false), :max_running)
+on duplicate key update
+    paused = coalesce(:paused, dibs_queues.paused),
+    max_running = case when :set_limit then :max_running else dibs_queues.max_running end
+
+-- name: tick
+insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
+values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
+on duplicate key update running = :running, seen_at = {now}
+
+-- name: forget_workers
+delete from dibs_workers where seen_at < {now_minus:forget_after}
+
+-- name: leave
+delete from dibs_workers where name = :worker
+
+-- name: asked_to_stop
+select asked.id, asked.token, asked.worker
+from dibs_jobs asked force index (dibs_jobs_leases)
+where asked.lease_until is not null and asked.cancel_reason is not null
+
+-- name: begin_schedule
+-- The first who sees a schedule says from when on its ticks count. Of two at once the second violates the
+-- key, starts over, and finds it begun.
+insert into dibs_schedules (name, last_tick)
+values (:schedule, :tick)
+
+-- name: last_tick
+select name, last_tick from dibs_schedules where name = :schedule for update
+
+-- name: schedule_at
+-- Whoever saw it elsewhere comes too late: this tick is not theirs.
+select name
+from dibs_schedules
+where name = :schedule and last_tick = :since
+for update
+
+-- name: move_schedule
+update dibs_schedules set last_tick = :tick where name = :schedule
+
+-- name: examine
+-- What the server says about itself, for `dibs doctor`.
+select 'version' as fact, server.name as about, version() as value
+from {>server}
+union all
+select 'needs', server.name, json_unquote(json_extract(:oldest, concat('$.', server.name)))
+from {>server}
+union all
+select 'needs', 'schema', cast(:schema as char)
+union all
+select 'setting', lower(given.variable_name), lower(given.variable_value)
+from {variables:global_variables} given
+where lower(given.variable_name) in ('innodb_flush_log_at_trx_commit', 'innodb_doublewrite', 'read_only')
+   or (lower(given.variable_name) = 'sync_binlog' and @@log_bin)
+union all
+-- Ours is set whatever the server's is, which is for the caller's own transactions.
+select 'isolation', 'own connections', lower(replace(given.variable_value, '-', ' '))
+from {variables:session_variables} given
+where lower(given.variable_name) = {isolation}
+union all
+select 'isolation', 'by default', lower(replace(given.variable_value, '-', ' '))
+from {variables:global_variables} given
+where lower(given.variable_name) = {isolation}
+union all
+select 'connections', 'used', cast(given.variable_value as char)
+from {variables:global_status} given
+where lower(given.variable_name) = 'threads_connected'
+union all
+select 'connections', 'most', cast(@@max_connections as char)
+union all
+select 'bytes', kept.table_name, cast(kept.data_length + kept.index_length as char)
+from information_schema.tables kept
+where kept.table_schema = database() and kept.table_name in ('dibs_jobs', 'dibs_finished')
+union all
+select 'live rows', kept.table_name, cast(kept.table_rows as char)
+from information_schema.tables kept
+where kept.table_schema = database() and kept.table_name in ('dibs_jobs', 'dibs_finished')
+union all
+select 'hints', 'new jobs', 'looked for'
+
+-- fragment: server
+(select case when locate('MariaDB', version()) > 0 then 'MariaDB' else 'MySQL' end as name) server
+
+-- name: may_see_others
+select 1 as seen
+from information_schema.user_privileges own
+where own.privilege_type = 'PROCESS'
+limit 1
+
+-- name: open_transactions
+-- Whoever has an old snapshot open keeps dead rows from being removed.
+select
+    'thread' as fact,
+    concat('thread ', began.trx_mysql_thread_id) as about,
+    cast(timestampdiff(second, began.trx_started, now()) as char) as value
+from information_schema.innodb_trx began
+where began.trx_mysql_thread_id not in (0, connection_id())
+order by began.trx_started
+limit 3
+
+-- name: note_moves
+insert into dibs_moving (id, way, store, job)
+select unhex(given.id), given.way, unhex(given.store), given.job
+from json_table(
+    :rows,
+    '$[*]' columns (
+        id char(32) character set ascii path '$[0]',
+        way varchar(3) character set ascii path '$[1]',
+        store char(32) character set ascii path '$[2]',
+        job longtext character set utf8mb4 path '$[3]'
+    )
+) given
+
+-- name: departed_these
+select moving.id, moving.job
+from {>given_ids}
+straight_join dibs_moving moving force index (primary)
+    on moving.id = unhex(given.id) and moving.way = 'out' and moving.store = unhex(:store)
+
+-- name: noted
+select moving.id
+from {>given_ids}
+straight_join dibs_moving moving force index (primary)
+    on moving.id = unhex(given.id) and moving.way = 'in' and moving.store = unhex(:store)
+
+-- name: landed
+delete moving
+from {>given_ids}
+straight_join dibs_moving moving force index (primary)
+    on moving.id = unhex(given.id) and moving.way = :way and moving.store = unhex(:store)
+
+-- name: store_live
+insert into dibs_jobs ({stored_columns})
+{>stored_rows}
+
+-- name: store_finished
+insert into dibs_finished ({stored_columns})
+{>stored_rows}
+
+-- fragment: stored_rows
+select {stored_given}
+from json_table(:rows, '$[*]' columns ({stored_places})) given
+
+-- name: outrun
+-- MariaDB sets a sequence forward only; MySQL's tokens come from its clock.
+select /*M! setval(dibs_token, :token) + */ 0 as token

@@ -1,0 +1,172 @@
+-- MySQL's and MariaDB's words for pipelines (ADR 18): rows are reached from the list of ids, by key. Where the
+-- answer decides who goes, it is a locking read, so that it is true in a caller's transaction with an old
+-- snapshot, too.
+
+-- name: lock_pipelines
+select pipeline.id
+from dibs_pipelines pipeline
+where pipeline.id in (select unhex(given.id) from {>given_ids})
+order by pipeline.id
+for update
+
+-- name: insert_pipeline
+insert into dibs_pipelines (id, name, on_failed) values ({id:id}, :name, :on_failed)
+
+-- name: insert_parents
+insert into dibs_parents (child, place, parent)
+select unhex(replace(given.child, '-', '')), given.place, unhex(replace(given.parent, '-', ''))
+from json_table(
+    :edges,
+    '$[*]' columns (
+        child char(36) character set ascii path '$[0]',
+        place integer path '$[1]',
+        parent char(36) character set ascii path '$[2]'
+    )
+) given
+
+-- name: block_new_steps
+update {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+set job.state = 'blocked'
+
+-- name: parents
+select edge.child as id, edge.parent as parent_id, edge.met
+from json_table(:jobs, '$[*]' columns (id char(32) character set ascii path '$')) given
+straight_join dibs_parents edge force index (primary) on edge.child = unhex(given.id)
+order by edge.child, edge.place
+
+-- name: pipelines
+select pipeline.id, pipeline.name, pipeline.on_failed
+from {>given_ids}
+straight_join dibs_pipelines pipeline on pipeline.id = unhex(given.id)
+
+-- name: steps_among
+select job.id, job.pipeline_id, job.state, job.state = 'blocked' and job.position is null as waits
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+union all
+select job.id, job.pipeline_id, job.state, false
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+
+-- name: steps_in_slots
+select job.id, job.pipeline_id, job.state
+from json_table(
+    :slots, '$[*]' columns (name varchar(700) character set utf8mb4 collate {names} path '$')
+) given
+straight_join dibs_jobs job force index (dibs_jobs_gate) on job.gate = concat('s', given.name)
+straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where job.state <> 'running' and job.position is not null
+
+-- name: ended_steps
+select job.id, job.state, pipeline.on_failed
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+order by job.id
+for update
+
+-- name: meet_parents
+update {>given_ids}
+straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
+set edge.met = true
+
+-- name: siblings_met
+select other.child as id, other.parent as parent_id, other.met
+from {>given_ids}
+straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
+straight_join dibs_parents other force index (primary) on other.child = edge.child
+for update
+
+-- name: waiting_steps
+select {>new_step}
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+where job.state = 'blocked' and job.position is null
+order by job.id
+for update
+
+-- name: forget_steps
+delete job
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+
+-- name: end_steps
+insert into dibs_finished ({kept_columns}, attempts, state, pipeline_id, message, errors, settled_as, finished_at)
+select
+    {kept_columns:job}, job.attempts, 'cancelled', job.pipeline_id, coalesce(:message, job.message), job.errors,
+    :settled_as, {now}
+from {>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+
+-- name: waiting_if_retried
+select job.id
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+where job.state in ('failed', 'cancelled')
+  and exists (select 1 from dibs_parents unmet where unmet.child = job.id and not unmet.met)
+
+-- name: block_steps
+insert into dibs_jobs ({kept_columns}, attempts, state, pipeline_id, errors)
+select {retried_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: forget_finished_steps
+delete job
+from {>given_ids}
+straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
+
+-- name: revivable_steps
+select distinct job.id
+from {>given_ids}
+straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
+straight_join dibs_finished job force index (primary) on job.id = edge.child
+where job.state = 'cancelled'
+  and job.settled_as = 'parent'
+  and not exists (
+        select 1
+        from dibs_parents other
+        where other.child = job.id
+          and not other.met
+          and not exists (select 1 from dibs_jobs parent where parent.id = other.parent)
+    )
+
+-- name: forget_unmet
+delete edge
+from {>given_ids}
+straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
+where not edge.met
+
+-- name: forget_parents
+delete edge
+from {>given_ids}
+straight_join dibs_parents edge force index (primary) on edge.child = unhex(given.id)
+
+-- name: forget_pipelines
+delete pipeline
+from {>given_ids}
+straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+where not exists (select 1 from dibs_jobs job where job.pipeline_id = pipeline.id)
+  and not exists (select 1 from dibs_finished job where job.pipeline_id = pipeline.id)
+
+-- name: old
+-- Not who holds a train, nor whose key still lasts, nor whose result somebody who waits may ask for.
+select job.id
+from dibs_finished job force index (primary)
+where job.id < unhex(:before)
+  and job.finished_at < {now_minus:older_than}
+  and find_in_set(job.state, :states)
+  and (job.unique_until is null or job.unique_until <= {now})
+  and not exists (select 1 from dibs_gates gate where gate.held_by = job.id)
+  and not exists (
+        select 1
+        from dibs_parents edge
+        join dibs_jobs child on child.id = edge.child
+        where edge.parent = job.id
+    )
+order by job.id
+limit :limit
+for update skip locked

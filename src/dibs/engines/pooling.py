@@ -1,0 +1,160 @@
+"""What all pools of connections have in common, once in each colour.
+
+A connection belongs to the process, and an awaited one to the event loop, that made it. It goes back to the
+others only when its state is known; what became of it after an error is the business of each driver.
+"""
+
+import asyncio
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from dibs.engines.inherited import inherited
+
+# What an error of a driver means to whoever asked.
+Judge = Callable[[BaseException], BaseException]
+
+
+class AsyncPool(ABC):
+    """Connections of one event loop, `size` of them at the most."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+        self._idle: deque[Any] = deque()
+        self._age = 0
+        self._places = asyncio.Semaphore(size)
+
+    async def close(self) -> None:
+        self._age += 1
+        idle, self._idle = self._idle, deque()
+        await asyncio.gather(*(self._end(connection) for connection in idle))
+
+    async def leave_loop(self) -> None:
+        """Close what belongs to the running loop; another loop's connections are not ours to touch."""
+        if asyncio.get_running_loop() is self._loop:
+            await self.close()
+
+    @asynccontextmanager
+    async def _connection(self, judge: Judge | None = None) -> AsyncIterator[Any]:
+        self._follow_loop()
+        async with self._places:
+            age = self._age
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                yield connection
+            except BaseException as error:
+                await self._after(connection, error)
+                raise (judge or self._sorted)(error) from error
+            else:
+                self._idle.append(connection)
+            if age != self._age:  # closed while this call was under way
+                await self.close()
+
+    def _follow_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is self._loop and os.getpid() == self._pid:
+            return
+        if os.getpid() != self._pid:
+            inherited.extend(self._idle)
+        else:
+            self._drop_idle()
+        self._loop, self._pid = loop, os.getpid()
+        self._idle, self._places = deque(), asyncio.Semaphore(self._size)
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._drop(self._idle.pop())
+
+    @abstractmethod
+    async def _connect(self) -> Any:
+        """A new connection, or an error that `_sorted` has seen."""
+
+    @abstractmethod
+    async def _after(self, connection: Any, error: BaseException) -> None:
+        """Keep a connection that is in a known state; after anything else start afresh."""
+
+    @abstractmethod
+    def _sorted(self, error: BaseException) -> BaseException:
+        """`TryAgain`, an error that says what to do, or the error itself: then it is a bug."""
+
+    @abstractmethod
+    async def _end(self, connection: Any) -> None:
+        """Close it in good order, if that is soon done."""
+
+    @abstractmethod
+    def _drop(self, connection: Any) -> None:
+        """Close it at once; its event loop may be closed, and with it the socket."""
+
+
+class SyncPool(ABC):
+    """The same, shared by the threads of one process."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pid = os.getpid()
+        self._idle: deque[Any] = deque()
+        self._age = 0
+        self._places = threading.Semaphore(size)
+
+    def close(self) -> None:
+        self._age += 1
+        while (connection := self._take_idle()) is not None:
+            self._end(connection)
+
+    @contextmanager
+    def _connection(self, judge: Judge | None = None) -> Iterator[Any]:
+        self._mind_fork()
+        with self._places:
+            age = self._age
+            connection = self._take_idle() or self._connect()
+            try:
+                yield connection
+            except BaseException as error:
+                self._after(connection, error)
+                raise (judge or self._sorted)(error) from error
+            else:
+                self._idle.append(connection)
+            if age != self._age:  # closed while this call was under way
+                self.close()
+
+    def _mind_fork(self) -> None:
+        if os.getpid() != self._pid:
+            inherited.extend(self._idle)
+            self._pid, self._idle = os.getpid(), deque()
+            self._places = threading.Semaphore(self._size)
+
+    def _take_idle(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _drop_idle(self) -> None:
+        while (connection := self._take_idle()) is not None:
+            self._drop(connection)
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """A new connection, or an error that `_sorted` has seen."""
+
+    @abstractmethod
+    def _after(self, connection: Any, error: BaseException) -> None:
+        """Keep a connection that is in a known state; after anything else start afresh."""
+
+    @abstractmethod
+    def _sorted(self, error: BaseException) -> BaseException:
+        """`TryAgain`, an error that says what to do, or the error itself: then it is a bug."""
+
+    @abstractmethod
+    def _end(self, connection: Any) -> None:
+        """Close it in good order."""
+
+    def _drop(self, connection: Any) -> None:
+        """Close it at once."""
+        self._end(connection)
