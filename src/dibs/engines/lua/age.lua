@@ -1,0 +1,53 @@
+-- uses: at_gates places moves turns
+-- Make everything stored older; only tests ask this.
+
+local TIMES = {'run_at', 'enqueued_at', 'claimed_at', 'finished_at', 'lease_until', 'unique_until'}
+
+local function older(moment)
+  local seconds, micros = parts(moment)
+  local away = math.floor(given.micros / 1000000)
+  seconds, micros = seconds - away, micros - (given.micros - away * 1000000)
+  if micros < 0 then
+    seconds, micros = seconds - 1, micros + 1000000
+  end
+  if seconds < 0 then
+    return text(seconds * 1000000 + micros)
+  end
+  return string.gsub(string.format('%d%06d', seconds, micros), '^0+(%d)', '%1')
+end
+
+local function age_job(id)
+  local job = load(id)
+  if not job then
+    return
+  end
+  local state = job.state
+  job.holds_train = job.position and ENDED[state] and turns().gate_of(job).held_by == id
+  leave(job)
+  local values = redis.call('HMGET', job_key(id), unpack(TIMES))
+  for i, name in ipairs(TIMES) do
+    if some(values[i]) then
+      change(job, name, (older(values[i])))
+    end
+  end
+  enter(job, state)
+end
+
+local function answer_age()
+  for _, line in ipairs(redis.call('SMEMBERS', store .. ':lines')) do
+    for _, state in ipairs(STATES) do
+      for _, id in ipairs(redis.call('ZRANGE', ids_key(state, line), 0, -1)) do
+        age_job(id)
+      end
+    end
+  end
+  local offers = redis.call('ZRANGE', store .. ':offers', 0, -1, 'WITHSCORES')
+  for i = 1, #offers, 2 do
+    place(store .. ':offers', offers[i], (older(text(offers[i + 1]))))
+  end
+  local ticks = redis.call('HGETALL', store .. ':schedules')
+  for i = 1, #ticks, 2 do
+    will('HSET', store .. ':schedules', ticks[i], (older(ticks[i + 1])))
+  end
+  return {}
+end

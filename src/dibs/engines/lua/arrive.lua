@@ -1,0 +1,63 @@
+-- uses: at_gates places moves turns
+-- Store jobs that departed elsewhere: by id once, and a unique key once while it lives.
+
+local function note_of(id)
+  return id .. given.store
+end
+
+local function take_in(id, list)
+  local job = {id = id}
+  loaded[id] = job
+  change(job, unpack(list))
+  for name, value in pairs(job) do
+    job[name] = some(value)
+  end
+  if job.pipeline_id then
+    place(store .. ':pipeline:' .. job.pipeline_id, id, 0)
+  end
+  if job.train or job.slot then
+    turns().take_in(job)
+  end
+  if not ENDED[job.state] then
+    take_key(job)
+    wake(job.queue)
+  elseif job.unique_until and not holder_of(job.unique_key) then
+    take_key(job)
+  end
+  enter(job, job.state)
+  new_lines[line_of(job)] = true
+end
+
+local function outrun(token)
+  if token and token > tonumber(redis.call('GET', store .. ':token') or '0') then
+    will('SET', store .. ':token', text(token))
+  end
+end
+
+local function live_holder_of(unique_key)
+  local holder = unique_key and holder_of(unique_key)
+  return holder and not ENDED[holder.state] and holder.id
+end
+
+-- {'' if it was stored, else the id of who has its id or its key; for each}
+local function take_in_all(note)
+  local answers = {}
+  for _, one in ipairs(given.jobs) do
+    local id, unique_key, list = one[1], some(one[2]), one[3]
+    local holder = (exists(id) or note and redis.call('HEXISTS', store .. ':arrived', note_of(id)) == 1) and id
+      or live_holder_of(unique_key) or ''
+    if holder == '' then
+      take_in(id, list)
+      if note then
+        will('HSET', store .. ':arrived', note_of(id), '1')
+      end
+    end
+    answers[#answers + 1] = holder
+  end
+  outrun(given.token)
+  return answers
+end
+
+local function answer_arrive()
+  return take_in_all(true)
+end

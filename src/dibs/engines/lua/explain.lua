@@ -1,0 +1,11 @@
+-- uses: whole_jobs limits queues
+-- A job, and what its queue lets it do.
+
+local function answer_explain()
+  local job, flat = load_whole(given.job)
+  if not job then
+    return {}
+  end
+  local is_paused, limit = settings_of(job.queue)
+  return {flat, is_paused, limit, running_in(job.queue), text(now)}
+end

@@ -1,0 +1,5 @@
+-- The store's clock.
+
+local function answer_now()
+  return text(now)
+end

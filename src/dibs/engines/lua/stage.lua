@@ -1,0 +1,41 @@
+-- uses: at_gates places moves turns
+-- Make due jobs ready, and pass on turns at slots that nobody took.
+
+local function stage_due()
+  local due = redis.call('ZRANGEBYSCORE', store .. ':scheduled', '-inf', now, 'LIMIT', 0, given.limit)
+  for _, id in ipairs(due) do
+    local job = load(id)
+    if job then
+      wait_again(job, 'ready')
+    else
+      drop_ghost(store .. ':scheduled', id)
+    end
+  end
+  if turns_read then
+    turns_read.open_gates()
+  end
+  return due
+end
+
+-- Who is ready and was not taken goes behind all who had no turn yet.
+local function pass_on(gate)
+  local _, ready = turns().going_in(gate)
+  for _, job in ipairs(ready) do
+    leave(job)
+    change(job, 'position', turns().next_position(gate))
+    enter(job, 'ready')
+  end
+  turns().touch(gate)
+end
+
+local function answer_stage()
+  local due = stage_due()
+  local over = redis.call('ZRANGEBYSCORE', store .. ':offers', '-inf', now, 'LIMIT', 0, given.limit)
+  for _, name in ipairs(over) do
+    local gate = turns().gate_named('slot:' .. name)
+    if gate.offer_ends and gate.offer_ends <= now then
+      pass_on(gate)
+    end
+  end
+  return due
+end
