@@ -1,0 +1,198 @@
+-- Pipelines whose jobs wait for each other (ADR 18); sql_steps.py says which blocks make an answer. A job that
+-- waits for its parents is in the live table, `blocked`, and at no gate.
+
+-- name: lock_pipelines
+-- Whoever ends, puts back or deletes a job that others wait for comes by here first.
+select pipeline.id
+from dibs_pipelines pipeline
+where pipeline.id {in_ids:ids}
+order by pipeline.id
+
+-- name: insert_pipeline
+insert into dibs_pipelines (id, name, on_failed)
+values ({id:id}, :name, :on_failed)
+on conflict (id) do nothing
+returning id
+
+-- name: block_new_steps
+update dibs_jobs set state = 'blocked' where id {in_ids:ids}
+
+-- name: name_gate
+-- Where it will take its place once its parents have succeeded.
+update dibs_jobs
+set train = :train, slot = :slot, slot_policy = :slot_policy, slot_limit = :slot_limit
+where id = {id:id}
+
+-- name: parents
+select edge.child as id, edge.parent as parent_id, edge.met
+from dibs_parents edge
+where edge.child {in_ids:jobs}
+order by edge.child, edge.place
+
+-- name: pipelines
+select pipeline.id, pipeline.name, pipeline.on_failed
+from dibs_pipelines pipeline
+where pipeline.id {in_ids:ids}
+
+-- name: open_pipelines
+select pipeline.id, pipeline.name, pipeline.on_failed
+from dibs_pipelines pipeline
+where exists (select 1 from dibs_jobs job where job.pipeline_id = pipeline.id)
+order by pipeline.id
+limit 100
+
+-- name: steps_among
+-- Those of these jobs that belong to such a pipeline, live or finished.
+select job.id, job.pipeline_id, job.state, job.state = 'blocked' and job.position is null as waits
+from dibs_jobs job
+join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where job.id {in_ids:ids}
+union all
+select job.id, job.pipeline_id, job.state, {false} as waits
+from dibs_finished job
+join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where job.id {in_ids:ids}
+
+-- name: steps_in_slots
+-- Those that a new job with the policy `replace` will end.
+select job.id, job.pipeline_id, job.state
+from dibs_jobs job
+join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where job.slot {in_texts:slots} and job.state <> 'running' and job.position is not null
+
+-- name: ended_steps
+select job.id, job.state, pipeline.on_failed
+from dibs_finished job
+join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where job.id {in_ids:ids}
+order by job.id
+
+-- name: meet_parents
+update dibs_parents set met = {true} where parent {in_ids:ids}
+
+-- name: siblings_met
+-- All whom those after these wait for.
+select distinct other.child as id, other.parent as parent_id, other.met
+from dibs_parents edge
+join dibs_parents other on other.child = edge.child
+where edge.parent {in_ids:ids}
+
+-- name: waiting_steps
+select {>new_step}
+from dibs_jobs job
+where job.id {in_ids:ids} and job.state = 'blocked' and job.position is null
+order by job.id
+
+-- fragment: new_step
+job.id, job.kind, job.queue, job.args, job.priority, job.run_at, job.enqueued_at, job.max_attempts,
+    job.on_cancelled, job.on_failed, job.pipeline_id, job.parent_id, job.tags, job.meta,
+    job.train, job.slot, job.slot_policy, job.slot_limit
+
+-- name: forget_steps
+delete from dibs_jobs where id {in_ids:ids}
+
+-- name: keep_enqueued_at
+update dibs_jobs set enqueued_at = :enqueued_at where id = {id:id}
+
+-- name: following_steps
+-- All after this one that still wait, however far.
+with recursive following (id) as (
+    select edge.child from dibs_parents edge where edge.parent = {id:id}
+    union
+    select edge.child
+    from following
+    join dibs_parents edge on edge.parent = following.id
+)
+select job.id
+from following
+join dibs_jobs job on job.id = following.id
+where job.state = 'blocked' and job.position is null
+order by job.id
+
+-- name: end_steps
+-- Cancelled while they wait for their parents: `settled_as` tells whether that was for one of these.
+insert into dibs_finished ({kept_columns}, attempts, state, pipeline_id, message, errors, settled_as, finished_at)
+select {kept_columns:job}, job.attempts, 'cancelled', job.pipeline_id, coalesce(cast(:message as {text}), job.message), job.errors, cast(:settled_as as {text}), {now}
+from dibs_jobs job
+where job.id {in_ids:ids}
+
+-- name: waiting_if_retried
+-- Those of these who ended, and whose parents have not all succeeded.
+select job.id
+from dibs_finished job
+where job.id {in_ids:ids}
+  and job.state in ('failed', 'cancelled')
+  and exists (select 1 from dibs_parents unmet where unmet.child = job.id and not unmet.met)
+
+-- name: block_steps
+insert into dibs_jobs ({kept_columns}, attempts, state, pipeline_id, errors)
+select {retried_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
+from dibs_finished job
+where job.id {in_ids:ids}
+
+-- name: forget_finished_steps
+delete from dibs_finished where id {in_ids:ids}
+
+-- name: revivable_steps
+-- Cancelled for one of these, and nobody else they wait for has ended.
+select distinct job.id
+from dibs_parents edge
+join dibs_finished job on job.id = edge.child
+where edge.parent {in_ids:ids}
+  and job.state = 'cancelled'
+  and job.settled_as = 'parent'
+  and not exists (
+        select 1
+        from dibs_parents other
+        where other.child = job.id
+          and not other.met
+          and not exists (select 1 from dibs_jobs parent where parent.id = other.parent)
+    )
+
+-- name: forget_unmet
+-- Nobody waits for what is gone.
+delete from dibs_parents where parent {in_ids:ids} and not met
+
+-- name: forget_parents
+delete from dibs_parents where child {in_ids:ids}
+
+-- name: forget_pipelines
+delete from dibs_pipelines
+where id {in_ids:ids}
+  and not exists (select 1 from dibs_jobs job where job.pipeline_id = dibs_pipelines.id)
+  and not exists (select 1 from dibs_finished job where job.pipeline_id = dibs_pipelines.id)
+
+-- name: old_pipelines
+-- Their ids are ordered by time, like those of jobs.
+select pipeline.id
+from dibs_pipelines pipeline
+where pipeline.id < {id:before}
+  and not exists (select 1 from dibs_jobs job where job.pipeline_id = pipeline.id)
+  and not exists (select 1 from dibs_finished job where job.pipeline_id = pipeline.id)
+order by pipeline.id
+limit :limit
+
+-- name: find_in_pipeline
+-- As `find`, by the index on pipelines.
+select {job_columns:job}
+from (
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_jobs job
+        where job.pipeline_id = {id:pipeline_id} and {>matches}
+        order by job.id desc
+        limit :limit
+    ) live
+    union all
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_finished job
+        where job.pipeline_id = {id:pipeline_id} and {>matches}
+        order by job.id desc
+        limit :limit
+    ) finished
+) job
+order by job.id desc
+limit :limit

@@ -1,0 +1,318 @@
+"""Trains and slots of the reference engine: a gate per key, and who may go, derived from the jobs (ADR 12).
+
+`_take_place` puts a waiting job where its gate wants it; `_open_gate` then lets through who may go. Every
+question that changes who is at a gate ends with that, and nothing else makes a gated job `ready`.
+"""
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from dibs.scripts import Row, Rows
+from dibs.states import PATIENCE, WAITING, JobState, by_time, fits, holds, in_the_way
+
+Record = dict[str, Any]
+Key = tuple[str, str]  # "train" or "slot", and its name
+
+_IN_LINE = (JobState.blocked, JobState.ready)
+
+
+@dataclass(eq=False)
+class Gate:
+    """One train or slot. It is there as long as somebody is at it, or holds it."""
+
+    key: Key
+    last_position: int = 0
+    held_by: UUID | None = None
+    """The finished job that a train waits for a person with."""
+    offer_ends: int | None = None
+    """Until when a slot's ready job may let others wait."""
+    members: set[UUID] = field(default_factory=set)
+    """Its live jobs. What follows is an index over them: who is ready or runs, and who is next."""
+    going: set[UUID] = field(default_factory=set)
+    line: list[tuple[tuple[Any, ...], UUID]] = field(default_factory=list)
+
+    @property
+    def is_train(self) -> bool:
+        return self.key[0] == "train"
+
+    def line_up(self, job: Record) -> None:
+        heapq.heappush(self.line, (_turn(job), job["id"]))
+
+
+class Gated:
+    """The memory engine's answers about gates, and the moves that its other answers make at them."""
+
+    _live: dict[UUID, Record]
+    _finished: dict[UUID, Record]
+
+    def __init__(self) -> None:
+        self._gates_by_key: dict[Key, Gate] = {}
+
+    def _clock(self) -> int:
+        raise NotImplementedError
+
+    def _wait(self, job: Record, state: JobState) -> None:
+        raise NotImplementedError
+
+    def _finish(self, job: Record, state: JobState, message: str | None) -> None:
+        raise NotImplementedError
+
+    # -- the questions --------------------------------------------------------------------------
+
+    def _release_train(self, name: str) -> Rows:
+        gate = self._gates_by_key.get(("train", name))
+        if gate is None:
+            return []
+        was_held, gate.held_by = gate.held_by is not None, None
+        self._open_gate(gate)
+        return [{"was_held": was_held}]
+
+    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Rows:
+        keys = sorted(self._gates_by_key)
+        if after_sort is not None:
+            keys = [key for key in keys if key > (after_sort, after_name or "")]
+        for key in keys[:limit]:
+            gate = self._gates_by_key[key]
+            if gate.held_by not in self._finished:
+                gate.held_by = None
+            self._open_gate(gate)
+        return [{"sort": sort, "name": name} for sort, name in keys[:limit]]
+
+    def _gates(
+        self, sort: str, names: Collection[str] | None, held: bool, after: str | None, limit: int
+    ) -> Rows:
+        found = [gate for (kind, _), gate in sorted(self._gates_by_key.items()) if kind == sort]
+        matching = [
+            gate
+            for gate in found
+            if (names is None or gate.key[1] in names)
+            and (after is None or gate.key[1] > after)
+            and (gate.held_by is not None or not held)
+        ]
+        return [self._about(gate) for gate in matching[:limit]]
+
+    def _about(self, gate: Gate) -> Row:
+        held = gate.held_by is not None
+        head = gate.held_by or self._who_goes(gate)
+        return {"name": gate.key[1], "head": head, "length": len(gate.members) + held, "held": held}
+
+    def _who_goes(self, gate: Gate) -> UUID | None:
+        """A train's first; of a slot who started last, else who is ready, else who is next."""
+        if not gate.is_train and (running := self._in_state(gate, JobState.running)):
+            return max(running, key=lambda job: job["token"])["id"]  # type: ignore[no-any-return]
+        first = self._first(gate)
+        return None if first is None else first["id"]
+
+    def _current(self, slots: Collection[str]) -> Rows:
+        latest: dict[str, Record] = {}
+        for job in [*self._live.values(), *self._finished.values()]:
+            if job["slot"] in slots and job["token"] is not None:
+                other = latest.get(job["slot"])
+                latest[job["slot"]] = job if other is None or job["token"] > other["token"] else other
+        return [{name: job[name] for name in ("slot", "id", "token")} for job in latest.values()]
+
+    # -- the moves ------------------------------------------------------------------------------
+
+    def _kept_instead(self, new: Record) -> UUID | None:
+        """Who keeps the place of a new job with the policy `drop`, if its slot is full."""
+        gate = self._gate_of(new)
+        if new["slot_policy"] != "drop" or gate is None:
+            return None
+        members = [self._live[id] for id in gate.members]
+        if fits(new["slot_limit"], [job["slot_limit"] for job in members]):
+            return None
+        return min(members, key=lambda job: (job["state"] != JobState.running, _turn(job)))["id"]  # type: ignore[no-any-return]
+
+    def _join(self, job: Record, position: int | None = None) -> None:
+        """A live job gets its place: a train's end (or its old place), or by the rules of its slot."""
+        gate = self._gates_by_key.setdefault(_key(job), Gate(_key(job)))
+        gate.members.add(job["id"])
+        job["position"] = self._position(gate, job) if position is None else position
+        self._take_place(job)
+
+    def _join_again(self, job: Record) -> None:
+        """One that comes from another store has its place from there, perhaps before who is here already."""
+        gate = self._gates_by_key.setdefault(_key(job), Gate(_key(job)))
+        gate.last_position = max(gate.last_position, abs(job["position"] or 0))
+        for other in (self._live[id] for id in gate.members if gate.is_train):
+            if other["state"] in (JobState.ready, JobState.scheduled):
+                self._wait(other, JobState.blocked)
+        self._join(job, job["position"])
+
+    def _position(self, gate: Gate, job: Record) -> int:
+        """Trains: one after the other. Slots: all alike, but a pre-empting job is before all others."""
+        if job["train"] is None and job["slot_policy"] != "preempt":
+            return 0
+        gate.last_position += 1
+        return gate.last_position if job["train"] is not None else -gate.last_position
+
+    def _supersede(self, job: Record) -> None:
+        """The policy `replace`: those of its slot that wait make room."""
+        gate = self._gate_of(job)
+        members = [] if gate is None else [self._live[id] for id in sorted(gate.members)]
+        for other in members:
+            if other["state"] in WAITING:
+                self._finish(other, JobState.cancelled, f"superseded by {job['id']}")
+
+    def _take_place(self, job: Record) -> None:
+        """A job at a gate waits (again), or its time has changed: it is blocked until it is let through."""
+        gate = self._gates_by_key[_key(job)]
+        later = job["slot"] is not None and job["run_at"] > self._clock()
+        self._wait(job, JobState.scheduled if later else JobState.blocked)
+        gate.line_up(job)
+        self._open_gate(gate)
+
+    def _leave_gate(self, job: Record, state: JobState | None) -> None:
+        """A job ends like this, or is deleted (None): the next one may go, or a person must come."""
+        gate = self._gates_by_key[_key(job)]
+        was_head = gate.is_train and gate.held_by is None and self._first(gate) is job
+        gate.members.discard(job["id"])
+        del self._live[job["id"]]
+        if was_head and state is not None and holds(state, job["on_cancelled"], job["on_failed"]):
+            gate.held_by = job["id"]
+        self._open_gate(gate)
+
+    def _let_go_of(self, job: Record) -> None:
+        """A finished job is deleted: what it held goes on."""
+        gate = self._gate_of(job)
+        if gate is not None and gate.held_by == job["id"]:
+            gate.held_by = None
+            self._open_gate(gate)
+
+    def _rejoin(self, job: Record) -> None:
+        """Retried: who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+        gate = self._gate_of(job)
+        if gate is not None and gate.held_by == job["id"]:
+            gate.held_by = None
+            self._join(job, job["position"])
+        else:
+            self._join(job, 0 if job["train"] is None else None)
+
+    def _may_overtake(self, job: Record) -> bool:
+        """Whether a job that is behind its slot may be claimed by name: nobody has started."""
+        if job["state"] != JobState.blocked or job["slot"] is None or job["position"] is None:
+            return False
+        running = self._in_state(self._gates_by_key[_key(job)], JobState.running)
+        return fits(job["slot_limit"], [other["slot_limit"] for other in running])
+
+    def _pass_on(self, limit: int) -> None:
+        """Slots whose offer is over: who is ready and was not taken goes behind all who had no turn yet."""
+        now = self._clock()
+        over = [gate for gate in self._gates_by_key.values() if gate.offer_ends and gate.offer_ends <= now]
+        for gate in over[:limit]:
+            for job in self._in_state(gate, JobState.ready):
+                gate.last_position += 1
+                job["position"] = gate.last_position
+            self._open_gate(gate)
+
+    def _overtook(self, job: Record) -> None:
+        gate = self._gates_by_key[_key(job)]
+        gate.going.add(job["id"])
+        self._open_gate(gate)
+
+    # -- who may go -----------------------------------------------------------------------------
+
+    def _open_gate(self, gate: Gate) -> None:
+        """Let through who may go, and only them; the last one leaves no trace."""
+        if gate.is_train:
+            self._open_train(gate)
+        else:
+            self._open_slot(gate)
+        if not gate.members and gate.held_by is None:
+            self._gates_by_key.pop(gate.key, None)
+
+    def _open_train(self, gate: Gate) -> None:
+        head = self._first(gate)
+        if gate.held_by is None and head is not None and head["state"] == JobState.blocked:
+            self._wait(head, by_time(head["run_at"], self._clock()))
+
+    def _open_slot(self, gate: Gate) -> None:
+        running = self._in_state(gate, JobState.running)
+        ready = self._in_state(gate, JobState.ready)
+        for job in ready:
+            gate.line_up(job)  # it has not started: somebody more urgent may take its turn
+        chosen: list[Record] = []
+        while (next := self._first(gate, chosen)) and fits(next["slot_limit"], _limits([*running, *chosen])):
+            chosen.append(next)
+            heapq.heappop(gate.line)
+        for job in ready:
+            if all(job is not other for other in chosen):
+                self._wait(job, JobState.blocked)
+        started = [job for job in chosen if job["state"] == JobState.blocked]
+        for job in started:
+            self._wait(job, JobState.ready)
+        gate.going = {job["id"] for job in [*running, *chosen]}
+        self._offer(gate, chosen, is_new=bool(started))
+        self._preempt(gate, running)
+
+    def _offer(self, gate: Gate, chosen: Sequence[Record], *, is_new: bool) -> None:
+        """Somebody waits behind a ready job: it has so long to be taken."""
+        if not chosen or self._first(gate) is None:
+            gate.offer_ends = None
+        elif is_new or gate.offer_ends is None:
+            gate.offer_ends = self._clock() + PATIENCE
+
+    def _preempt(self, gate: Gate, running: Sequence[Record]) -> None:
+        first = self._first(gate)
+        if first is None or first["position"] >= 0:
+            return
+        asked = [(job["slot_limit"], job["cancel_reason"] is not None) for job in running]
+        for at in in_the_way(first["slot_limit"], asked):
+            running[at]["cancel_reason"] = f"pre-empted by {first['id']}"
+
+    def _first(self, gate: Gate, chosen: Sequence[Record] = ()) -> Record | None:
+        """Whose turn it is: of a train the first of all, of a slot the first who waits and is due."""
+        states = (*WAITING, JobState.running) if gate.is_train else _IN_LINE
+        while gate.line:
+            turn, id = gate.line[0]
+            job = self._live.get(id)
+            stands = job is not None and job["state"] in states and _turn(job) == turn
+            if stands and all(job is not other for other in chosen):
+                return job
+            heapq.heappop(gate.line)
+        return None
+
+    def _in_state(self, gate: Gate, state: JobState) -> list[Record]:
+        """Those of a slot that run, by their start, or that are ready, by their turn."""
+        going = [self._live[id] for id in gate.going if id in self._live]
+        found = [job for job in going if job["state"] == state]
+        return sorted(found, key=lambda job: job["token"] if state == JobState.running else _turn(job))
+
+    def _offers(self) -> list[int]:
+        return [gate.offer_ends for gate in self._gates_by_key.values() if gate.offer_ends is not None]
+
+    def _gate_of(self, job: Record) -> Gate | None:
+        return self._gates_by_key.get(_key(job))
+
+    def _age_gates(self, micros: int) -> None:
+        for gate in self._gates_by_key.values():
+            gate.offer_ends = None if gate.offer_ends is None else gate.offer_ends - micros
+            gate.line = [(_turn(job), id) for id, job in self._members(gate)]
+            heapq.heapify(gate.line)
+
+    def _members(self, gate: Gate) -> Iterable[tuple[UUID, Record]]:
+        return ((id, self._live[id]) for id in gate.members)
+
+
+def is_gated(job: Record) -> bool:
+    """Whether it has a place at a train or slot; one that waits for its parents has none yet."""
+    return job["position"] is not None
+
+
+def has_gate(job: Record) -> bool:
+    return job["train"] is not None or job["slot"] is not None
+
+
+def _key(job: Record) -> Key:
+    return ("train", job["train"]) if job["train"] is not None else ("slot", job["slot"])
+
+
+def _turn(job: Record) -> tuple[Any, ...]:
+    return job["position"], -job["priority"], job["run_at"], job["id"]
+
+
+def _limits(jobs: Iterable[Record]) -> list[int]:
+    return [job["slot_limit"] for job in jobs]

@@ -1,0 +1,285 @@
+"""Pipelines on SQL: what the end, return or removal of a job means to those that wait for it (ADR 18).
+
+Each plan here goes around the engine's own: it locks the pipelines in question, lets the engine answer, and
+then moves those after the jobs that were changed, in the same transaction. A settlement of a job in no such
+pipeline never comes by.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.scripts import Row, Rows, Step
+from dibs.states import FINISHED, JobState, doomed_by
+
+DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
+
+_STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
+_AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune"})
+
+_TRAIN, _SLOT, _POLICY, _LIMIT = (
+    NEW_JOB_COLUMNS.index(name) for name in ("train", "slot", "slot_policy", "slot_limit")
+)
+_NOT_STORED: dict[str, Any] = {"delay": None, "unique_key": None, "unique_for": None, "replaces": False}
+
+
+class SqlSteps(SqlEngine):
+    """Goes before an engine's class: `class Stepped(SqlSteps, Engine)`."""
+
+    finds_by_pipeline = True  # `find` leaves every filter open, and so finds no index
+
+    def answer(self, step: Step, *, own: bool = True) -> Plan:
+        if step.question in _AROUND:
+            plan: Any = getattr(self, f"_{step.question}_steps")
+            return plan(step, own)  # type: ignore[no-any-return]
+        if step.question == "enqueue_pipeline":
+            return self._enqueue_pipeline(own=own, **step.params)
+        if "steps" in step.params:
+            return self._settle_steps(step, own)
+        if step.question == "find" and step.params["pipeline_id"] and self.finds_by_pipeline:
+            return self._block(Step("find_in_pipeline", step.params))
+        if slots := _replaced_slots(step):
+            return self._replace_steps(step, slots, own)
+        return super().answer(step, own=own)
+
+    def needs_transaction(self, step: Step) -> bool:
+        if step.question in _AROUND or "steps" in step.params or step.question == "enqueue_pipeline":
+            return True
+        return step.question not in STEP_READS and (
+            bool(_replaced_slots(step)) or super().needs_transaction(step)
+        )
+
+    def ids(self, ids: Iterable[UUID]) -> Any:
+        """Ids as the blocks take them."""
+        raise NotImplementedError
+
+    def _ask(self, block: str, ids: Iterable[UUID], **more: Any) -> Plan:
+        return (yield Query(block, {**self.adapt(more), "ids": self.ids(ids)}))
+
+    # -- the questions --------------------------------------------------------------------------
+
+    def _enqueue_pipeline(
+        self,
+        pipeline: tuple[UUID, str, str],
+        edges: Sequence[tuple[UUID, UUID]],
+        jobs: Sequence[Any],
+        own: bool,
+    ) -> Plan:
+        id, name, on_failed = pipeline
+        if not (yield from self._insert_pipeline({"id": id, "name": name, "on_failed": on_failed})):
+            return []
+        waiting = {child for _, child in edges}
+        bare = [_without_gate(job) if job[0] in waiting else job for job in jobs]
+        answers = yield from super().answer(Step("enqueue", {"jobs": bare, "fresh": True}), own=own)
+        if not waiting:
+            return answers
+        yield Query("insert_parents", {"edges": _edges(edges)})
+        yield from self._ask("block_new_steps", waiting)
+        for job in jobs:
+            if job[0] in waiting and (job[_TRAIN], job[_SLOT]) != (None, None):
+                yield Query("name_gate", self.adapt({"id": job[0], **_gate(job)}))
+        return [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+
+    def _insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
+        return (yield Query("insert_pipeline", self.adapt(about)))
+
+    def _parents(self, jobs: Sequence[UUID]) -> Plan:
+        rows = yield Query("parents", {"jobs": self.ids(jobs)})
+        return [{"child": row["id"], "parent": row["parent_id"], "met": bool(row["met"])} for row in rows]
+
+    def _pipelines(self, ids: Sequence[UUID] | None) -> Plan:
+        if ids is None:
+            return (yield Query("open_pipelines", {}))
+        return (yield from self._ask("pipelines", ids))
+
+    # -- around the engine's own plans ----------------------------------------------------------
+
+    def _settle_steps(self, step: Step, own: bool) -> Plan:
+        """An exchange settles first, so that it may claim whom its settlements let go."""
+        given = {name: step.params[name] for name in ("settlements", "children")}
+        steps = step.params["steps"]
+        locked = yield from self._ask("lock_pipelines", sorted({pipeline for _, pipeline in steps}))
+        rows = yield from self.answer(Step("settle", given), own=own)
+        settled = {row["id"] for row in rows}
+        yield from self._go_on([id for id, _ in steps if id in settled] if locked else [], own)
+        if step.question == "settle":
+            return rows
+        wish = {name: value for name, value in step.params.items() if name not in (*given, "steps")}
+        first, *others = yield from super().answer(Step("claim", wish), own=own)
+        return [{**first, "settled": list(settled)}, *others]
+
+    def _replace_steps(self, step: Step, slots: Collection[str], own: bool) -> Plan:
+        found = yield Query("steps_in_slots", self.adapt({"slots": sorted(slots)}))
+        yield from self._lock(found)
+        rows = yield from super().answer(step, own=own)
+        yield from self._go_on([row["id"] for row in found], own)
+        return rows
+
+    def _cancel_steps(self, step: Step, own: bool) -> Plan:
+        ids, reason = step.params["ids"], step.params["reason"]
+        found = yield from self._locked_steps(ids)
+        waiting = [row["id"] for row in found if row["waits"]]
+        yield from self._end_waiting(waiting, reason, None)
+        others = [id for id in ids if id not in waiting] if waiting else ids
+        rows = (
+            (yield from super().answer(Step("cancel", {**step.params, "ids": others}), own=own))
+            if others
+            else []
+        )
+        yield from self._go_on([row["id"] for row in found], own)
+        return [*rows, *({"id": id, "worker": None} for id in waiting)]
+
+    def _sweep_steps(self, step: Step, own: bool) -> Plan:
+        rows = yield from super().answer(step, own=own)
+        ended = [row["id"] for row in rows if row["state"] in FINISHED]
+        found = (yield from self._locked_steps(ended)) if ended else ()
+        yield from self._go_on([row["id"] for row in found], own)
+        return rows
+
+    def _retry_steps(self, step: Step, own: bool) -> Plan:
+        ids = step.params["ids"]
+        found = yield from self._locked_steps(ids)
+        if not found:
+            return (yield from super().answer(step, own=own))
+        waiting = {row["id"] for row in (yield from self._ask("waiting_if_retried", ids))}
+        yield from self._block_again(waiting)
+        others = [id for id in ids if id not in waiting]
+        rows = (yield from super().answer(Step("retry", {"ids": others}), own=own)) if others else []
+        changed = [*rows, *({"id": id} for id in waiting)]
+        yield from self._revive({row["id"] for row in changed} & {row["id"] for row in found})
+        return changed
+
+    def _delete_steps(self, step: Step, own: bool) -> Plan:
+        ids = step.params["ids"]
+        found = yield from self._locked_steps(ids)
+        if waiting := [row["id"] for row in found if row["waits"]]:
+            yield from self._ask("forget_steps", waiting)
+        others = [id for id in ids if id not in waiting] if waiting else ids
+        rows = (yield from super().answer(Step("delete", {"ids": others}), own=own)) if others else []
+        rows = [*rows, *({"id": id} for id in waiting)]
+        gone = {row["id"] for row in rows}
+        deleted = [row for row in found if row["id"] in gone]
+        if not deleted:
+            return rows
+        for row in deleted:
+            if row["state"] != JobState.succeeded:
+                yield from self._doom(row["id"], doomed_by(row["id"], None))
+        yield from self._ask("forget_unmet", gone)
+        yield from self._ask("forget_parents", gone)
+        yield from self._ask("forget_pipelines", {row["pipeline_id"] for row in deleted})
+        return rows
+
+    def _prune_steps(self, step: Step, own: bool) -> Plan:
+        rows = yield from super().answer(step, own=own)
+        if rows:
+            yield from self._ask("forget_parents", [row["id"] for row in rows])
+        some = {"before": step.params["before"], "limit": step.params["limit"]}
+        old = yield Query("old_pipelines", self.adapt(some))
+        if old:
+            yield from self._ask("forget_pipelines", [row["id"] for row in old])
+        return rows
+
+    def _locked_steps(self, ids: Collection[UUID]) -> Plan:
+        """Those of these jobs that others may wait for, their pipelines locked."""
+        found = yield from self._ask("steps_among", ids)
+        if found:
+            yield from self._lock(found)
+            found = yield from self._ask("steps_among", ids)  # as they are under the lock
+        return found
+
+    def _lock(self, steps: Rows) -> Plan:
+        if steps:
+            yield from self._ask("lock_pipelines", sorted({row["pipeline_id"] for row in steps}))
+        return []
+
+    # -- the moves ------------------------------------------------------------------------------
+
+    def _go_on(self, ids: Sequence[UUID], own: bool) -> Plan:
+        """What the ends of these mean to those after them."""
+        ended = (yield from self._ask("ended_steps", ids)) if ids else ()
+        if done := [row["id"] for row in ended if row["state"] == JobState.succeeded]:
+            yield from self._ask("meet_parents", done)
+            yield from self._set_off((yield from self._freed(done)), own)
+        for row in ended:
+            if row["state"] != JobState.succeeded and row["on_failed"] == "cancel":
+                yield from self._doom(row["id"], doomed_by(row["id"], row["state"]))
+        return []
+
+    def _freed(self, done: Sequence[UUID]) -> Plan:
+        """Of those who waited for these: who waits for nobody any more."""
+        edges = yield from self._ask("siblings_met", done)
+        free = {row["id"] for row in edges} - {row["id"] for row in edges if not row["met"]}
+        return (yield from self._ask("waiting_steps", sorted(free))) if free else ()
+
+    def _set_off(self, freed: Rows, own: bool) -> Plan:
+        """Everybody they waited for has succeeded: they get their places, like new jobs."""
+        if not freed:
+            return []
+        yield from self._ask("forget_steps", [row["id"] for row in freed])
+        jobs = [tuple({**row, **_NOT_STORED}[name] for name in NEW_JOB_COLUMNS) for row in freed]
+        yield from self.answer(Step("enqueue", {"jobs": jobs, "fresh": True}), own=own)
+        for row in freed:
+            kept = {"id": row["id"], "enqueued_at": row["enqueued_at"]}
+            yield Query("keep_enqueued_at", self.adapt(kept))
+        return []
+
+    def _doom(self, id: UUID, message: str) -> Plan:
+        """All after this job are cancelled, those after them included."""
+        found = yield Query("following_steps", self.adapt({"id": id}))
+        return (yield from self._end_waiting([row["id"] for row in found], message, DOOMED))
+
+    def _end_waiting(self, ids: Sequence[UUID], message: str | None, settled_as: str | None) -> Plan:
+        """Those who are at no gate yet: nobody else needs to know."""
+        if ids:
+            yield from self._ask("end_steps", ids, message=message, settled_as=settled_as)
+            yield from self._ask("forget_steps", ids)
+        return []
+
+    def _revive(self, ids: Collection[UUID]) -> Plan:
+        """Those cancelled for these wait again, unless another of their parents has failed."""
+        while ids:
+            ids = [row["id"] for row in (yield from self._ask("revivable_steps", ids))]
+            yield from self._block_again(ids)
+        return []
+
+    def _block_again(self, ids: Collection[UUID]) -> Plan:
+        if ids:
+            yield from self._ask("block_steps", ids)
+            yield from self._ask("forget_finished_steps", ids)
+        return []
+
+
+STEP_READS = frozenset({"parents", "pipelines"})
+
+
+def _replaced_slots(step: Step) -> set[str]:
+    """Slots whose waiting jobs make room for a new one of this question."""
+    if step.question not in _STORING:
+        return set()
+    jobs = step.params["jobs" if step.question in ("enqueue", "enqueue_tick") else "children"]
+    return {job[_SLOT] for job in jobs if job[_POLICY] == "replace"}
+
+
+def _without_gate(job: tuple[Any, ...]) -> tuple[Any, ...]:
+    values = list(job)
+    values[_TRAIN] = values[_SLOT] = values[_POLICY] = values[_LIMIT] = None
+    return tuple(values)
+
+
+def _gate(job: tuple[Any, ...]) -> dict[str, Any]:
+    return {"train": job[_TRAIN], "slot": job[_SLOT], "slot_policy": job[_POLICY], "slot_limit": job[_LIMIT]}
+
+
+def _blocked(row: Row) -> Row:
+    return {**row, "state": JobState.blocked}
+
+
+def _edges(edges: Sequence[tuple[UUID, UUID]]) -> str:
+    """(child, place, parent) of each, as JSON."""
+    return msgspec.json.encode(
+        [[child, place, parent] for place, (parent, child) in enumerate(edges)]
+    ).decode()
