@@ -2,7 +2,8 @@
 
 A *turn* is one round trip: it sends what was finished since the last one and takes as many jobs as there
 are free places, in one commit. While it is under way handlers go on, and what they finish travels with the
-next turn; so a busy worker batches by itself and an idle one never waits for a batch to fill.
+next turn; so a busy worker batches by itself and an idle one never waits for a batch to fill. A worker with
+many places has two turns under way, so that its handlers run while the store is at work.
 
 Between turns the worker rests until a handler ends, a hint arrives, or upkeep is due. Hints may be lost:
 the tick, at least every `poll` seconds, is the promise.
@@ -11,35 +12,47 @@ the tick, at least every `poll` seconds, is the promise.
 import asyncio
 import itertools
 import random
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
-from dibs import operations, upkeep
+from dibs import operations, stopping, upkeep
 from dibs.app import Dibs
+from dibs.callbacks import Fate, Teller, swept_fates
 from dibs.claims import Claim, Holding
-from dibs.clock import monotonic
+from dibs.clock import SECOND, monotonic
 from dibs.context import Context
-from dibs.engines.stores import Operation
+from dibs.contract import STOP_HINT, split_hint
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.jobs import Job
+from dibs.leases import Kept
+from dibs.lifespan import Doorway
 from dibs.operations import Settled, Wish
-from dibs.running import NOT_COMMITTED, perform, settlement, still_ours
+from dibs.running import NOT_COMMITTED, perform, settlement, still_ours, surrounded
 from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span
-from dibs.states import Released
+from dibs.states import JobState, Released
 from dibs.tasks import DEFAULT_LEASE
 from dibs.upkeep import Upcoming
+from dibs.worker.chores import Chores
+from dibs.worker.cron import Cron
+from dibs.worker.health import Health
+from dibs.worker.lanes import Lanes
+from dibs.worker.listening import Hearing, Suspicion
+from dibs.worker.places import refuse_while_loading
+from dibs.worker.processes import Processes, is_isolated
+from dibs.worker.pulse import Pulse
 
 SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 GRACE = 10.0
-PRUNE_EVERY = 600.0  # seconds
+MOST_TURNS = 2  # under way at a time
+WORTH_A_SECOND = 50  # jobs: with fewer, a second turn would only split what one can carry
+USUAL_LEASE = lease_micros(DEFAULT_LEASE)
 
 
 class Worker:
@@ -59,41 +72,67 @@ class Worker:
             raise BadRequest(f"concurrency={concurrency} must be at least 1")
         self.name = _own_name()
         self._core = app._core
+        self._processes = Processes(app)
         self._queues = None if queues is None else list(queues)
         self._concurrency = concurrency
         self._grace = span(grace, what="grace") / 1_000_000
-        self._running: dict[asyncio.Task[None], Holding] = {}
+        self._lanes = Lanes(self._run_one, self._has_changed)
+        self._turns: set[asyncio.Task[None]] = set()
+        self._asked = 0
+        self._ticking: asyncio.Task[None] | None = None
+        self._broken: BaseException | None = None
+        self._heard, self._hinted = 0, False
+        self._line: tuple[str, str] | None = None
         self._done: list[tuple[Holding, Settled]] = []
         self._changed = asyncio.Event()
         self._stopping = self._hurried = False
+        self._door, self._state = Doorway(), None
         self._hungry = True
         self._look_at: float | None = None
         self._last_tick = self._next_tick = 0.0
         self._said_at = float("-inf")
-        self._next_prune = monotonic() + PRUNE_EVERY * random.random()  # noqa: S311
         self._failures = 0
+        self._cron = Cron(app._core)
+        self._pulse = Pulse()
+        self._hearing = Hearing(self._core.store, self.name)
+        self._suspicion = Suspicion(self._core.settings.poll)
+        self.settled = 0
+        """How many attempts this worker has ended so far, whatever came of them."""
+        self._chores, self._took = Chores(self._core, self._queues), False
 
-    async def run(self, *, until_idle: bool = False) -> None:
-        """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim."""
+    async def run(self, *, until_idle: bool = False, handle_signals: bool = True) -> None:
+        """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim.
+
+        Beside a server that has plans of its own for signals, leave them to it: `handle_signals=False`.
+        """
+        refuse_while_loading()
+        self._pulse.becomes("starting")
         self._changed = asyncio.Event()
         self._stopping, self._hurried, self._hungry, self._look_at = False, False, True, None
+        self._broken, self._asked = None, 0
         self._next_tick, self._said_at = 0.0, float("-inf")
-        loop = asyncio.get_running_loop()
-        handled = _handle_signals(loop, self.stop)
-        listening = asyncio.create_task(self._listening(), name="dibs-listening")
+        self._chores.begin(monotonic())
+        self._loop = loop = asyncio.get_running_loop()
+        handled = stopping.handle_signals(loop, self.stop) if handle_signals else []
+        self._teller = Teller(self._core.callbacks, self._core.store)
+        deaf = self._hear_losses()
+        listening = asyncio.create_task(self._hearing.listen(self._hear), name="dibs-listening")
         self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
         try:
-            await self._work(until_idle)
-            await self._wind_down(self._grace)
+            await self._processes.open()
+            async with self._door.through(self._core.lifespan) as self._state:
+                self._pulse.becomes("working")
+                await self._work_until_done(until_idle)
         except asyncio.CancelledError:
-            await asyncio.shield(self._wind_down(0))
-            raise
+            if not self._door.turned_back():
+                raise
         finally:
-            listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await listening
-            _unhandle_signals(loop, handled)
+            self._state = None
+            deaf()
+            await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
+            stopping.unhandle_signals(loop, handled)
             self._threads.shutdown(wait=False, cancel_futures=True)
+            await self._processes.close()
             with suppress(DibsError):
                 await self._core.store.run_async(lambda _: upkeep.leave(self.name))
 
@@ -101,108 +140,190 @@ class Worker:
         """Claim nothing more; running handlers get `grace` seconds. Asked twice, they end at once."""
         self._hurried = self._stopping
         self._stopping = True
+        self._pulse.becomes("stopping")
         self._changed.set()
+        self._door.stop(hurried=self._hurried)
+
+    def health(self) -> Health:
+        """Whether this worker can do its work; if not, the reason."""
+        about = {"worker": self.name, "running": len(self._lanes), "concurrency": self._concurrency}
+        return self._pulse.health(self._core.settings.poll, about, self._hearing.deafness)
 
     # -- turns ----------------------------------------------------------------------------------
 
+    async def _work_until_done(self, until_idle: bool) -> None:
+        try:
+            await self._work(until_idle)
+            await self._wind_down(self._grace)
+        except BaseException:
+            with suppress(DibsError):  # whatever ended us is the news
+                await asyncio.shield(self._wind_down(0))
+            raise
+        finally:
+            await self._teller.finish()
+
     async def _work(self, until_idle: bool) -> None:
         while not self._stopping:
-            if monotonic() >= self._next_tick:
-                await self._tick()
-            if self._done or (self._hungry and self._free() > 0):
-                await self._turn(self._free())
-            elif until_idle and not self._running and not self._hungry:
+            if self._broken is not None:
+                raise self._broken
+            if self._is_turn_due():
+                self._begin_turn()
+            elif self._ticking is None and monotonic() >= self._next_tick:
+                self._begin_tick()
+            elif until_idle and self._is_idle():
                 return
             else:
                 await self._rest()
 
+    def _is_idle(self) -> bool:
+        return not (self._lanes or self._turns or self._ticking or self._hungry or self._done)
+
+    def _is_turn_due(self) -> bool:
+        load = max(len(self._done), self._free() if self._hungry else 0)
+        return load > 0 if not self._turns else len(self._turns) < MOST_TURNS and load >= WORTH_A_SECOND
+
+    def _begin_turn(self) -> None:
+        places = self._free()
+        if self._concurrency >= MOST_TURNS * WORTH_A_SECOND:
+            places = min(places, -(-self._concurrency // MOST_TURNS))
+        turn = self._loop.create_task(self._turn(places), name="dibs-turn")
+        self._asked += places
+        self._turns.add(turn)
+        turn.add_done_callback(self._end_turn)
+
+    def _end_turn(self, turn: "asyncio.Task[None]") -> None:
+        self._turns.discard(turn)
+        self._mind_end(turn)
+
+    def _mind_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            self._broken = task.exception() or self._broken
+        self._changed.set()
+
     async def _turn(self, places: int) -> None:
         """One round trip: settle what is done, take what fits."""
         done, self._done = self._done, []
+        heard, hinted, self._hinted = self._heard, self._hinted, False
         try:
             lost, taken = await self._exchange([one for _, one in done], places)
         except StoreUnavailable as error:
             self._done = done + self._done
             await self._back_off(error)
             return
+        except BaseException:  # nothing that a store that is away would explain: this worker ends by it
+            self._done = done + self._done
+            raise
+        finally:
+            self._asked -= places  # not when the task ends: what was taken counts from now on
         self._failures = 0
+        self._pulse.beats()
         self._told(done, lost)
-        if places:
+        self._took = self._took or bool(taken)
+        if places and (len(taken) >= places or heard == self._heard):
             self._hungry = len(taken) >= places or any(one.children for _, one in done)
-        for held in taken:
-            self._keep(held)
-            self._start(held)
+        self._lanes.start(self._keep(taken))
+        if places:
+            await self._mind_catch(len(taken), hinted)
+
+    async def _mind_catch(self, jobs: int, hinted: bool) -> None:
+        """Where there was work there is more; where it is said to be and we get none, start over."""
+        if jobs and not self._hungry:
+            self._tick_within(self._hearing.look_after_work())
+        if hinted and not jobs:  # then it was for later: we need to know when
+            self._tick_within(self._last_tick + SOON - monotonic())
+        if self._suspicion.took(jobs):
+            log.debug("jobs are ready and this worker gets none: it starts over with new connections")
+            await self._core.store.leave_loop()
+            self._hungry = True
 
     async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Settled], list[Holding]]:
-        return await self._core.store.run_async(lambda _: self._trip(settled, places))
+        line, self._line = self._line, None
+        return await self._core.store.run_async(lambda _: self._trip(settled, places, line))
 
-    def _trip(self, settled: list[Settled], places: int) -> Script[tuple[list[Settled], list[Holding]]]:
+    def _trip(
+        self, settled: list[Settled], places: int, line: tuple[str, str] | None
+    ) -> Script[tuple[list[Settled], list[Holding]]]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
         lost: list[Settled] = []
         jobs: list[Job] = []
         if not places:
             lost = yield from operations.settle_if_held(settled)
         elif not settled:
-            jobs = yield from operations.take(self._wish(places))
+            jobs = yield from operations.take(self._wish(places, line))
         else:
             lost, jobs = yield from operations.exchange(settled, self._wish(places))
         return lost, self._core.holdings(jobs, asked_at)
 
-    def _wish(self, places: int) -> Wish:
+    def _wish(self, places: int, line: tuple[str, str] | None = None) -> Wish:
         registry = self._core.registry
         return Wish(
             worker=self.name,
-            lease=lease_micros(DEFAULT_LEASE),
+            lease=USUAL_LEASE,
             leases=registry.leases(),
             limit=places,
-            queues=self._queues,
-            kinds=list(registry.tasks),
+            queues=self._queues if line is None else [line[0]],
+            kinds=list(registry.tasks) if line is None else [line[1]],
         )
 
     def _told(self, done: Sequence[tuple[Holding, Settled]], lost: Sequence[Settled]) -> None:
+        self._core.keeper.drop(*(held for held, _ in done))
+        self.settled += len(done) - len(lost)
         for held, one in done:
-            self._core.keeper.drop(held)
-            if any(one is other for other in lost):
-                self._core.events.lost(held.job)
+            if lost and any(one is other for other in lost):
+                held.is_lost()
             else:
                 held.is_settled(one)
                 self._mind_delay(one.delay)
+        if self._core.callbacks.are_there:
+            self._teller.tell(held.fate(one) for held, one in done if one not in lost)
+
+    def _hear_losses(self) -> Callable[[], None]:
+        """Claims are lost in other threads; whoever wants to know is told from here."""
+        if not self._core.callbacks.want("lost"):
+            return lambda: None
+        return self._core.events.subscribe(self._teller.listen_for(self.name), ["lost"])
 
     def _mind_delay(self, delay: int | None) -> None:
         """What we gave back for later is due then, and nobody announces it."""
         if delay is not None:
-            self._next_tick = min(self._next_tick, monotonic() + delay / 1_000_000)
+            self._tick_within(delay / SECOND)
+
+    def _has_changed(self) -> None:
+        self._changed.set()
 
     def _free(self) -> int:
-        return self._concurrency - len(self._running)
+        return self._concurrency - len(self._lanes) - self._asked
 
     # -- handlers -------------------------------------------------------------------------------
 
-    def _keep(self, held: Holding) -> None:
-        """From the claim until it is settled: a neighbour that blocks the loop must not cost a lease."""
-        loop = asyncio.get_running_loop()
-        lease = self._core.lease_of(held.job)
-        self._core.keeper.keep(held, lease, lambda: loop.call_soon_threadsafe(self._interrupt, held))
+    def _keep(self, claims: Sequence[Holding]) -> Sequence[Holding]:
+        """From the claim until it is settled: a neighbour that blocks the loop must not cost a lease.
 
-    def _interrupt(self, held: Holding) -> None:
-        for task, running in self._running.items():
-            if running is held:
-                task.cancel()
+        An answer that came so late that its leases are as good as over begins nothing: all are given back.
+        """
+        leases = self._core.registry.leases()
+        kept = [Kept(held, leases.get(held.job.kind, USUAL_LEASE), self._tell) for held in claims]
+        if kept and min(one.deadline for one in kept) <= monotonic():
+            self._done += [(held, held.settled_by(Released())) for held in claims]
+            return ()
+        self._core.keeper.keep_all(kept)
+        return claims
 
-    def _start(self, held: Holding) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_one(held))
-        self._running[task] = held
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._running.pop(task)
-        self._changed.set()
+    def _tell(self, held: Holding) -> None:
+        """In the keeper's thread: how this claim stands has changed."""
+        self._processes.stop_if_lost(held)
+        self._loop.call_soon_threadsafe(self._lanes.cancel, held)
 
     async def _run_one(self, held: Holding) -> None:
-        context = Context(Claim(held))
+        task = self._core.registry.tasks[held.job.kind]
+        context, elsewhere = None, None
+        if task.signature.context is not None:
+            context = Context(Claim(held), self._state)
+        if is_isolated(task):
+            context = context or Context(Claim(held), self._state)
+            elsewhere = partial(self._processes.call, held, task, context)
         try:
-            task = self._core.registry.tasks[held.job.kind]
-            outcome = await perform(held, task, context, self._threads)
+            outcome = await surrounded(held, perform(held, task, context, self._threads, elsewhere))
             if held.settled:
                 await self._mind_commit(held)
                 return
@@ -217,6 +338,8 @@ class Worker:
         job = await self._core.store.run_async(self._core.get(held.job.id))
         if still_ours(job, held):
             self._done.append((held, held.settled_by(held.raised(NOT_COMMITTED))))
+        elif job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
+            self._teller.tell([Fate("succeeded", job.id, held.token)])
 
     # -- rest, hints, upkeep --------------------------------------------------------------------
 
@@ -235,68 +358,88 @@ class Worker:
                 await self._changed.wait()
 
     def _hear(self, hint: str) -> None:
-        """Somebody enqueued something, somewhere; a hint that begins with `!` is our own voice."""
-        if hint.startswith("!"):
+        """Somebody enqueued something, somewhere, or wants one of our jobs to stop."""
+        if self._hearing.is_echo(hint):
             return
-        if self._queues is not None and hint and hint not in self._queues:
+        if hint.startswith(STOP_HINT):
+            if hint in (STOP_HINT, STOP_HINT + self.name):
+                self._core.keeper.look(self._lanes.held())
             return
-        self._hungry = True
-        self._look_at = monotonic() + SECOND_LOOK
-        self._next_tick = min(self._next_tick, max(monotonic(), self._last_tick + SOON))
+        queue, kind = split_hint(hint)
+        if self._queues is not None and queue and queue not in self._queues:
+            return
+        self._tick_within(SOON)
         self._changed.set()
+        if kind is not None and kind not in self._core.registry.tasks:
+            return
+        self._heard += 1
+        # Nothing else waited for us, so the one job that we hear of is all there is to look for.
+        self._line = (queue, kind) if kind is not None and not self._hungry and not self._turns else None
+        self._hungry = self._hinted = True
+        self._look_at = monotonic() + SECOND_LOOK
 
-    async def _listening(self) -> None:
-        pause = 0.1
-        while True:
-            began = monotonic()
-            try:
-                await self._core.store.listen(self._hear)
-            except Exception as error:  # hints are a comfort; without them the poll finds everything
-                log.debug("not listening: %s", error)
-            pause = 0.1 if monotonic() - began > LONGEST_BACK_OFF else min(pause * 2, LONGEST_BACK_OFF)
-            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+    def _begin_tick(self) -> None:
+        """Beside the turns: nobody's job waits for our upkeep."""
+        self._last_tick, self._next_tick = monotonic(), float("inf")
+        self._ticking = self._loop.create_task(self._tick(), name="dibs-tick")
+        self._ticking.add_done_callback(self._end_tick)
+
+    def _end_tick(self, tick: "asyncio.Task[None]") -> None:
+        self._ticking = None
+        self._mind_end(tick)
+
+    def _tick_within(self, seconds: float) -> None:
+        self._next_tick = min(self._next_tick, monotonic() + seconds)
 
     async def _tick(self) -> None:
         """Do the upkeep that is due, plan the next tick; now and then say that we are here."""
-        self._last_tick = monotonic()
         store = self._core.store
         try:
-            upcoming = await store.run_async(self._look_ahead())
+            upcoming = await self._look_ahead()
             if upcoming.overdue:
-                self._core.swept(await store.run_async(lambda _: upkeep.sweep()))
+                swept = self._core.swept(await store.run_async(lambda _: upkeep.sweep()))
+                self._teller.tell(swept_fates(swept))
+            ticked = await self._cron.enqueue_due(upcoming.now)
         except StoreUnavailable as error:
             await self._back_off(error)
             return
         self._failures = 0
-        self._hungry = self._hungry or upcoming.overdue or upcoming.ready
-        await self._prune()
-        poll = self._core.settings.poll
+        self._pulse.beats()
+        self._hungry = self._hungry or upcoming.overdue or upcoming.ready or ticked
+        self._suspicion.ready(upcoming.ready)
+        idle, self._took = not self._took and self._free() > 0, False
+        if upcoming.ready and idle:
+            await self._chores.name_strangers(self._last_tick)
+        await self._chores.do(self._last_tick)
+        poll = min(self._hearing.poll(self._core.settings.poll), self._shortest_lease())
         wait = (
             poll if upcoming.seconds is None else max(upcoming.seconds, SOON if upcoming.overdue else 0.005)
         )
-        self._next_tick = self._last_tick + (wait if wait < poll else _jittered(poll))
+        wait = min(wait, self._cron.seconds(upcoming.now))
+        wait = wait if wait < poll else _jittered(poll)
+        self._next_tick = min(self._next_tick, self._last_tick + wait)  # what came meanwhile counts, too
 
-    async def _prune(self) -> None:
-        """Now and then, remove what the settings say need not be kept."""
-        if self._last_tick < self._next_prune:
-            return
-        self._next_prune = self._last_tick + PRUNE_EVERY * (0.5 + random.random())  # noqa: S311
-        for operation in self._core.retention():
-            with suppress(StoreUnavailable):
-                await self._core.store.run_async(operation)
+    def _shortest_lease(self) -> float:
+        """Seconds. Whoever looks that often sees every lease before it ends, and is there when it does."""
+        return min([USUAL_LEASE, *self._core.registry.leases().values()]) / SECOND
 
-    def _look_ahead(self) -> Operation[Upcoming]:
+    async def _look_ahead(self) -> Upcoming:
         """Saying that we are here is a write, and wakes others where stores announce every commit."""
-        if self._last_tick - self._said_at < self._core.settings.poll * 0.9:
-            return lambda _: upkeep.upcoming()
-        self._said_at = self._last_tick
-        busy = {"concurrency": self._concurrency, "running": len(self._running)}
+        store, poll = self._core.store, self._core.settings.poll
+        if self._last_tick - self._said_at < poll * 0.9 and not self._hearing.wants_echo:
+            return await store.run_async(lambda _: upkeep.upcoming())
+        busy = {"concurrency": self._concurrency, "running": len(self._lanes)}
         kinds = list(self._core.registry.tasks)
-        return lambda _: upkeep.tick(self.name, self._queues, kinds, **busy)
+        with self._hearing.calling():
+            said = await store.run_async(lambda _: upkeep.tick(self.name, self._queues, kinds, **busy))
+        self._said_at = self._last_tick
+        return said
 
     async def _back_off(self, error: StoreUnavailable) -> None:
         """The store is away: say so once, wait, try again."""
         self._failures += 1
+        self._pulse.misses(error)
+        self._hearing.lost_store()
         if self._failures == 1:
             log.warning("the worker lost its store and keeps trying: %s", error)
         pause = min(0.1 * 2**self._failures, LONGEST_BACK_OFF)
@@ -308,21 +451,23 @@ class Worker:
     async def _wind_down(self, grace: float) -> None:
         """Let handlers finish, then cancel those that can be, and settle what there is to settle."""
         deadline = monotonic() + grace
-        while self._running and not self._hurried and (left := deadline - monotonic()) > 0:
+        while (self._lanes or self._turns) and not self._hurried and (left := deadline - monotonic()) > 0:
+            self._changed.clear()  # first: what ends while we settle must not be missed
             await self._settle_rest()
-            self._changed.clear()
             await self._change_within(left)
-        cancelled = [task for task, held in self._running.items() if self._is_async(held)]
-        for task in cancelled:
-            task.cancel()
-        if cancelled:
+        self._done += [(held, held.settled_by(Released())) for held in self._lanes.take_waiting()]
+        lanes = [self._lanes.cancel(held) for held in self._lanes.held() if self._can_be_stopped(held)]
+        if cancelled := [lane for lane in lanes if lane is not None]:
             await asyncio.wait(cancelled, timeout=5)
+        if self._turns:
+            await asyncio.wait(self._turns, timeout=LONGEST_BACK_OFF)
         await self._settle_rest()
-        for held in self._running.values():
+        for held in self._lanes.held():
             self._core.keeper.drop(held)  # a thread that goes on keeps its job until its lease ends
 
-    def _is_async(self, held: Holding) -> bool:
-        return self._core.registry.tasks[held.job.kind].is_async
+    def _can_be_stopped(self, held: Holding) -> bool:
+        task = self._core.registry.tasks[held.job.kind]
+        return task.is_async or is_isolated(task)
 
     async def _settle_rest(self) -> None:
         if self._done:
@@ -339,22 +484,12 @@ def _own_name() -> str:
     return worker_name() if number == 1 else f"{worker_name()}/{number}"
 
 
+async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _jittered(seconds: float) -> float:
     """Workers that started together should not do their upkeep together."""
     return seconds * (0.9 + 0.1 * random.random())  # noqa: S311
-
-
-def _handle_signals(loop: asyncio.AbstractEventLoop, stop: Any) -> list[signal.Signals]:
-    handled = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, stop)
-            handled.append(number)
-        except (ValueError, RuntimeError, NotImplementedError):  # not in the main thread, or Windows
-            pass
-    return handled
-
-
-def _unhandle_signals(loop: asyncio.AbstractEventLoop, handled: Sequence[signal.Signals]) -> None:
-    for number in handled:
-        loop.remove_signal_handler(number)

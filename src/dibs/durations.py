@@ -1,0 +1,20 @@
+"""Spans of time and sizes as people say them."""
+
+
+def spoken(seconds: float) -> str:
+    """`120 ms`, `1.5 s`, `45 s`, `5 min`, `3 h`, `2 d`."""
+    seconds = max(seconds, 0)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    if seconds >= 9.95:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if seconds >= 0.9995 else f"{seconds * 1000:.0f} ms"
+
+
+def spoken_size(size: float) -> str:
+    """`512 bytes`, `1.5 MB`, `20 GB`."""
+    for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size >= power:
+            return f"{size / power:.{0 if size >= 10 * power else 1}f} {unit}"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,171 @@
+"""How far the work got: told to the store at most twice a second per job, the latest always in the end.
+
+A handler may call `ctx.progress` in its innermost loop. The first note goes at once and so does the one that
+says "all of it"; of what comes in between, the latest is written when its time has come, by a thread.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dibs.clock import monotonic
+from dibs.errors import DibsError, LeaseLost
+
+if TYPE_CHECKING:
+    from dibs.claims import Holding
+    from dibs.operations import Standing
+
+EVERY = 0.5  # seconds between two notes of one job
+SHORTLY = 0.05  # seconds until another look at whether the note before has arrived
+ALL = 1.0  # the fraction that is never made to wait
+
+Note = tuple[float, str | None]
+
+
+class Progress:
+    """The notes of one claim, as they come in from its handler."""
+
+    def __init__(self, held: "Holding") -> None:
+        self._held = held
+        self._lock = threading.Lock()
+        self._waiting: Note | None = None
+        self._sent_at = float("-inf")
+        self._sent = 0.0
+        self._sending = False
+        self._over = False
+
+    async def note(self, fraction: float, message: str | None) -> None:
+        """Note it now, or soon; `LeaseLost` once the claim is known to be lost."""
+        self._held.check()
+        checked = self._held.core.check_progress(fraction, message)
+        if (now := self._taken(fraction, checked)) is not None:
+            try:
+                operation = self._held.core.progress(self._held, *now)
+                self._heard(await self._held.core.store.run_async(operation))
+            finally:
+                self._sending = False
+
+    def note_sync(self, fraction: float, message: str | None) -> None:
+        """The same, blocking; it also raises when the handler should stop, as `ctx.check()` does."""
+        self._held.check_stop()
+        checked = self._held.core.check_progress(fraction, message)
+        if (now := self._taken(fraction, checked)) is not None:
+            try:
+                operation = self._held.core.progress(self._held, *now)
+                self._heard(self._held.core.store.run(operation))
+            finally:
+                self._sending = False
+        self._held.check_stop()
+
+    async def finish(self) -> None:
+        """The handler has ended: write what still waits, before the job is settled."""
+        if (last := self._last()) is not None:
+            operation = self._held.core.progress(self._held, *last)
+            # A cancellation that comes now comes too late: what the handler did stands.
+            with suppress(DibsError, asyncio.CancelledError):
+                await asyncio.shield(self._held.core.store.run_async(operation))
+
+    def finish_sync(self) -> None:
+        if (last := self._last()) is not None:
+            with suppress(DibsError):
+                self._held.core.store.run(self._held.core.progress(self._held, *last))
+
+    def _taken(self, fraction: float, message: str | None) -> Note | None:
+        """The note to be sent by the caller; None when it waits, in place of the one before it."""
+        with self._lock:
+            if self._held.settled:  # completed in the handler's own transaction: nothing is left to note
+                return None
+            earlier = None if self._waiting is None else self._waiting[1]
+            note = (float(fraction), earlier if message is None else message)
+            at = monotonic() if fraction == ALL and self._sent != ALL else self._sent_at + EVERY
+            if self._sending or at > monotonic():
+                self._waiting = note
+                self._held.core.later.call(self._held.key, at, self._write_late)
+                return None
+            return self._send(note)
+
+    def _send(self, note: Note) -> Note:
+        self._waiting, self._sending = None, True
+        self._sent, self._sent_at = note[0], monotonic()
+        return note
+
+    def _write_late(self) -> None:
+        """In a thread. Nobody waits for it, so a lost lease is told as a failed heartbeat would tell it."""
+        with self._lock:
+            if self._waiting is None or self._over or self._held.settled:
+                return
+            if self._sending:
+                self._held.core.later.call(self._held.key, monotonic() + SHORTLY, self._write_late)
+                return
+            note = self._send(self._waiting)
+        try:
+            operation = self._held.core.progress(self._held, *note)
+            self._heard(self._held.core.store.run(operation))
+        except LeaseLost:
+            if not self._over:
+                self._held.core.keeper.lose(self._held)
+        except DibsError:
+            pass  # the store is away: the keeper minds the lease, and a note may be missing
+        finally:
+            self._sending = False
+
+    def _heard(self, standing: "Standing") -> None:
+        self._held.core.keeper.stands(self._held, standing)
+
+    def _last(self) -> Note | None:
+        with self._lock:
+            self._over, last = True, self._waiting
+            self._waiting = None
+            return None if self._held.settled or self._held.lost else last
+
+
+class Later:
+    """Calls things at their time, one after the other, in a thread that lives while there are any."""
+
+    def __init__(self) -> None:
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def call(self, key: object, at: float, call: Callable[[], None]) -> None:
+        """Call this at that time, instead of what was to be called for the same key."""
+        if os.getpid() != self._pid:
+            self._start_over()
+        with self._changed:
+            self._calls[key] = (at, call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._calling, name="dibs-later", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """What was to be called is not called any more."""
+        with self._changed:
+            self._calls.clear()
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5)
+
+    def _calling(self) -> None:
+        while (call := self._next()) is not None:
+            call()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for the next one that is due; None when there is none left."""
+        with self._changed:
+            while self._calls:
+                key, (at, call) = min(self._calls.items(), key=lambda item: item[1][0])
+                if (pause := at - monotonic()) <= 0:
+                    del self._calls[key]
+                    return call
+                self._changed.wait(pause)
+            self._thread = None
+            return None

@@ -1,0 +1,62 @@
+"""What every worker does now and then, besides its ticks. No leader: each is a guarded statement."""
+
+import random
+
+from dibs import upkeep
+from dibs.core import Core
+from dibs.errors import StoreUnavailable
+from dibs.scripts import Row
+from dibs.worker.strangers import Strangers, ready_lines
+
+PRUNE_EVERY = 600.0  # seconds
+MEND_EVERY = 60.0  # seconds
+
+
+class Chores:
+    """One worker's: remove what need not be kept, mend gates, name the kinds that it does not know."""
+
+    def __init__(self, core: Core, queues: list[str] | None) -> None:
+        self._core = core
+        self._queues = queues
+        self._strangers = Strangers()
+        self._next_prune = self._next_mend = self._next_roll_call = 0.0
+        self._mended: Row | None = None  # the last gate that was looked at
+
+    def begin(self, now: float) -> None:
+        """Workers that started together should not do these together."""
+        self._next_prune = now + PRUNE_EVERY * random.random()  # noqa: S311
+        self._next_mend = now + MEND_EVERY * random.random()  # noqa: S311
+
+    async def do(self, now: float) -> None:
+        """Those that are due; a store that is away is met again at the next tick."""
+        try:
+            await self._prune(now)
+            await self._mend(now)
+        except StoreUnavailable:
+            return
+
+    async def name_strangers(self, now: float) -> None:
+        """Jobs are ready and this worker took none of them: are there kinds that it doesn't know?"""
+        if now < self._next_roll_call:
+            return
+        self._next_roll_call = now + self._core.settings.poll
+        try:
+            lines = await self._core.store.run_async(lambda _: ready_lines(self._queues))
+        except StoreUnavailable:
+            return
+        self._strangers.mention(lines, known=self._core.registry.tasks)
+
+    async def _prune(self, now: float) -> None:
+        if now < self._next_prune:
+            return
+        self._next_prune = now + PRUNE_EVERY * (0.5 + random.random())  # noqa: S311
+        for operation in self._core.retention():
+            await self._core.store.run_async(operation)
+
+    async def _mend(self, now: float) -> None:
+        """One page of gates, from where the last one ended: what a person deleted stops no train."""
+        if now < self._next_mend or not self._core.store.traits.gates:
+            return
+        self._next_mend = now + MEND_EVERY * (0.5 + random.random())  # noqa: S311
+        page = await self._core.store.run_async(lambda _: upkeep.mend(self._mended))
+        self._mended = page[-1] if page else None

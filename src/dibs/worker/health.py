@@ -1,0 +1,172 @@
+"""`GET /healthz` for whatever watches a worker: 200 while it can do its work, 503 with the reason when not.
+
+Answered on the worker's own event loop on purpose: a loop that a handler blocks can't answer, and that is
+the truth. Clients may be slow, silent or hostile; each gets a few seconds and a few kilobytes.
+"""
+
+import asyncio
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import msgspec
+
+from dibs.errors import BadRequest
+
+PATH = "/healthz"
+LONGEST_REQUEST = 8_192  # bytes
+PATIENCE = 3.0  # seconds for a client, from its first byte to its last
+MOST_CLIENTS = 50
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is answered: healthy means without a reason not to be."""
+
+    reason: str | None = None
+    about: dict[str, Any] = {}
+
+    @property
+    def body(self) -> bytes:
+        said: dict[str, Any] = {"status": "ok" if self.reason is None else "unhealthy"}
+        if self.reason is not None:
+            said["reason"] = self.reason
+        return msgspec.json.encode({**said, **self.about})
+
+    @property
+    def status(self) -> HTTPStatus:
+        return HTTPStatus.OK if self.reason is None else HTTPStatus.SERVICE_UNAVAILABLE
+
+
+Report = Callable[[], Awaitable[Health]]
+
+
+@asynccontextmanager
+async def answering(report: Report, *, host: str, port: int) -> AsyncIterator[int]:
+    """Answer on this address until the body ends; yields the port, which port 0 leaves to the system."""
+    desk = Desk(report)
+    try:
+        server = await asyncio.start_server(desk.serve, host, port, limit=LONGEST_REQUEST)
+    except (OSError, OverflowError) as error:
+        raise cant_answer(host, port, error) from None
+    async with _served(server, desk):
+        yield server.sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def answering_on(report: Report, place: socket | Path) -> AsyncIterator[None]:
+    """The same on a socket that listens already, or on a path of the file system."""
+    desk = Desk(report)
+    if isinstance(place, Path):
+        server = await asyncio.start_unix_server(desk.serve, place, limit=LONGEST_REQUEST)
+    else:
+        server = await asyncio.start_server(desk.serve, sock=place, limit=LONGEST_REQUEST)
+    async with _served(server, desk):
+        yield
+
+
+def cant_answer(host: str, port: int, error: Exception) -> BadRequest:
+    return BadRequest(
+        f"can't answer health checks on {host}:{port}: {error}; choose another --health-port or --health-host"
+    )
+
+
+@asynccontextmanager
+async def _served(server: asyncio.Server, desk: "Desk") -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        server.close()
+        await desk.close()
+
+
+class Desk:
+    """Serves one client after the other, some of them at a time."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._clients: set[asyncio.Task[Any]] = set()
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._clients) >= MOST_CLIENTS:
+            writer.transport.abort()
+            return
+        self._clients.add(task)
+        try:
+            with suppress(TimeoutError, OSError, EOFError):
+                async with asyncio.timeout(PATIENCE):
+                    writer.write(await self._answer_to(reader))
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+        except asyncio.CancelledError:  # we are closing; asyncio would complain about a cancelled client
+            pass
+        finally:
+            writer.transport.abort()
+            self._clients.discard(task)
+
+    async def close(self) -> None:
+        for client in (clients := list(self._clients)):
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+    async def _answer_to(self, reader: StreamReader) -> bytes:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            method, target, version = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
+        except (asyncio.LimitOverrunError, ValueError):
+            return _response(HTTPStatus.BAD_REQUEST)
+        if not version.startswith("HTTP/1."):
+            return _response(HTTPStatus.BAD_REQUEST)
+        if target.partition("?")[0] != PATH:
+            return _response(HTTPStatus.NOT_FOUND)
+        if method not in ("GET", "HEAD"):
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, extra="Allow: GET, HEAD\r\n")
+        health = await self._report()
+        return _response(health.status, health.body, with_body=method == "GET")
+
+
+def _response(status: HTTPStatus, body: bytes = b"", *, with_body: bool = True, extra: str = "") -> bytes:
+    body = body or msgspec.json.encode({"error": status.phrase})
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n{extra}\r\n"
+    )
+    return head.encode() + (body if with_body else b"")
+
+
+# -- several processes --------------------------------------------------------------------------
+
+
+async def ask(place: Path, patience: float = PATIENCE / 2) -> Health:
+    """The health of a process that answers on this path; one that does not answer has none."""
+    try:
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_unix_connection(place)
+            try:
+                writer.write(f"GET {PATH} HTTP/1.1\r\n\r\n".encode())
+                answer = await reader.read()
+            finally:
+                writer.close()
+        about: dict[str, Any] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
+        about.pop("status", None)
+        return Health(reason=about.pop("reason", None), about=about)
+    except (OSError, TimeoutError, msgspec.DecodeError):
+        return Health(reason="it does not answer: it is starting, or dead, or a handler blocks it")
+
+
+async def ask_all(places: list[Path]) -> Health:
+    """Healthy if all of them are."""
+    answers = await asyncio.gather(*(ask(place) for place in places))
+    bad = [
+        f"process {number} of {len(places)}: {health.reason}"
+        for number, health in enumerate(answers, 1)
+        if health.reason is not None
+    ]
+    bodies = [msgspec.Raw(health.body) for health in answers]
+    return Health(reason="; ".join(bad) or None, about={"processes": bodies})
