@@ -5,27 +5,31 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check bench clean
+.PHONY: help setup demo test test-long test-pgbouncer check docs bench clean
 
 help: ## list what you can ask for
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 setup: $(STAMP) ## make the virtual environment and install dibs into it
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[postgres,sqlalchemy]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[postgres,mysql,redis,sqlalchemy,outbox,alembic,django,otel,fast,serve]' --group dev
 	@touch $(STAMP)
 
 demo: $(STAMP) ## watch several processes share jobs on SQLite while one is killed
 	@$(BIN)/dibs demo
 
 test: $(STAMP) ## run every test against private servers
-	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not long" --numprocesses 4 --dist worksteal
 
 test-long: $(STAMP) ## the same with the full sizes: many processes, many jobs
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
+	$(MAKE) test-pgbouncer
+
+test-pgbouncer: $(STAMP) ## what runs on PostgreSQL once more, behind PgBouncer in transaction mode
+	$(BIN)/python -m pytest --pgbouncer -k postgresql --numprocesses 4 --dist worksteal tests/conformance tests/worker
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
@@ -33,8 +37,12 @@ check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## measure dibs beside the same statements sent bare
-	$(BIN)/python -m benchmarks
+docs: $(STAMP) ## draw what the documents take from the code: guarantees, states, command line
+	$(BIN)/python docs/draw_guarantees.py
+	$(BIN)/python docs/reference/draw_cli.py > docs/reference/cli.md
+
+bench: $(STAMP) ## measure dibs beside bare statements and its peers; only="redis --rounds 5" for a part
+	$(BIN)/python -m benchmarks $(only)
 
 clean: ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

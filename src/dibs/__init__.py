@@ -1,9 +1,13 @@
 """dibs: many workers share one store of work; no job is done twice at once, and none is lost."""
 
 from dibs.app import Dibs
+from dibs.callbacks import JobEvent
+from dibs.changes import Change
 from dibs.claims import Claim, SyncClaim
-from dibs.context import Context
+from dibs.context import Context, SyncContext
 from dibs.contract import Traits
+from dibs.doctor import Finding, Level
+from dibs.drift import SchemaProblem
 from dibs.errors import (
     BadRequest,
     ClaimInTransaction,
@@ -15,47 +19,65 @@ from dibs.errors import (
     SchemaOutdated,
     StoreUnavailable,
     UnknownEngine,
+    UnsafeStore,
     UnsupportedConnection,
 )
 from dibs.jobs import Job, JobError, NewJob
 from dibs.operations import Queue
+from dibs.pipeline_faces import NewPipeline, SyncNewPipeline
+from dibs.pipelines import Branch, Pipeline
 from dibs.running import Cancel, Fail, Snooze
+from dibs.schedules import ScheduleInfo
 from dibs.states import JobState, Retry
 from dibs.sync import SyncDibs
 from dibs.tasks import SyncTask, Task
+from dibs.trains import Train
 from dibs.upkeep import Swept, WorkerInfo
 from dibs.why import Why
 from dibs.worker import Worker
 
 __all__ = [
     "BadRequest",
+    "Branch",
     "Cancel",
+    "Change",
     "Claim",
     "ClaimInTransaction",
     "Context",
     "Dibs",
     "DibsError",
     "Fail",
+    "Finding",
     "Job",
     "JobError",
+    "JobEvent",
     "JobState",
     "LeaseLost",
+    "Level",
     "NewJob",
+    "NewPipeline",
     "NotFound",
     "NotStale",
+    "Pipeline",
     "Queue",
     "Refused",
     "Retry",
+    "ScheduleInfo",
     "SchemaOutdated",
+    "SchemaProblem",
     "Snooze",
     "StoreUnavailable",
     "Swept",
     "SyncClaim",
+    "SyncContext",
     "SyncDibs",
+    "SyncNewPipeline",
     "SyncTask",
     "Task",
+    "Train",
     "Traits",
     "UnknownEngine",
+    "UnsafeStore",
     "UnsupportedConnection",
     "Why",
     "Worker",

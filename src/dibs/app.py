@@ -2,26 +2,39 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import UUID
 
+from dibs.callbacks import C, swept_fates
+from dibs.changes import Change, Topic
 from dibs.claims import Claim, with_docs
 from dibs.context import Context
 from dibs.contract import Traits
 from dibs.core import Core
-from dibs.errors import BadRequest
+from dibs.doctor import Finding, judge, unwell
+from dibs.doctor.tables import drifted, uncompared
+from dibs.drift import SchemaProblem
+from dibs.echoes import echo_async
+from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnsafeStore
+from dibs.every import EveryDecorator
+from dibs.gates import Slots, Trains
 from dibs.jobs import Job, NewJob
+from dibs.lifespan import Lifespan, Resources
 from dibs.operations import Queue
+from dibs.pipeline_faces import NewPipeline, Pipelines
 from dibs.running import handler_for, run_claimed
-from dibs.settings import Duration, Keep, read_settings
+from dibs.schedules import Missed, ScheduleInfo
+from dibs.settings import Duration, Keep, read_settings, seconds
 from dibs.states import Retry
 from dibs.sync import SyncDibs
 from dibs.tasks import Options, Task, with_options
+from dibs.ticks import rule
 from dibs.upkeep import Swept, WorkerInfo
-from dibs.waiting import Looks, seconds
+from dibs.waiting import Looks
+from dibs.watching import wake
 from dibs.why import Why
 
 P = ParamSpec("P")
@@ -42,6 +55,9 @@ class Dibs:
         keep: Keep | None = None,
         keep_for: Duration | None = None,
         max_payload: int | None = None,
+        lifespan: "Callable[[Dibs], Resources] | None" = None,
+        listen_url: str | None = None,
+        pooled: bool | None = None,
     ) -> None:
         self._core = Core(
             read_settings(
@@ -54,14 +70,39 @@ class Dibs:
                     "stale_after": seconds(stale_after, "stale_after"),
                     "keep_for": keep_for,
                     "max_payload": max_payload,
+                    "listen_url": listen_url,
+                    "pooled": pooled,
                 }
-            )
+            ),
+            Lifespan(lifespan, self),
         )
 
     @cached_property
     def sync(self) -> "SyncDibs":
         """The same app for code that blocks."""
         return SyncDibs(self._core)
+
+    @cached_property
+    def trains(self) -> Trains:
+        """Jobs that run one after another."""
+        return Trains(self._core)
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Jobs that share a place."""
+        return Slots(self._core)
+
+    @cached_property
+    def pipelines(self) -> Pipelines:
+        """Jobs that belong together."""
+        return Pipelines(self._core)
+
+    def pipeline(self, name: str, *, on_failed: str = "cancel") -> NewPipeline:
+        """A new pipeline: add jobs to it, say which waits for which, and enqueue it as a whole.
+
+        `on_failed` says what becomes of those after a job that failed or was cancelled: `cancel`, or `hold`.
+        """
+        return NewPipeline(self._core, self._core.plan(name, on_failed))
 
     @property
     def traits(self) -> Traits:
@@ -89,7 +130,10 @@ class Dibs:
         train: str | None = None,
         slot: str | tuple[Any, ...] | None = None,
         slot_policy: str | None = None,
+        slot_limit: int | None = None,
         unique: str | None = None,
+        unique_for: Duration | None = None,
+        on_conflict: str | None = None,
         on_cancelled: str | None = None,
         on_failed: str | None = None,
         isolation: str | None = None,
@@ -97,11 +141,30 @@ class Dibs:
 
     def job(self, function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Register a function as a kind of job. Calling it still just runs it."""
-        for gate in ("train", "slot", "slot_policy"):
-            if options.pop(gate, None) is not None:
-                raise BadRequest("trains and slots are not part of this version of dibs yet")
         decorator = JobDecorator(self, name, with_options(Options(), **options))
         return decorator if function is None else decorator(function)
+
+    def every(
+        self,
+        when: str | Duration,
+        /,
+        *,
+        name: str | None = None,
+        tz: str = "UTC",
+        missed: Missed = "latest",
+        args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> EveryDecorator:
+        """Enqueue a job at every tick of a cron expression (or interval), once however many workers run."""
+        about = {"own_name": name, "missed": missed, "args": {} if args is None else args}
+        return EveryDecorator(self._core, self.job, {"rule": rule(when, tz), "options": options, **about})
+
+    def on(self, name: str) -> Callable[[C], C]:
+        """Have a function called with a `JobEvent` whenever that happens to a job: for alerts.
+
+        `succeeded`, `failed` (no attempts left), `retried` (an attempt failed), `cancelled`, `lost`.
+        """
+        return self._core.callbacks.decorator(name)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -112,7 +175,7 @@ class Dibs:
 
     async def close(self) -> None:
         """Give the connections back; the app opens again at the next call."""
-        await asyncio.to_thread(self._core.keeper.close)
+        await asyncio.to_thread(self._core.close)
         await self._core.store.close_async()
 
     async def __aenter__(self) -> Self:
@@ -137,6 +200,10 @@ class Dibs:
     async def schema_version(self) -> int:
         """The version of the store's tables; 0 when there are none."""
         return await self._core.store.schema_version_async()
+
+    async def check_schema(self) -> list[SchemaProblem]:
+        """Compare the store's tables with what dibs makes; answers what is missing or wrong."""
+        return await self._core.store.check_schema_async()
 
     # -- enqueue and claim ----------------------------------------------------------------------
 
@@ -167,15 +234,19 @@ class Dibs:
         return Claim(held[0]) if held else None
 
     async def run_job(self, id: UUID | str) -> Job | None:
-        """Claim this job, run its handler here, settle it; None when it is not for the taking."""
+        """Claim this job, run its handler here, settle it; None when it is not for the taking.
+
+        The app's `lifespan` is entered for it, before the claim, and left after it.
+        """
         job = await self.get(id)
         if job is None:
             return None
         task = handler_for(self._core.registry, job)
-        claim = await self.claim_job(id)
-        if claim is None:
-            return None
-        await run_claimed(claim, task)
+        async with self._core.lifespan.entered() as state:
+            claim = await self.claim_job(id)
+            if claim is None:
+                return None
+            await run_claimed(claim, task, state)
         return await self.get(id)
 
     # -- look -----------------------------------------------------------------------------------
@@ -191,7 +262,7 @@ class Dibs:
         queue: str | None = None,
         kind: str | None = None,
         train: str | None = None,
-        slot: str | None = None,
+        slot: str | tuple[Any, ...] | None = None,
         pipeline_id: UUID | str | None = None,
         tags: Sequence[str] | str | None = None,
         limit: int = 50,
@@ -214,9 +285,26 @@ class Dibs:
         """Workers that were heard of lately, by name."""
         return await self._core.store.run_async(self._core.workers())
 
+    async def schedules(self) -> list[ScheduleInfo]:
+        """What `every` scheduled, by name: when each ticked last, and when it ticks next."""
+        return await self._core.store.run_async(self._core.look_at_schedules())
+
     async def why(self, id: UUID | str) -> Why:
         """Why this job is not running: a sentence for people, `.code` for programs."""
         return await self._core.store.run_async(self._core.why(id))
+
+    async def doctor(self) -> list[Finding]:
+        """Look the store over: is it set up as it should be, and is its work being done?"""
+        try:
+            examined = await self._core.store.run_async(self._core.examine())
+            schema = await self._core.store.schema_version_async()
+            found = judge(examined, await echo_async(self._core.store), schema)
+        except (SchemaOutdated, StoreUnavailable, UnsafeStore) as error:
+            return [unwell(error)]
+        try:
+            return [*found, *drifted(await self.check_schema())]
+        except Exception as error:
+            return [*found, uncompared(error)]
 
     async def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
         """Wait until the job has finished; `TimeoutError` when that takes too long."""
@@ -224,6 +312,30 @@ class Dibs:
         while not looks.over(job := await self.get(id)):
             await asyncio.sleep(looks.pause())
         return job  # type: ignore[return-value]
+
+    def watch(
+        self,
+        *,
+        job_id: UUID | str | None = None,
+        pipeline_id: UUID | str | None = None,
+        queue: str | None = None,
+    ) -> AsyncIterator[Change]:
+        """Changes of a job, a pipeline, a queue or the whole store, as they happen; first, how it stands.
+
+        Ends when the job or the whole pipeline has finished. Several changes that come close together may
+        be told as one, the latest.
+        """
+        return self._watch(self._core.topic(job_id, pipeline_id, queue))
+
+    async def _watch(self, topic: Topic) -> AsyncIterator[Change]:
+        loop, news, over = asyncio.get_running_loop(), asyncio.Event(), False
+        with self._core.watching.watched(topic, lambda: wake(loop, news)) as subscription:
+            while not over:
+                await news.wait()
+                news.clear()
+                changes, over = subscription.take()
+                for change in changes:
+                    yield change
 
     # -- act ------------------------------------------------------------------------------------
 
@@ -239,13 +351,13 @@ class Dibs:
         """Remove a job that is not running; False when there is none."""
         return await self._core.store.run_async(self._core.delete(id))
 
-    async def cancel_many(self, **filter: Any) -> int:
+    async def cancel_many(self, *, reason: str | None = None, **filter: Any) -> int:
         """Cancel all jobs that match, with the filters of `find`; how many were."""
-        return await self._core.store.run_async(self._core.change_many("cancel", **filter))
+        return await self._core.store.run_async(self._core.cancel_many(reason, **filter))
 
     async def retry_many(self, **filter: Any) -> int:
         """Retry all jobs that match, with the filters of `find`; how many were."""
-        return await self._core.store.run_async(self._core.change_many("retry", **filter))
+        return await self._core.store.run_async(self._core.retry_many(**filter))
 
     async def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Job:
         """Take a job from a holder whose lease is long over; `NotStale` until then."""
@@ -265,11 +377,13 @@ class Dibs:
 
     async def sweep(self) -> Swept:
         """One round of upkeep: due jobs become ready, expired leases are taken back."""
-        return self._core.swept(await self._core.store.run_async(self._core.sweep()))
+        swept = self._core.swept(await self._core.store.run_async(self._core.sweep()))
+        await self._core.callbacks.tell_now(self._core.store, swept_fates(swept))
+        return swept
 
-    async def prune(self, older_than: Duration) -> int:
-        """Remove jobs that finished longer ago than this; how many were removed."""
-        return await self._core.store.run_async(self._core.prune(older_than))
+    async def prune(self, older_than: Duration, *, state: str | Sequence[str] | None = None) -> int:
+        """Remove jobs that finished longer ago than this, all or in these states; how many were removed."""
+        return await self._core.store.run_async(self._core.prune(older_than, state))
 
 
 with_docs(SyncDibs, Dibs)
@@ -289,6 +403,8 @@ class JobDecorator:
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        if isinstance(function, Task):
+            return self._instead(function)
         if not callable(function) or inspect.isclass(function):
             raise BadRequest(f"@app.job goes on a function, not on {function!r}")
         task: Task[..., Any] = Task(
@@ -300,6 +416,16 @@ class JobDecorator:
         )
         self._app._core.registry.add(task)
         return task
+
+    def _instead(self, task: Task[..., Any]) -> Task[..., Any]:
+        """`@app.job(…)` above `@app.every(…)`: the schedules go to the task that has the options."""
+        core = self._app._core
+        if task not in core.schedules.implied:
+            raise BadRequest(f"{task.kind!r} is a job already; @app.job goes on a function")
+        del core.registry.tasks[task.kind]
+        new = self(task.function)
+        core.schedules.hand_over(task, new)
+        return new
 
     def _enqueue_one(self, new: NewJob, within: Any) -> Awaitable[Job]:
         return _only(self._app.enqueue(new, within=within))

@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from dibs.callbacks import Fate
 from dibs.clock import monotonic
-from dibs.errors import BadRequest
+from dibs.engines.fences import Fence
+from dibs.errors import BadRequest, LeaseLost
 from dibs.failures import describe, error_entry
 from dibs.jobs import Job, NewJob
 from dibs.operations import Settled, Standing, lease_lost
@@ -29,6 +31,11 @@ class CancelAsked(Exception):
 class Holding:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
+    __slots__ = (
+        *("asked_at", "cancel_reason", "core", "job", "key", "lease_until", "lost"),
+        *("_stands", "settled", "timed_out", "token"),
+    )
+
     def __init__(self, core: "Core", job: Job, asked_at: float) -> None:
         assert job.token is not None
         assert job.lease_until is not None
@@ -42,11 +49,8 @@ class Holding:
         self.lost = False
         self.timed_out = False
         self.settled = False
-
-    @property
-    def key(self) -> tuple[UUID, int]:
-        """What tells this claim from every other, also of the same job."""
-        return self.job.id, self.token
+        self._stands: Settled | None = None  # the settlement that can't be undone any more
+        self.key: tuple[UUID, int] = job.id, job.token  # tells it from every other, also of this job
 
     def check(self) -> None:
         if self.lost:
@@ -60,17 +64,44 @@ class Holding:
         if self.timed_out:
             raise TimeoutError("the job took longer than its timeout")
 
+    def is_lost(self) -> None:
+        """The store no longer has the job as ours; told once, whoever hears it first."""
+        if not self.lost:
+            self.lost = True
+            self.core.events.lost(self.job)
+
     def stands(self, standing: Standing) -> None:
         self.lease_until = standing.lease_until
         self.cancel_reason = standing.cancel_reason
 
     def settled_by(self, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
-        return self.core.settlement(self, outcome, then)
+        one = self.core.settlement(self, outcome, then)
+        self._refuse_late_children(one)
+        return one
 
-    def is_settled(self, one: Settled) -> None:
+    def _refuse_late_children(self, one: Settled) -> None:
+        """The same settlement again is a success; follow-up jobs that it had not would get lost by it."""
+        if self._stands is not None and not set(one.child_ids) <= set(self._stands.child_ids):
+            raise LeaseLost(
+                f"job {self.job.id} was already settled by this claim, without these follow-up jobs: nothing "
+                "was changed; enqueue them on their own"
+            )
+
+    def is_settled(self, one: Settled, *, committed: bool = True) -> None:
+        if committed:  # else the caller may roll it back, and settle otherwise
+            self._stands = one
+        self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
+
+    def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         self.settled = True
-        self.core.keeper.drop(self)
-        self.core.events.settled(self.job, one.settled_as)
+        self.core.events.settled(self.job, settled_as, since=self.asked_at, delay=delay, errors=errors)
+
+    def fate(self, one: Settled) -> Fate:
+        return Fate(one.settled_as, self.job.id, self.token, self.job)
+
+    def fence(self, table: str, **rows: Any) -> Fence:
+        self.check()
+        return Fence(self.job.id, self.token, table, **rows)
 
     def succeeded(self, result: Any) -> Succeeded:
         return Succeeded(self.core.encode_result(result))
@@ -188,6 +219,15 @@ class Claim(_Facts):
         operation = self._held.core.progress(self._held, fraction, message)
         self._held.stands(await self._held.core.store.run_async(operation))
 
+    async def fence(
+        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
+    ) -> None:
+        """Keep stale holders from writing to these rows, from now to the end of your transaction.
+
+        The rows get this claim's token; `LeaseLost` if they have a later claim's already.
+        """
+        await self._held.fence(table, key=key, column=column, insert=insert).put_up(connection)
+
     async def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
         await self._send(self._held.settled_by(outcome, then), within)
 
@@ -197,12 +237,18 @@ class Claim(_Facts):
             await core.settler.settle(one)
         else:
             await core.store.run_async(core.settle(one), within)
-        self._held.is_settled(one)
+        core.keeper.drop(self._held)
+        self._held.is_settled(one, committed=within is None)
+        if within is None and core.callbacks.are_there:
+            await core.callbacks.tell_now(core.store, [self._held.fate(one)])
+
+    def _blocking(self) -> "SyncClaim":
+        return SyncClaim(self._held)
 
     async def __aenter__(self) -> Job:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-        def tell() -> None:
+        def tell(_: Holding) -> None:
             if self._held.lost and task is not None:
                 loop.call_soon_threadsafe(task.cancel)
 
@@ -257,16 +303,25 @@ class SyncClaim(_Facts):
         operation = self._held.core.progress(self._held, fraction, message)
         self._held.stands(self._held.core.store.run(operation))
 
+    def fence(
+        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
+    ) -> None:
+        self._held.fence(table, key=key, column=column, insert=insert).put_up_sync(connection)
+
     def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
         self._send(self._held.settled_by(outcome, then), within)
 
     def _send(self, one: Settled, within: Any = None) -> None:
-        self._held.core.store.run(self._held.core.settle(one), within)
-        self._held.is_settled(one)
+        core = self._held.core
+        core.store.run(core.settle(one), within)
+        core.keeper.drop(self._held)
+        self._held.is_settled(one, committed=within is None)
+        if within is None and core.callbacks.are_there:
+            core.callbacks.tell_now_sync(core.store, [self._held.fate(one)])
 
     def __enter__(self) -> Job:
         core = self._held.core
-        core.keeper.keep(self._held, core.lease_of(self._held.job), lambda: None)
+        core.keeper.keep(self._held, core.lease_of(self._held.job), lambda _: None)
         return self._held.job
 
     def __exit__(

@@ -29,6 +29,11 @@ def store_micros() -> int:
     return _WALL_AT_START + time.monotonic_ns() // 1_000 - _MONOTONIC_AT_START
 
 
+def wall() -> float:
+    """What this machine believes the time to be; only to compare it with a store's."""
+    return time.time()
+
+
 def id_millis() -> int:
     """Milliseconds since 1970 for the time part of an id."""
     return time.time_ns() // 1_000_000

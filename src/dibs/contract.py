@@ -19,23 +19,49 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `renew`               | push the leases of these claims                 | only the holder; one locked   |
 |                       |                                                 | row does not stall the rest   |
 | `progress`            | note how far a claim got                        | only the holder               |
-| `stage`               | make due jobs ready                             | bounded                       |
+| `stage`               | make due jobs ready, pass on turns that nobody  | bounded                       |
+|                       | took                                            |                               |
 | `sweep`               | give back or end jobs whose lease ran out       | attempts kept; bounded        |
 | `cancel`              | end waiting jobs, flag running ones             | a finished one is untouched   |
 | `retry`               | put failed or cancelled jobs back, due ones now | unique keys stay unique       |
 | `recover`             | take a stale running job from its holder        | only past the stale time      |
 | `delete`, `prune`     | remove jobs                                     | never a running one; bounded  |
 | `tick`, `leave`       | a worker is here, is gone                       | hears what is due next        |
+| `enqueue_tick`        | move a schedule's last tick from where it was   | only the first who asks;      |
+|                       | seen (None: nowhere yet), enqueue these jobs    | both or neither               |
 | `set_queue`           | pause, resume or limit a queue                  |                               |
+| `release_train`       | let the next of a held train go                 | whether it was held           |
+| `mend`                | look at gates from this one on, heal what does  | bounded; a whole gate changes |
+|                       | not fit the jobs                                | nothing                       |
+| `enqueue_pipeline`    | store these jobs, some of which wait for others | all or none; by the           |
+|                       | of them                                         | pipeline's id, stored once    |
+| `parents`             | whom do these jobs wait for                     |                               |
+| `pipelines`           | what these pipelines are called; without ids:   |                               |
+|                       | which of them are not done                      |                               |
+| `gates`, `current`    | who is at a train or slot; who started last     | finished jobs included        |
 | `get`, `find`,        | look                                            | finished jobs included        |
 | `counts`, `queues`,   |                                                 |                               |
 | `workers`, `upcoming` |                                                 |                               |
 | `settled`, `explain`, |                                                 |                               |
-| `now`                 |                                                 |                               |
+| `glance`,             |                                                 |                               |
+| `glance_at_queue`,    |                                                 |                               |
+| `schedules`, `now`,   |                                                 |                               |
+| `ready_lines`,        |                                                 |                               |
+| `backlog`             |                                                 |                               |
+| `identify`            | which store are you?                            | one id, kept for good         |
+| `depart`              | take jobs out that don't run, for another store | nobody can claim them; kept   |
+|                       |                                                 | until they `landed`; bounded  |
+| `arrive`              | store jobs that departed elsewhere              | by id, once, also when they   |
+|                       |                                                 | were done and pruned since    |
+| `give_back`           | let jobs that departed be jobs again            | both or neither               |
+| `landed`, `departed`  | forget what was noted of a move; what departed  |                               |
+| `examine`             | what are you, and how are you set?              | facts, never an opinion       |
+| `echo`                | say this to all who listen                      |                               |
 | `age`                 | move stored times back; only tests ask this     |                               |
 
 `enqueue` answers one row per job, in order: `is_new` with the job's `state`, `run_at`, `enqueued_at`, or
-else the id of the job that is its `holder`.
+else the id of the job that is its `holder`. `enqueue_tick` answers nothing when the schedule is not where it
+was seen; else one row, and then those of `enqueue` for its jobs, whose ids are always fresh.
 
 `claim`, `claim_job`, `claim_within_limits` and `exchange` answer at least one row. The first one
 also says `limited` (nothing was taken because a queue in question has a limit: ask
@@ -43,23 +69,87 @@ also says `limited` (nothing was taken because a queue in question has a limit: 
 only when asked), `crowded` (others were claiming all that this claim looked at: ask again) and, for
 `exchange`, `settled` (the ids that were settled). A row whose `id` is
 None holds no job. Whether an exchange may claim what it just gave back is left to the engine.
+
+`cancel` answers a row for each job it changed: its `id`, and the `worker` of one that was running. That
+worker is sent a hint (`STOP_HINT`), so that it need not wait for its next heartbeat to hear of it.
+
+Trains and slots change what the other questions do, not what they are asked (ADR 12): a job that has one
+becomes `ready` only when its gate lets it through, and whatever ends a job or puts it back lets the next one
+through in the same step. `gates` answers a row per train or slot, by name: `name`, `head` (an id), `length`
+and `held`; `current` per slot the `id` and `token` of the job that started last, if any; `release_train` one
+row, `was_held`, or none when nobody is on that train; `mend` the `sort` and `name` of each gate it looked at.
+
+Pipelines whose jobs wait for each other change what the other questions do, too (ADR 18): with the success
+of the last of its parents a job becomes what it would be had it been enqueued then, in the same step; when
+one ends otherwise, those after it are cancelled, or wait on, as the pipeline says. `settle` and `exchange`
+are told by `steps`, (id, pipeline) of each settlement that may concern such a pipeline; it is left out when
+there are none. `enqueue_pipeline` is told the `pipeline` (id, name, on_failed), the `edges` (parent, child)
+and the jobs; it answers as `enqueue` does, or nothing when it knows the pipeline. `parents` answers `child`,
+`parent` and `met` (it has succeeded), in the order given; `pipelines` the `id`, `name` and `on_failed`.
+
+`ready_lines` answers the (queue, kind) pairs that have ready jobs in queues that are not paused; it must cost
+little however many jobs there are. `backlog` answers per queue how many jobs are ready (`jobs`) and `since`
+when the oldest of them is; it may count.
+
+`glance` answers of these jobs the little that changes (`GLANCED_COLUMNS`) and that tells a watcher whether to
+`get` one; it is asked several times a second, so it reads no arguments and no results. `glance_at_queue`
+answers the same of the newest live jobs of a queue, or of all, and of the finished ones whose id is greater
+than `since`.
+
+A job on its way from one store to another (`dibs.moving`) is a text, `StoredJob` in JSON. `depart` takes jobs
+in the order of their ids, `after` one of them, and answers `id` and `job`; `departed` the same with the
+`store` they are meant for. `arrive` and `give_back` answer one row per job, as `enqueue` does: `is_new`, or
+the `holder` of its id or of its unique key; `arrive` notes what it stored until it `landed`, so that a
+repetition is known. Without `ids`, all that came `in` from a store have landed.
+`identify` answers the `id` of the store; one that has none yet takes the `new` one, if one is given.
+
+`examine` answers rows of `fact`, `about` and `value`, all text: of which name, of what, how much. `doctor`
+lists the facts it knows and judges them; an engine answers those that it has.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+
+# A hint that wakes workers is a queue's name, or empty: look everywhere; a kind may follow, if there is but
+# one. These marks and a worker's name say that this worker has ticked, or that somebody asked one of its jobs
+# to stop; without a name, any worker's may have been. (No name can hold a control character.)
+ECHO_HINT, STOP_HINT = "\x01", "\x02"
+_KIND_FOLLOWS = "\x1f"
 
 QUESTIONS = frozenset(
     {
         *("enqueue", "claim", "claim_within_limits", "claim_job", "settle", "exchange", "renew"),
         *("progress", "stage", "sweep", "cancel", "retry", "recover", "delete", "prune"),
-        *("tick", "leave", "workers", "upcoming"),
+        *("tick", "leave", "workers", "upcoming", "enqueue_tick", "schedules"),
         *("set_queue", "get", "find", "counts", "queues", "settled", "explain", "now", "age"),
+        *("ready_lines", "backlog", "examine", "echo", "glance", "glance_at_queue"),
+        *("identify", "depart", "departed", "arrive", "give_back", "landed"),
     }
 )
 
+# Asked only where `Traits.gates` says that there are trains and slots.
+GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current"})
+
+# Asked only where `Traits.pipelines` says that jobs may wait for others.
+STEP_QUESTIONS = frozenset({"enqueue_pipeline", "parents", "pipelines"})
+
+GLANCED_COLUMNS = ("id", "state", "attempts", "token", "progress", "message", "run_at")
+
 SETTLEMENT_COLUMNS = (
     *("id", "token", "state", "settled_as", "delay", "refund", "result", "errors", "message"),
-    "pipeline_id",
+    *("pipeline_id", "train", "slot"),
 )
+
+
+def hint_of(queue: str, kinds: Collection[str]) -> str:
+    """There is something in this queue, of these kinds."""
+    return _KIND_FOLLOWS.join([queue, *kinds]) if len(kinds) == 1 else queue
+
+
+def split_hint(hint: str) -> tuple[str, str | None]:
+    """The queue, and the kind if the hint tells it."""
+    queue, _, kind = hint.partition(_KIND_FOLLOWS)
+    return queue, kind or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,4 +165,16 @@ class Traits:
     migrates_itself: bool
     """No `dibs migrate` needed before the first use."""
     wakes: bool
-    """New jobs are announced, so that an idle worker need not look for them."""
+    """`Store.listen` hears of new jobs, so that an idle worker need not look for them."""
+    echoes: bool = False
+    """A worker's tick comes back to its own listener; one that stays out means that nothing is heard."""
+    joins_pipeline: bool = False
+    """`within=` takes a Redis pipeline: done with the caller's EXEC, and nothing is answered before."""
+    may_rewind: bool = False
+    """When a replica takes over, what was acknowledged last may be gone, and tokens be given out again."""
+    atomic_up_to: int | None = None
+    """How many jobs one enqueue stores all or none; None for any number."""
+    gates: bool = False
+    """Trains, slots, and unique keys that last for a time or replace."""
+    pipelines: bool = False
+    """Jobs may wait for the success of others: `app.pipeline`."""

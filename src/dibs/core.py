@@ -1,47 +1,78 @@
 """What both faces share: settings, registry, store; here a call becomes a checked operation."""
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from datetime import timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs import operations, payload, upkeep
+from dibs import doctor, operations, payload, pipelines, trains, upkeep
+from dibs.callbacks import Callbacks
+from dibs.changes import Topic
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
+from dibs.doctor import Examined
 from dibs.engines.stores import Operation, Store, connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.events import Events
 from dibs.failures import errors_text
 from dibs.identity import worker_name
-from dibs.ids import parse_id
+from dibs.ids import may_have_steps, parse_id
 from dibs.jobs import Job, NewJob
 from dibs.leases import Keeper
+from dibs.lifespan import Lifespan
 from dibs.operations import Queue, Settled, Standing, Wish
+from dibs.pipelines import Pipeline, Plan
+from dibs.progress import Later
+from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
 from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
 from dibs.states import FINISHED, JobState, Outcome, settle
-from dibs.tasks import DEFAULT_LEASE, Registry
+from dibs.tasks import DEFAULT_LEASE, NO_GATES, Registry, slot_name
+from dibs.trains import Train
 from dibs.upkeep import Swept, WorkerInfo
+from dibs.watching import Watching
 from dibs.why import Why, explain
 
 MOST_FOUND = 1000
+# Entered around each handler that runs, with its job; what it yields is told the outcome, and passes it on.
+Around = Callable[[Job], AbstractContextManager[Callable[[Outcome], Outcome]]]
+NO_PIPELINES = (
+    "on this store jobs can't wait for others yet; chain them from their handlers (ctx.chain), "
+    "or use memory, SQLite, PostgreSQL or MariaDB"
+)
 SHORTLY = 60 * SECOND  # what is not to be kept stays this long, so that a repeated settle is recognised
 
 
 class Core:
     """One app's inner half. Nothing in here waits for anything but through `store`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lifespan: Lifespan) -> None:
         self.settings = settings
-        self.registry = Registry(settings)
-        self.store: Store = connect(settings)
+        self.lifespan = lifespan
+        self.registry = Registry(settings, lambda: self.store.traits.gates)
+        self.schedules = Schedules(self.registry)
         self.events = Events()
-        self.keeper = Keeper(self.store, self.events)
-        self.settler = Settler(self.store)
+        self.callbacks = Callbacks()
+        self.around: Around | None = None
+        self.use(connect(settings))
+
+    def use(self, store: Store) -> None:
+        """Work on this store from now on; what was claimed in another stays that one's business."""
+        self.store = store
+        self.keeper = Keeper(store)
+        self.later = Later()
+        self.settler = Settler(store)
+        self.watching = Watching(store, self.events)
+
+    def close(self) -> None:
+        """End the threads of this app."""
+        self.watching.close()
+        self.later.close()
+        self.keeper.close()
 
     # -- enqueue --------------------------------------------------------------------------------
 
@@ -54,6 +85,22 @@ class Core:
             rows,
             fresh=fresh and tries.number == 0,
             ours={row[0] for row in rows} if fresh and tries.unsure else (),
+        )
+
+    def plan(self, name: str, on_failed: str) -> Plan:
+        """A new pipeline, of which the store knows nothing yet."""
+        if not self.store.traits.pipelines:
+            raise BadRequest(NO_PIPELINES)
+        return Plan(payload.check_name(name, "pipeline"), on_failed)
+
+    def enqueue_pipeline(self, plan: Plan) -> Operation[list[Job]]:
+        rows = plan.rows([self.registry.prepare(new) for new in plan.jobs.values()])
+        fresh = False not in [new.take_fresh() for new in plan.jobs.values()] and not plan.is_sent
+        plan.is_sent = True
+        if not rows:
+            return _nothing
+        return lambda tries: pipelines.enqueue(
+            plan, rows, fresh=fresh and tries.number == 0, ours=fresh and tries.unsure
         )
 
     # -- claim ----------------------------------------------------------------------------------
@@ -106,10 +153,15 @@ class Core:
         to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
         starts_pipeline = children and job.pipeline_id is None
         values = (
-            *(job.id, held.token, to.state.value, to.settled_as, to.delay, to.refund, to.result),
+            *(job.id, held.token, to.state, to.settled_as, to.delay, to.refund, to.result),
             *(errors_text(job.errors, to.error), to.message, job.id if starts_pipeline else None),
+            *(job.train, job.slot),
         )
-        return Settled(values=values, children=children)
+        return Settled(values=values, children=children, steps_of=self._steps_of(job))
+
+    def _steps_of(self, job: Job) -> UUID | None:
+        """The pipeline in which others may wait for this job; chained jobs don't pay for such pipelines."""
+        return job.pipeline_id if may_have_steps(job.pipeline_id) and self.store.traits.pipelines else None
 
     def settle(self, one: Settled) -> Operation[None]:
         return lambda _: _settle_one(one)
@@ -119,10 +171,13 @@ class Core:
         return lambda _: _renew_one(held, length)
 
     def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Standing]:
+        checked = self.check_progress(fraction, message)
+        return lambda _: operations.progress(held.job.id, held.token, float(fraction), checked)
+
+    def check_progress(self, fraction: float, message: str | None) -> str | None:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise BadRequest(f"progress={fraction!r} must be a number from 0 to 1")
-        checked = self._text(message, "message")
-        return lambda _: operations.progress(held.job.id, held.token, float(fraction), checked)
+        return self._text(message, "message")
 
     def encode_result(self, result: Any) -> str | None:
         return None if result is None else payload.encode(result, "result", self.settings.max_payload)
@@ -153,6 +208,18 @@ class Core:
         checked, start = self._filter(**filter), None if after is None else parse_id(after)
         return lambda _: operations.find(checked, limit=limit, after=start)
 
+    def topic(self, job_id: UUID | str | None, pipeline_id: UUID | str | None, queue: str | None) -> Topic:
+        """What is to be watched: one of these, or everything."""
+        if [job_id, pipeline_id, queue].count(None) < 2:
+            raise BadRequest(
+                "watch one thing: a job_id, a pipeline_id or a queue; nothing means all of the store"
+            )
+        if job_id is not None:
+            return Topic("job", parse_id(job_id), {})
+        if pipeline_id is not None:
+            return Topic("pipeline", parse_id(pipeline_id), self._filter(pipeline_id=pipeline_id))
+        return Topic("queue", queue, self._filter(queue=queue))
+
     def counts(self, queue: str | None) -> Operation[dict[str, int]]:
         if queue is not None:
             payload.check_name(queue, "queue")
@@ -165,9 +232,17 @@ class Core:
         silence = span(3 * self.settings.poll, what="poll")
         return lambda _: upkeep.workers(silence)
 
+    def look_at_schedules(self) -> Operation[list[ScheduleInfo]]:
+        return lambda _: look(list(self.schedules))
+
     def why(self, id: UUID | str) -> Operation[Why]:
         parsed, silence = parse_id(id), span(3 * self.settings.poll, what="poll")
-        return lambda _: explain(parsed, silence)
+        has_steps = self.store.traits.pipelines
+        return lambda _: explain(parsed, silence, has_steps=has_steps)
+
+    def examine(self) -> Operation[Examined]:
+        silence = span(3 * self.settings.poll, what="poll")
+        return lambda _: doctor.examine(silence)
 
     def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
         parsed, checked = parse_id(id), self.check_reason(reason)
@@ -181,9 +256,13 @@ class Core:
         parsed = parse_id(id)
         return lambda tries: operations.delete(parsed, unsure=tries.unsure)
 
-    def change_many(self, question: str, **filter: Any) -> Operation[int]:
+    def retry_many(self, **filter: Any) -> Operation[int]:
         checked = self._filter(**filter)
-        return lambda _: operations.change_many(question, checked)
+        return lambda _: operations.change_many("retry", checked)
+
+    def cancel_many(self, reason: str | None, **filter: Any) -> Operation[int]:
+        checked, why = self._filter(**filter), self.check_reason(reason)
+        return lambda _: operations.change_many("cancel", checked, reason=why)
 
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
@@ -200,11 +279,63 @@ class Core:
         return lambda _: operations.set_queue(queue, max_running=most, set_limit=True)
 
     def sweep(self) -> Operation[Swept]:
-        return lambda _: upkeep.sweep()
+        gates = self.store.traits.gates
+        return lambda _: upkeep.sweep_and_mend() if gates else upkeep.sweep()
+
+    def trains(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        held: bool = False,
+        limit: int = MOST_FOUND,
+        after: str | None = None,
+    ) -> Operation[list[Train]]:
+        self._need_gates()
+        payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        checked = _names(names, "train")
+        if after is not None:
+            payload.check_name(after, "after")
+        return _nothing if limit <= 0 else lambda _: trains.look(checked, held=held, after=after, limit=limit)
+
+    def release_train(self, name: str) -> Operation[bool]:
+        self._need_gates()
+        checked = payload.check_name(name, "train")
+        return lambda tries: trains.release(checked, unsure=tries.unsure)
+
+    def current_of_slot(self, key: str | tuple[Any, ...]) -> Operation[Job | None]:
+        self._need_gates()
+        slot = slot_name(key)
+        return lambda _: operations.current_of(slot)
+
+    def pipeline(self, id: UUID | str) -> Operation[Pipeline | None]:
+        parsed, filter, has_steps = parse_id(id), self._filter(pipeline_id=id), self.store.traits.pipelines
+        return lambda _: pipelines.look(parsed, filter, has_steps=has_steps)
+
+    def cancel_pipeline(self, id: UUID | str, reason: str | None) -> Operation[int]:
+        parsed, filter, why = parse_id(id), self._filter(pipeline_id=id), self.check_reason(reason)
+        return lambda _: pipelines.change("cancel", parsed, filter, reason=why)
+
+    def retry_pipeline(self, id: UUID | str) -> Operation[int]:
+        failed = ("failed", "cancelled")
+        parsed, filter = parse_id(id), self._filter(pipeline_id=id, state=failed)
+        return lambda _: pipelines.change("retry", parsed, filter)
+
+    def parents(self, job: Job) -> Operation[list[Job]]:
+        has_steps = self.store.traits.pipelines
+        return lambda _: pipelines.parents_of(job, has_steps=has_steps)
+
+    def _need_gates(self) -> None:
+        if not self.store.traits.gates:
+            raise BadRequest(NO_GATES)
 
     def swept(self, swept: Swept) -> Swept:
-        self.events.swept(**asdict(swept))
+        self.events.swept(
+            staged=swept.staged, returned=swept.returned, failed=swept.failed, cancelled=swept.cancelled
+        )
         return swept
+
+    def enqueue_due(self, now: datetime) -> Operation[Ticked]:
+        return lambda _: enqueue_due(list(self.schedules), self.registry, now)
 
     def retention(self) -> list[Operation[int]]:
         """What the settings `keep` and `keep_for` ask to be removed by now."""
@@ -217,9 +348,12 @@ class Core:
             *([lambda _: upkeep.prune(SHORTLY, short)] if short else []),
         ]
 
-    def prune(self, older_than: Duration) -> Operation[int]:
+    def prune(self, older_than: Duration, state: Any) -> Operation[int]:
         age = span(older_than, what="older_than")
-        return lambda _: upkeep.prune(age)
+        states = operations.check_states(state)
+        if states is not None and (live := [one for one in states if one not in FINISHED]):
+            raise BadRequest(f"{live[0]} jobs can't be pruned, only {', '.join(sorted(FINISHED))} ones")
+        return lambda _: upkeep.prune(age, FINISHED if states is None else states)
 
     def _filter(
         self, state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any
@@ -231,7 +365,7 @@ class Core:
         states = operations.check_states(state)
         return {
             **dict.fromkeys(_NAMES_TO_FIND),
-            **{name: payload.check_name(value, name) for name, value in given.items()},
+            **{name: _name_to_find(value, name) for name, value in given.items()},
             "pipeline_id": None if pipeline is None else parse_id(pipeline),
             "states": None if states is None else [one.value for one in states],
             "tags": _names(tags, "tag") or [],
@@ -239,6 +373,10 @@ class Core:
 
 
 _NAMES_TO_FIND = ("queue", "kind", "train", "slot")
+
+
+def _name_to_find(value: Any, name: str) -> str:
+    return slot_name(value) if name == "slot" else payload.check_name(value, name)
 
 
 def _nothing(_: Tries) -> Script[list[Any]]:

@@ -2,11 +2,12 @@
 
 DibsError
 ├── BadRequest              the call itself is wrong; nothing was written
-├── NotFound                no job with this id
+├── NotFound                no job with this id, no train of this name
 ├── Refused                 the job is not in a state that allows this
 │   └── NotStale            too early to recover: its lease may still be held
 ├── LeaseLost               this claim no longer holds its job; nothing was changed
 ├── StoreUnavailable        the store can't be reached or does not answer
+├── UnsafeStore             the store is set up so that it may lose jobs
 ├── SchemaOutdated          the store's tables are missing or too old
 ├── UnknownEngine           no engine for this URL
 ├── UnsupportedConnection   `within=` was given something dibs can't speak through
@@ -27,10 +28,14 @@ class BadRequest(DibsError):
 
 
 class NotFound(DibsError):
-    """No job with this id is live or kept."""
+    """No job (or pipeline, or message of an outbox) with this id is live or kept, or no such train."""
 
-    def __init__(self, id: UUID) -> None:
-        super().__init__(f"no job {id}: it was never enqueued here, or it was pruned or deleted")
+    def __init__(self, id: UUID | str, what: str = "job") -> None:
+        if isinstance(id, UUID):
+            put = "published" if what == "message" else "enqueued"
+            super().__init__(f"no {what} {id}: it was never {put} here, or it was pruned or deleted")
+        else:
+            super().__init__(f"no train {id!r}: no job is on it")
 
 
 class Refused(DibsError):
@@ -47,6 +52,10 @@ class LeaseLost(DibsError):
 
 class StoreUnavailable(DibsError):
     """The store could not be reached, or stopped answering."""
+
+
+class UnsafeStore(DibsError):
+    """The store answers, but is set up so that it may lose what it acknowledged."""
 
 
 class SchemaOutdated(DibsError):

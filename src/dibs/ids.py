@@ -18,6 +18,7 @@ _COUNTER = 0xFFF
 _HOME = 0xFFF  # the bits that hold the hash of the key
 _TAIL = (1 << 62) - 1
 _VERSION = 0x7 << 76
+_WITH_STEPS = 0x8 << 76
 _VARIANT = 0b10 << 62
 
 _lock = threading.Lock()
@@ -31,6 +32,16 @@ def new_id(key: str | None = None) -> UUID:
         tail = tail & ~_HOME | zlib.crc32(key.encode("utf-8", "surrogatepass")) & _HOME
     stamp = _next_stamp()
     return UUID(int=(stamp >> _COUNTER_BITS) << 80 | _VERSION | (stamp & _COUNTER) << 64 | _VARIANT | tail)
+
+
+def new_pipeline_id() -> UUID:
+    """The id of a pipeline whose jobs wait for each other; its version 8 tells that to whoever ends one."""
+    return UUID(int=new_id().int ^ _VERSION ^ _WITH_STEPS)
+
+
+def may_have_steps(pipeline: UUID | None) -> bool:
+    """Whether jobs of this pipeline may wait for each other; asked before a settlement pays for it."""
+    return pipeline is not None and pipeline.version == 8
 
 
 def first_id_at(millis: int) -> UUID:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Self
+from types import NoneType
+from typing import Any, Self, get_args, get_type_hints
 from uuid import UUID
 
 import msgspec
@@ -72,18 +73,95 @@ JOB_COLUMNS = (
     *("result", "errors", "tags", "meta"),
 )
 
+
+class StoredJob(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """Everything a store keeps of a job: what `dibs move` carries to another one, as JSON text.
+
+    A new column belongs here, and nowhere else, for it to be moved. One that is forgotten is a test that
+    fails: nothing a store keeps is dropped in silence.
+    """
+
+    id: UUID
+    kind: str
+    queue: str
+    args: str
+    priority: int
+    state: str
+    max_attempts: int
+    run_at: datetime
+    enqueued_at: datetime
+    attempts: int = 0
+    claimed_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str | None = None
+    token: int | None = None
+    lease_until: datetime | None = None
+    train: str | None = None
+    slot: str | None = None
+    on_cancelled: str = "advance"
+    on_failed: str = "advance"
+    unique_key: str | None = None
+    pipeline_id: UUID | None = None
+    parent_id: UUID | None = None
+    progress: float = 0.0
+    message: str | None = None
+    result: str | None = None
+    errors: str = "[]"
+    tags: str = "[]"
+    meta: str = "{}"
+    cancel_reason: str | None = None
+    settled_token: int | None = None
+    settled_as: str | None = None
+    position: int | None = None
+    slot_policy: str | None = None
+    slot_limit: int | None = None
+    unique_until: datetime | None = None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it waits in a train or for a slot."""
+        return not self.is_finished and (self.train is not None or self.slot is not None)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINISHED
+
+
+# Each column that a store keeps, with the type of its values where it has one.
+STORED_TYPES: dict[str, type] = {
+    name: next(type for type in (*get_args(hint), hint) if type is not NoneType)
+    for name, hint in get_type_hints(StoredJob).items()
+}
+
+_write_stored = msgspec.json.Encoder().encode
+_read_stored = msgspec.json.Decoder(StoredJob).decode
+
+
+def stored_text(row: Mapping[str, Any]) -> str:
+    """A row of all the columns as the text that is moved; one that `StoredJob` doesn't know is an error."""
+    return _write_stored(StoredJob(**row)).decode()
+
+
+def read_stored(text: str) -> StoredJob:
+    return _read_stored(text)
+
+
 # What an enqueue tells the store of each job, in this order.
 NEW_JOB_COLUMNS = (
     *("id", "kind", "queue", "args", "priority", "run_at", "delay", "max_attempts"),
     *("unique_key", "on_cancelled", "on_failed", "pipeline_id", "parent_id", "tags", "meta"),
+    *("train", "slot", "slot_policy", "slot_limit", "unique_for", "replaces"),
 )
 
 STATES = {state.value: state for state in JobState}
 _read_errors = msgspec.json.Decoder(list[JobError]).decode
 
 
-def job_from_row(row: Mapping[str, Any], *, is_new: bool = False) -> Job:
-    """A fresh Job from a row of `JOB_COLUMNS`; its JSON is decoded here and nowhere else."""
+def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bool | None = None) -> Job:
+    """A fresh Job from a row of `JOB_COLUMNS`; its JSON is decoded here and nowhere else.
+
+    Without `is_current` a running job of a slot is current and no other: so it is with what was just claimed.
+    """
     return Job(
         id=row["id"],
         kind=row["kind"],
@@ -102,6 +180,7 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False) -> Job:
         lease_until=row["lease_until"],
         train=row["train"],
         slot=row["slot"],
+        is_current=_runs_in_slot(row) if is_current is None else is_current,
         unique=row["unique_key"],
         pipeline_id=row["pipeline_id"],
         parent_id=row["parent_id"],
@@ -113,6 +192,10 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False) -> Job:
         meta={} if (meta := row["meta"]) == "{}" else decode(meta),
         is_new=is_new,
     )
+
+
+def _runs_in_slot(row: Mapping[str, Any]) -> bool:
+    return row["slot"] is not None and row["state"] == JobState.running
 
 
 class NewJob(msgspec.Struct, frozen=True, gc=False):
@@ -133,6 +216,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     slot_policy: str | None = None
     slot_limit: int | None = None
     unique: str | None = None
+    unique_for: Duration | None = None
+    on_conflict: str | None = None
     pipeline_id: UUID | str | None = None
     tags: Sequence[str] = ()
     meta: Mapping[str, Any] | None = None
@@ -140,10 +225,11 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     on_failed: str | None = None
     id: UUID = None  # type: ignore[assignment]
     _fresh: bool = False
+    _own_gate: bool = False  # the caller chose train= or slot=, if only to have none
 
     def __post_init__(self) -> None:
         if self.id is None:
-            key = self.train or self.unique
+            key = self.train or self.slot or self.unique
             force_setattr(self, "id", new_id(key if isinstance(key, str) else None))
             force_setattr(self, "_fresh", True)
 

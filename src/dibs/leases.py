@@ -8,7 +8,7 @@ Neither lives on an event loop: a handler that blocks the loop keeps its job.
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,7 +19,9 @@ from dibs.errors import DibsError
 if TYPE_CHECKING:
     from dibs.claims import Holding
     from dibs.engines.stores import Store
-    from dibs.events import Events
+
+# Called, from a thread, with the claim whose standing has changed.
+Tell = Callable[["Holding"], object]
 
 BEATS_PER_LEASE = 3
 MARGIN = 0.1  # of the lease: given up this long before the store may take the job back
@@ -29,12 +31,15 @@ LINGER = 1.0  # seconds the watch stays around without work, so short claims don
 class Kept:
     """A claim that is being kept, with the times at which something is due."""
 
-    def __init__(self, held: "Holding", lease: int, tell: Callable[[], object]) -> None:
+    __slots__ = ("good_since", "held", "lease", "look_since", "next_beat", "tell")
+
+    def __init__(self, held: "Holding", lease: int, tell: Tell) -> None:
         self.held = held
         self.lease = lease
         self.tell = tell
         self.good_since = held.asked_at
         self.next_beat = self.good_since + self._seconds / BEATS_PER_LEASE
+        self.look_since = 0.0
 
     @property
     def deadline(self) -> float:
@@ -42,7 +47,9 @@ class Kept:
 
     def beaten(self, sent_at: float) -> None:
         self.good_since = sent_at
-        self.next_beat = sent_at + self._seconds / BEATS_PER_LEASE
+        # An answer to what was asked before somebody told us to look may not hold the news yet.
+        seen = self.look_since <= sent_at
+        self.next_beat = sent_at + self._seconds / BEATS_PER_LEASE if seen else sent_at
 
     def missed(self) -> None:
         self.next_beat = monotonic() + self._seconds / 10
@@ -55,9 +62,8 @@ class Kept:
 class Keeper:
     """Renews what it is told to keep, all due claims of one lease length in one statement."""
 
-    def __init__(self, store: "Store", events: "Events") -> None:
+    def __init__(self, store: "Store") -> None:
         self._store = store
-        self._events = events
         self._start_over()
 
     def _start_over(self) -> None:
@@ -70,32 +76,70 @@ class Keeper:
         self._closing = False
         self._wake_at = 0.0
 
-    def keep(self, held: "Holding", lease: int, tell: Callable[[], object]) -> None:
+    def keep(self, held: "Holding", lease: int, tell: Tell) -> None:
         """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
+        self.keep_all([Kept(held, lease, tell)])
+
+    def keep_all(self, claims: Sequence[Kept]) -> None:
+        """The same for many: a busy worker keeps and drops thousands of claims in a second."""
+        if not claims:
+            return
         self._mind_fork()
         with self._changed:
             self._closing = False
-            older = self._newest.get(held.job.id)
-            if older is not None and older.held is not held:
-                self._lose(older)  # it was swept, and this is its successor
-            kept = self._kept[held.key] = self._newest[held.job.id] = Kept(held, lease, tell)
+            for kept in claims:
+                self._add(kept)
             if self._watch is None or not self._watch.is_alive():
                 self._watch = threading.Thread(target=self._watching, name="dibs-leases", daemon=True)
                 self._watch.start()
-            elif kept.next_beat < self._wake_at:  # else it wakes early enough; most claims end before that
-                self._changed.notify_all()
+            elif min(kept.next_beat for kept in claims) < self._wake_at:
+                self._changed.notify_all()  # else it wakes early enough; most claims end before that
+
+    def _add(self, kept: Kept) -> None:
+        id = kept.held.job.id
+        older = self._newest.get(id)
+        if older is not None and older.held is not kept.held:
+            self._lose(older)  # it was swept, and this is its successor
+        self._kept[kept.held.key] = self._newest[id] = kept
 
     def _mind_fork(self) -> None:
         """A child has none of its parent's threads, and must not keep its parent's claims."""
         if os.getpid() != self._pid:
             self._start_over()
 
-    def drop(self, held: "Holding") -> None:
+    def drop(self, *claims: "Holding") -> None:
         self._mind_fork()
         with self._changed:
-            kept = self._kept.pop(held.key, None)
-            if kept is not None and self._newest.get(held.job.id) is kept:
-                del self._newest[held.job.id]
+            for held in claims:
+                kept = self._kept.pop(held.key, None)
+                if kept is not None and self._newest.get(held.job.id) is kept:
+                    del self._newest[held.job.id]
+
+    def stands(self, held: "Holding", standing: operations.Standing) -> None:
+        """What another statement heard of a claim; a cancel that was asked for is passed on."""
+        self._mind_fork()
+        with self._changed:
+            kept = self._kept.get(held.key)
+            news = standing.cancel_reason is not None and held.cancel_reason is None
+            held.stands(standing)
+            if news and kept is not None:
+                kept.tell(held)
+
+    def lose(self, held: "Holding") -> None:
+        """Another statement heard that this claim is no longer held."""
+        self._mind_fork()
+        with self._changed:
+            if (kept := self._kept.get(held.key)) is not None:
+                self._lose(kept)
+
+    def look(self, helds: Iterable["Holding"]) -> None:
+        """Renew these at once instead of at their next beat, and so hear how they stand."""
+        self._mind_fork()
+        with self._changed:
+            for held in helds:
+                if (kept := self._kept.get(held.key)) is not None:
+                    kept.next_beat = kept.look_since = monotonic()
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -148,6 +192,9 @@ class Keeper:
         for lease, group in by_lease.items():
             self._renew(lease, group)
         with self._changed:
+            # Over by our own word: the watch that we wake may look before this thread has really ended
+            # (on 3.13 it nearly always does), and would then wait for a beat that nobody starts.
+            self._beat = None
             self._changed.notify_all()
 
     def _renew(self, lease: int, group: list[Kept]) -> None:
@@ -176,12 +223,11 @@ class Keeper:
         news = standing.cancel_reason is not None and kept.held.cancel_reason is None
         kept.held.stands(standing)
         if news:
-            kept.tell()
+            kept.tell(kept.held)
 
     def _lose(self, kept: Kept) -> None:
         self._kept.pop(kept.held.key, None)
         if self._newest.get(kept.held.job.id) is kept:
             del self._newest[kept.held.job.id]
-        kept.held.lost = True
-        self._events.lost(kept.held.job)
-        kept.tell()
+        kept.held.is_lost()
+        kept.tell(kept.held)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from dibs.errors import BadRequest, LeaseLost, NotFound, NotStale, Refused
 from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
@@ -44,18 +44,24 @@ def enqueue(
     very call may have stored, before its reply was lost: finding those is finding its own work.
     """
     known = {} if fresh else (yield from _rows_by_id([row[_ID] for row in rows]))
-    batch, twins = _distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
+    batch, twins = distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
     answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
     holders = {answer["holder"] for answer in answers if not answer["is_new"]}
     known |= yield from _rows_by_id(holders)
+    current = yield from _current(known.values())
     if not holders <= known.keys():
         return (yield from _enqueue_again(rows, ours, batch, answers, races))
     stored = {
-        row[_ID]: _stored_job(row, answer, known, ours) for row, answer in zip(batch, answers, strict=True)
+        row[_ID]: _stored_job(row, answer, known, current, ours)
+        for row, answer in zip(batch, answers, strict=True)
     }
     if len(stored) == len(rows):
         return list(stored.values())
-    stored |= {id: job_from_row(row, is_new=id in ours) for id, row in known.items() if id not in stored}
+    stored |= {
+        id: job_from_row(row, is_new=id in ours, is_current=id in current)
+        for id, row in known.items()
+        if id not in stored
+    }
     return _with_twins(rows, stored, twins)
 
 
@@ -69,14 +75,17 @@ def _enqueue_again(
     return (yield from enqueue(rows, fresh=False, ours={*ours, *new}, races=races - 1))
 
 
-def _stored_job(row: NewRow, answer: Row, known: Mapping[UUID, Row], ours: Collection[UUID]) -> Job:
+def _stored_job(
+    row: NewRow, answer: Row, known: Mapping[UUID, Row], current: Collection[UUID], ours: Collection[UUID]
+) -> Job:
     if answer["is_new"]:
-        return _new_job(row, answer)
+        return new_job(row, answer)
     holder = answer["holder"]
-    return job_from_row(known[holder], is_new=holder == row[_ID] and holder in ours)
+    is_new = holder == row[_ID] and holder in ours
+    return job_from_row(known[holder], is_new=is_new, is_current=holder in current)
 
 
-def _distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
+def distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
     """The rows without those that share an id or a unique key with an earlier one of the same call."""
     if fresh and not any(row[_UNIQUE] for row in rows):
         return rows, {}
@@ -113,9 +122,10 @@ def _rows_by_id(ids: Collection[UUID]) -> Script[dict[UUID, Row]]:
     return {row["id"]: row for row in found}
 
 
-def _new_job(values: tuple[Any, ...], answer: Row) -> Job:
+def new_job(values: tuple[Any, ...], answer: Row) -> Job:
     """The Job of what was just written: nothing is read back but its state and the store's times."""
-    (id, kind, queue, args, priority, _, _, max_attempts, unique, _, _, pipeline, parent, tags, meta) = values
+    (id, kind, queue, args, priority, _, _, max_attempts, unique, _, _, pipeline, parent, *rest) = values
+    tags, meta, train, slot, *_ = rest
     return Job(
         id=id,
         kind=kind,
@@ -127,6 +137,8 @@ def _new_job(values: tuple[Any, ...], answer: Row) -> Job:
         max_attempts=max_attempts,
         run_at=answer["run_at"],
         enqueued_at=answer["enqueued_at"],
+        train=train,
+        slot=slot,
         unique=unique,
         pipeline_id=pipeline,
         parent_id=parent,
@@ -212,12 +224,12 @@ def take(wish: Wish) -> Script[list[Job]]:
 # -- Settle, renew, progress --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Settled(Struct, frozen=True, gc=False, kw_only=True):
     """One settlement on its way to the store, and the children that come with success."""
 
     values: tuple[Any, ...]  # in the order of contract.SETTLEMENT_COLUMNS
     children: Sequence[NewRow] = ()
+    steps_of: UUID | None = None  # its pipeline, where others may wait for this job
 
     @property
     def id(self) -> UUID:
@@ -235,9 +247,18 @@ class Settled:
         return name
 
     @property
+    def child_ids(self) -> list[UUID]:
+        return [child[_ID] for child in self.children]
+
+    @property
     def delay(self) -> int | None:
         delay: int | None = self.values[4]
         return delay
+
+    @property
+    def errors(self) -> str:
+        errors: str = self.values[7]
+        return errors
 
 
 def settle_if_held(settlements: Sequence[Settled]) -> Script[list[Settled]]:
@@ -253,6 +274,8 @@ def settle_if_held(settlements: Sequence[Settled]) -> Script[list[Settled]]:
 
 def _rounds(settlements: Sequence[Settled]) -> list[list[Settled]]:
     """One question never holds two settlements of one job: of a zombie and its successor, say."""
+    if len({one.id for one in settlements}) == len(settlements):
+        return [list(settlements)]
     rounds: list[dict[UUID, Settled]] = [{}]
     for one in settlements:
         for each in rounds:
@@ -283,10 +306,12 @@ def _settle_round(settlements: Sequence[Settled]) -> Script[list[Settled]]:
 
 
 def settle_params(settlements: Sequence[Settled]) -> dict[str, Any]:
-    return {
+    params: dict[str, Any] = {
         "settlements": [one.values for one in settlements],
         "children": [child for one in settlements for child in one.children],
     }
+    steps = [(one.id, one.steps_of) for one in settlements if one.steps_of is not None]
+    return {**params, "steps": steps} if steps else params
 
 
 def exchange(settlements: Sequence[Settled], wish: Wish) -> Script[tuple[list[Settled], list[Job]]]:
@@ -352,12 +377,33 @@ def lease_lost(id: UUID, token: int) -> LeaseLost:
 
 def get(id: UUID) -> Script[Job | None]:
     rows = yield Step("get", {"ids": [id]})
-    return job_from_row(rows[0]) if rows else None
+    jobs = yield from _with_current(rows)
+    return jobs[0] if jobs else None
 
 
 def find(filter: Mapping[str, Any], *, limit: int, after: UUID | None) -> Script[list[Job]]:
     rows = yield Step("find", {**filter, "limit": limit, "after": after})
-    return [job_from_row(row) for row in rows]
+    return (yield from _with_current(rows))
+
+
+def _with_current(rows: Rows) -> Script[list[Job]]:
+    current = yield from _current(rows)
+    return [job_from_row(row, is_current=row["id"] in current) for row in rows]
+
+
+def _current(rows: Collection[Row]) -> Script[set[UUID]]:
+    """Those of a slot that run, or that started last: asked only about slots whose jobs no longer run."""
+    started = [row for row in rows if row["slot"] is not None and row["token"] is not None]
+    running = {row["id"] for row in started if row["state"] == JobState.running}
+    slots = sorted({row["slot"] for row in started if row["id"] not in running})
+    latest = (yield Step("current", {"slots": slots})) if slots else ()
+    return running | {row["id"] for row in latest}
+
+
+def current_of(slot: str) -> Script[Job | None]:
+    """The job of a slot that started last, running or not."""
+    latest = yield Step("current", {"slots": [slot]})
+    return (yield from get(latest[0]["id"])) if latest else None
 
 
 def counts(queue: str | None) -> Script[dict[str, int]]:
@@ -495,12 +541,11 @@ def _ended(job: Job) -> str:
     return "been cancelled" if job.state == JobState.cancelled else str(job.state)
 
 
-def change_many(question: str, filter: Mapping[str, Any]) -> Script[int]:
+def change_many(question: str, filter: Mapping[str, Any], **extra: Any) -> Script[int]:
     """Cancel or retry all that match now, page by page; how many were changed."""
     states = _AFFECTED[question]
     given = states if filter["states"] is None else filter["states"]
     wanted = [state for state in given if state in states]
-    extra = {"reason": None} if question == "cancel" else {}
     changed, after = 0, None
     while wanted:
         page = yield Step("find", {**filter, "states": wanted, "limit": BATCH, "after": after})

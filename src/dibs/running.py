@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from dibs.claims import CancelAsked, Claim, Holding, SyncClaim
-from dibs.clock import SECOND
 from dibs.context import Context
-from dibs.errors import BadRequest, LeaseLost, Refused
+from dibs.core import Around, Core
+from dibs.errors import LeaseLost, Refused
 from dibs.jobs import Job
 from dibs.operations import Settled
-from dibs.settings import Duration, micros
+from dibs.settings import Duration
 from dibs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.tasks import Registry, Task
 
@@ -43,12 +43,14 @@ class Fail:
     reason: str
 
 
+SUCCEEDED = Succeeded(None)
 NOT_COMMITTED = "the job was completed within a transaction that was not committed"
+CANCELLED_WITHIN = "the handler was cancelled by something that it waited for"
 
 
-async def run_claimed(claim: Claim, task: "Task[..., Any]") -> None:
+async def run_claimed(claim: Claim, task: "Task[..., Any]", state: Any) -> None:
     """Handler, heartbeat, settle. A lost lease is raised, and nothing is recorded."""
-    held, context = claim._held, Context(claim)
+    held, context = claim._held, Context(claim, state)
     try:
         outcome = await _perform_kept(held, task, context)
     except asyncio.CancelledError:
@@ -61,24 +63,67 @@ async def run_claimed(claim: Claim, task: "Task[..., Any]") -> None:
         await claim._settle(held.raised(NOT_COMMITTED))
 
 
-def run_claimed_sync(claim: SyncClaim, task: "Task[..., Any]") -> None:
+def run_job_sync(core: Core, task: "Task[..., Any]", claim_it: Callable[[], SyncClaim | None]) -> bool:
     """The same, blocking: a plain handler runs in this thread, an async one in a loop of its own."""
-    held, context = claim._held, Context(Claim(claim._held))
+    if task.is_async:
+        return _value(asyncio.run(_run_apart(core, task, claim_it)))
+    with core.lifespan.entered_sync() as state:
+        claim = claim_it()
+        if claim is not None:
+            context = Context(Claim(claim._held), state)
+            try:
+                outcome = _perform_sync(claim._held, task, context)
+            except KeyboardInterrupt:
+                claim._settle(Released())
+                raise
+            _settle_sync(claim, outcome, context)
+        return claim is not None
+
+
+async def _run_apart(
+    core: Core, task: "Task[..., Any]", claim_it: Callable[[], SyncClaim | None]
+) -> bool | LeaseLost:
+    """In a loop of its own, which nobody minds being blocked.
+
+    A lost lease is answered, not raised: asyncio would keep, and print, the exception.
+    """
     try:
-        outcome = _perform_sync(held, task, context)
-    except KeyboardInterrupt:
-        claim._settle(Released())
-        raise
+        async with core.lifespan.entered() as state:
+            claim = claim_it()
+            if claim is None:
+                return False
+            context = Context(Claim(claim._held), state)
+            try:
+                _settle_sync(claim, await _perform_kept(claim._held, task, context), context)
+            except asyncio.CancelledError:
+                if not claim._held.settled:
+                    claim._settle(Released())
+                raise
+            except LeaseLost as lost:
+                return lost
+            return True
+    finally:
+        await core.store.leave_loop()
+
+
+def _value(ran: bool | LeaseLost) -> bool:
+    if isinstance(ran, LeaseLost):
+        raise ran
+    return ran
+
+
+def _settle_sync(claim: SyncClaim, outcome: Outcome, context: Context) -> None:
+    held = claim._held
     if not held.settled:
         claim._send(settlement(held, outcome, context))
     elif still_ours(held.core.store.run(held.core.get(held.job.id)), held):
         claim._settle(held.raised(NOT_COMMITTED))
 
 
-def settlement(held: Holding, outcome: Outcome, context: Context) -> Settled:
+def settlement(held: Holding, outcome: Outcome, context: Context | None) -> Settled:
     """What the store is told; children that can't be stored make it a failed attempt."""
     held.check()
-    children = context.children if isinstance(outcome, Succeeded) else []
+    children = () if context is None or not isinstance(outcome, Succeeded) else context.children
     try:
         return held.settled_by(outcome, children)
     except Exception as error:
@@ -93,48 +138,83 @@ def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
 
 
 async def perform(
-    held: Holding, task: "Task[..., Any]", context: Context, threads: Executor | None = None
+    held: Holding,
+    task: "Task[..., Any]",
+    context: Context | None,
+    threads: Executor | None = None,
+    elsewhere: Callable[[], Awaitable[Outcome]] | None = None,
 ) -> Outcome:
-    """Call the handler; a cancellation that nobody asked the job for is passed on."""
+    """Call the handler, or wait for one that runs `elsewhere` and minds its timeout there.
+
+    A cancellation that nobody asked the job for is passed on. `context` may be left out for a handler that
+    does not ask for it.
+    """
     try:
-        limit = _seconds(task.options.timeout)
-        if limit is None:
-            value = await _call(held, task, context, threads)
+        held.check_stop()  # it may have waited for its turn
+        if elsewhere is not None:
+            outcome = await elsewhere()
+        elif task.is_async and task.timeout is None:
+            outcome = outcome_of(held, await task.function(**arguments_of(task, held.job, context)))
         else:
-            async with asyncio.timeout(limit):
-                value = await _call(held, task, context, threads)
-        return _outcome(held, value)
+            async with asyncio.timeout(task.timeout):
+                outcome = outcome_of(held, await _call(held, task, context, threads))
     except asyncio.CancelledError:
         if held.lost or held.cancel_reason is not None:
-            _uncancel()
+            uncancel()
             held.check()
-            return CancelledBy(held.cancel_reason or None)
-        if _is_cancelled():
+            outcome = CancelledBy(held.cancel_reason or None)
+        elif _is_cancelled():
             raise
-        return held.raised("the handler was cancelled by something that it waited for")
+        else:
+            outcome = held.raised(CANCELLED_WITHIN)
     except CancelAsked:
-        return CancelledBy(held.cancel_reason or None)
+        outcome = CancelledBy(held.cancel_reason or None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         held.check()
-        return held.raised(error)
+        outcome = held.raised(error)
+    if context is not None and context._progress is not None:
+        await context._progress.finish()
+    return outcome
 
 
 async def _perform_kept(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
     held.core.keeper.keep(held, held.core.lease_of(held.job), canceller())
     try:
-        return await perform(held, task, context)
+        return await surrounded(held, perform(held, task, context))
     finally:
         held.core.keeper.drop(held)
 
 
+def surrounded(held: Holding, performing: Coroutine[Any, Any, Outcome]) -> Coroutine[Any, Any, Outcome]:
+    """The same, inside whatever was put around the handlers of this app; nearly always nothing is."""
+    return performing if held.core.around is None else _surrounded(held.core.around, held, performing)
+
+
+async def _surrounded(around: Around, held: Holding, performing: Awaitable[Outcome]) -> Outcome:
+    with around(held.job) as told:
+        return told(await performing)
+
+
 def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
-    if task.is_async:
-        return _value(asyncio.run(_perform_apart(held, task, context)))
-    held.core.keeper.keep(held, held.core.lease_of(held.job), lambda: None)
+    held.core.keeper.keep(held, held.core.lease_of(held.job), lambda _: None)
     try:
-        return _outcome(held, task.function(**_arguments(task, held.job, context)))
+        around = held.core.around
+        if around is None:
+            return _call_sync(held, task, context)
+        with around(held.job) as told:
+            return told(_call_sync(held, task, context))
+    finally:
+        held.core.keeper.drop(held)
+
+
+def _call_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
+    try:
+        outcome = outcome_of(held, task.function(**arguments_of(task, held.job, context)))
+        if context._progress is not None:
+            context._progress.finish_sync()
+        return outcome
     except CancelAsked:
         return CancelledBy(held.cancel_reason or None)
     except KeyboardInterrupt:
@@ -142,28 +222,12 @@ def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Ou
     except BaseException as error:
         held.check()
         return held.raised(error)
-    finally:
-        held.core.keeper.drop(held)
 
 
-async def _perform_apart(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome | LeaseLost:
-    """In a loop of its own. Nothing is raised out of it: asyncio would keep, and print, the exception."""
-    try:
-        return await _perform_kept(held, task, context)
-    except LeaseLost as lost:
-        return lost
-    finally:
-        await held.core.store.leave_loop()
-
-
-def _value(outcome: Outcome | LeaseLost) -> Outcome:
-    if isinstance(outcome, LeaseLost):
-        raise outcome
-    return outcome
-
-
-async def _call(held: Holding, task: "Task[..., Any]", context: Context, threads: Executor | None) -> Any:
-    arguments = _arguments(task, held.job, context)
+async def _call(
+    held: Holding, task: "Task[..., Any]", context: Context | None, threads: Executor | None
+) -> Any:
+    arguments = arguments_of(task, held.job, context)
     if task.is_async:
         return await task.function(**arguments)
     call = partial(contextvars.copy_context().run, _caught, task.function, arguments)
@@ -177,7 +241,7 @@ async def _call(held: Holding, task: "Task[..., Any]", context: Context, threads
         held.check()
         if held.cancel_reason is None:
             raise
-        _uncancel()
+        uncancel()
         return _returned(thread.result())  # it may have finished before it noticed: that success wins
 
 
@@ -205,8 +269,10 @@ async def _end_of(thread: "asyncio.Future[Any]") -> None:
             await asyncio.wait([thread])
 
 
-def _outcome(held: Holding, value: Any) -> Outcome:
+def outcome_of(held: Holding, value: Any) -> Outcome:
     match value:
+        case None:
+            return SUCCEEDED
         case Snooze(seconds):
             return held.snoozed(seconds)
         case Cancel(reason):
@@ -217,18 +283,18 @@ def _outcome(held: Holding, value: Any) -> Outcome:
             return held.succeeded(value)
 
 
-def _arguments(task: "Task[..., Any]", job: Job, context: Context) -> dict[str, Any]:
+def arguments_of(task: "Task[..., Any]", job: Job, context: Context | None) -> dict[str, Any]:
     arguments = task.signature.read(msgspec.json.encode(job.args).decode())
     if task.signature.context is not None:
         arguments[task.signature.context] = context
     return arguments
 
 
-def canceller() -> Callable[[], None]:
+def canceller() -> Callable[[Holding], None]:
     """A way for other threads to cancel the task that this is called in."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-    def tell() -> None:
+    def tell(_: Holding) -> None:
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)
 
@@ -241,7 +307,8 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _uncancel() -> None:
+def uncancel() -> None:
+    """The cancellation that this task caught ends here."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
@@ -249,12 +316,3 @@ def _uncancel() -> None:
 
 def still_ours(job: Job | None, held: Holding) -> bool:
     return job is not None and (job.state, job.token) == (JobState.running, held.token)
-
-
-def _seconds(timeout: Duration | None) -> float | None:
-    if timeout is None:
-        return None
-    span = micros(timeout, what="timeout")
-    if span <= 0:
-        raise BadRequest(f"timeout={timeout!r} must be more than 0")
-    return span / SECOND

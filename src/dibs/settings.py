@@ -33,11 +33,15 @@ class Settings:
     keep: Keep = "all"
     keep_for: timedelta = timedelta(days=7)
     max_payload: int = MIB
+    listen_url: str | None = None
+    pooled: bool | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             if not isinstance(getattr(self, name), kinds) or isinstance(getattr(self, name), bool):
                 raise BadRequest(f"{name}={getattr(self, name)!r} is of the wrong type")
+        if self.pooled not in (None, True, False):
+            raise BadRequest(f"pooled={self.pooled!r} is of the wrong type: use True, False or None")
         if not _PREFIX.fullmatch(self.prefix):
             raise BadRequest(
                 f"prefix {self.prefix!r} can't name tables: use up to 31 letters, digits and "
@@ -57,6 +61,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("pool_size", "max_payload"), int),
     **dict.fromkeys(("poll", "stale_after"), (int, float)),
     "keep_for": timedelta,
+    "listen_url": (str, type(None)),
 }
 
 
@@ -88,6 +93,10 @@ def micros(duration: Duration, *, what: str) -> int:
     return value
 
 
+def seconds(duration: Duration | None, what: str) -> float | None:
+    return None if duration is None else micros(duration, what=what) / SECOND
+
+
 def span(duration: Duration, *, what: str) -> int:
     """A duration that can't be negative, in microseconds."""
     value = micros(duration, what=what)
@@ -110,8 +119,14 @@ def _from_text(name: str, text: str) -> Any:
         "stale_after": float,
         "max_payload": int,
         "keep_for": lambda seconds: timedelta(seconds=float(seconds)),
+        "pooled": _YES_OR_NO.__getitem__,
     }
     try:
         return readers.get(name, str)(text)
     except ValueError:
         raise BadRequest(f"$DIBS_{name.upper()}={text!r} is not a number") from None
+    except KeyError:
+        raise BadRequest(f"$DIBS_{name.upper()}={text!r} is neither true nor false") from None
+
+
+_YES_OR_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

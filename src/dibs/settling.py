@@ -36,7 +36,12 @@ class Settler:
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         task = loop.create_task(self._settle_together(self._waiting.pop(loop)))
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it already; asyncio need not print it, too
 
     async def _settle_together(self, waiting: Waiting) -> None:
         settlements = [one for one, _ in waiting]

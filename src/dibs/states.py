@@ -1,15 +1,19 @@
 """The life of a job: its states, what may follow what, and what a finished attempt leads to.
 
 Everything that decides a next state lives in this file; engines only apply it, under a guard.
-The two rules they must judge by themselves, because only the store knows the moment, are what a
-sweep makes of an expired lease and that a job asked to cancel never goes back to waiting; both
-are spelled out in `swept` and `put_back` and pinned by the state machine test.
+The rules they must judge by themselves, because only the store knows the moment, are what a
+sweep makes of an expired lease, that a job asked to cancel never goes back to waiting, and who of a
+train or a slot may go; they are spelled out in `swept`, `put_back` and the gates below, and pinned by
+the state machine test.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, assert_never
+
+from msgspec import Struct
 
 from dibs.clock import SECOND
 
@@ -30,8 +34,10 @@ FINISHED = frozenset({JobState.succeeded, JobState.failed, JobState.cancelled})
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.scheduled: frozenset({JobState.ready, JobState.blocked, JobState.cancelled}),
     JobState.blocked: frozenset({JobState.ready, JobState.scheduled, JobState.cancelled}),
-    JobState.ready: frozenset({JobState.running, JobState.blocked, JobState.cancelled}),
-    JobState.running: frozenset({JobState.ready, JobState.scheduled}) | FINISHED,
+    JobState.ready: frozenset(  # scheduled: its time was replaced
+        {JobState.running, JobState.blocked, JobState.scheduled, JobState.cancelled}
+    ),
+    JobState.running: frozenset({JobState.ready, JobState.scheduled, JobState.blocked}) | FINISHED,
     JobState.succeeded: frozenset(),
     JobState.failed: frozenset({JobState.ready, JobState.blocked}),  # only by a person's retry
     JobState.cancelled: frozenset({JobState.ready, JobState.blocked}),  # only by a person's retry
@@ -79,37 +85,31 @@ class Retry:
 # -- What an attempt may end with ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(Struct, frozen=True, gc=False):
     result: str | None  # JSON text
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Struct, frozen=True, gc=False):
     error: dict[str, Any]
     retry: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Snoozed:
+class Snoozed(Struct, frozen=True, gc=False):
     delay: int
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True, gc=False):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledBy:
+class CancelledBy(Struct, frozen=True, gc=False):
     reason: str | None
 
 
 Outcome = Succeeded | Raised | Snoozed | Released | CancelledBy
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(Struct, frozen=True, gc=False):
     """What a finished attempt turns its job into. Only `settle` builds one.
 
     `settled_as` names the outcome in the store, so that the same settlement sent twice can be
@@ -155,6 +155,51 @@ def swept(attempts: int, max_attempts: int, *, cancel_asked: bool) -> JobState:
     if cancel_asked:
         return JobState.cancelled
     return JobState.ready if attempts < max_attempts else JobState.failed
+
+
+# -- Gates: who of a train or a slot may go (ADR 12) --------------------------------------------
+
+ON_END = ("advance", "hold")
+SLOT_POLICIES = ("wait", "replace", "preempt", "drop")
+
+PATIENCE = 10 * SECOND  # a slot's turn that nobody takes for so long goes to the next in line
+
+
+def holds(state: JobState, on_cancelled: str, on_failed: str) -> bool:
+    """Whether a train whose head ended like this waits for a person."""
+    policy = {JobState.cancelled: on_cancelled, JobState.failed: on_failed}.get(state)
+    return policy == "hold"
+
+
+def by_time(run_at: int, now: int) -> JobState:
+    """Whoever may go is ready once it is due. (A train's head that is not blocks the others.)"""
+    return JobState.ready if run_at <= now else JobState.scheduled
+
+
+def fits(limit: int, going: Sequence[int]) -> bool:
+    """Whether a job may go beside those of its slot that go already: the strictest limit counts."""
+    return len(going) < min([limit, *going])
+
+
+def in_the_way(limit: int, running: Sequence[tuple[int, bool]]) -> list[int]:
+    """Which of the running (limit, asked to stop), oldest start first, a pre-empting job asks to stop.
+
+    As many as it takes for it to fit once all who were asked have gone.
+    """
+    staying = [at for at, (_, asked) in enumerate(running) if not asked]
+    asked: list[int] = []
+    while staying and not fits(limit, [running[at][0] for at in staying]):
+        asked.append(staying.pop(0))
+    return asked
+
+
+# -- Pipelines: what the end of a job means to those after it (ADR 18) ---------------------------
+
+
+def doomed_by(id: object, state: str | None) -> str:
+    """Why a job is cancelled with one before it; that one ended in this state, or was deleted (None)."""
+    words = {JobState.failed: "failed", JobState.cancelled: "was cancelled", None: "was deleted"}
+    return f"job {id} before it {words[None if state is None else JobState(state)]}"
 
 
 def _seconds(duration: float | timedelta) -> float:

@@ -3,21 +3,33 @@
 Signatures and docstrings are those of the awaited face; a test compares them.
 """
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from dibs.callbacks import swept_fates
+from dibs.changes import Change, Topic
 from dibs.claims import SyncClaim
 from dibs.contract import Traits
 from dibs.core import Core
+from dibs.doctor import Finding, judge, unwell
+from dibs.doctor.tables import drifted, uncompared
+from dibs.drift import SchemaProblem
+from dibs.echoes import echo
+from dibs.errors import SchemaOutdated, StoreUnavailable, UnsafeStore
+from dibs.gates import SyncSlots, SyncTrains
 from dibs.jobs import Job, NewJob
 from dibs.operations import Queue
-from dibs.running import handler_for, run_claimed_sync
-from dibs.settings import Duration
+from dibs.pipeline_faces import SyncNewPipeline, SyncPipelines
+from dibs.running import handler_for, run_job_sync
+from dibs.schedules import ScheduleInfo
+from dibs.settings import Duration, seconds
 from dibs.upkeep import Swept, WorkerInfo
-from dibs.waiting import Looks, seconds
+from dibs.waiting import Looks
 from dibs.why import Why
 
 
@@ -26,6 +38,21 @@ class SyncDibs:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+    @cached_property
+    def trains(self) -> SyncTrains:
+        return SyncTrains(self._core)
+
+    @cached_property
+    def slots(self) -> SyncSlots:
+        return SyncSlots(self._core)
+
+    @cached_property
+    def pipelines(self) -> SyncPipelines:
+        return SyncPipelines(self._core)
+
+    def pipeline(self, name: str, *, on_failed: str = "cancel") -> SyncNewPipeline:
+        return SyncNewPipeline(self._core, self._core.plan(name, on_failed))
 
     @property
     def traits(self) -> Traits:
@@ -36,7 +63,7 @@ class SyncDibs:
         return self
 
     def close(self) -> None:
-        self._core.keeper.close()
+        self._core.close()
         self._core.store.close()
 
     def __enter__(self) -> Self:
@@ -59,6 +86,9 @@ class SyncDibs:
 
     def schema_version(self) -> int:
         return self._core.store.schema_version()
+
+    def check_schema(self) -> list[SchemaProblem]:
+        return self._core.store.check_schema()
 
     def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
         jobs = self._core.store.run(self._core.enqueue(new_jobs), within)
@@ -88,11 +118,8 @@ class SyncDibs:
         if job is None:
             return None
         task = handler_for(self._core.registry, job)
-        claim = self.claim_job(id)
-        if claim is None:
-            return None
-        run_claimed_sync(claim, task)
-        return self.get(id)
+        ran = run_job_sync(self._core, task, lambda: self.claim_job(id))
+        return self.get(id) if ran else None
 
     def get(self, id: UUID | str) -> Job | None:
         return self._core.store.run(self._core.get(id))
@@ -104,7 +131,7 @@ class SyncDibs:
         queue: str | None = None,
         kind: str | None = None,
         train: str | None = None,
-        slot: str | None = None,
+        slot: str | tuple[Any, ...] | None = None,
         pipeline_id: UUID | str | None = None,
         tags: Sequence[str] | str | None = None,
         limit: int = 50,
@@ -123,14 +150,47 @@ class SyncDibs:
     def workers(self) -> list[WorkerInfo]:
         return self._core.store.run(self._core.workers())
 
+    def schedules(self) -> list[ScheduleInfo]:
+        return self._core.store.run(self._core.look_at_schedules())
+
     def why(self, id: UUID | str) -> Why:
         return self._core.store.run(self._core.why(id))
+
+    def doctor(self) -> list[Finding]:
+        try:
+            examined = self._core.store.run(self._core.examine())
+            schema = self._core.store.schema_version()
+            found = judge(examined, echo(self._core.store), schema)
+        except (SchemaOutdated, StoreUnavailable, UnsafeStore) as error:
+            return [unwell(error)]
+        try:
+            return [*found, *drifted(self.check_schema())]
+        except Exception as error:
+            return [*found, uncompared(error)]
 
     def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Job:
         looks = Looks(id, seconds(timeout, "timeout"))
         while not looks.over(job := self.get(id)):
             time.sleep(looks.pause())
         return job  # type: ignore[return-value]
+
+    def watch(
+        self,
+        *,
+        job_id: UUID | str | None = None,
+        pipeline_id: UUID | str | None = None,
+        queue: str | None = None,
+    ) -> Iterator[Change]:
+        return self._watch(self._core.topic(job_id, pipeline_id, queue))
+
+    def _watch(self, topic: Topic) -> Iterator[Change]:
+        news, over = threading.Event(), False
+        with self._core.watching.watched(topic, news.set) as subscription:
+            while not over:
+                news.wait()
+                news.clear()
+                changes, over = subscription.take()
+                yield from changes
 
     def cancel(self, id: UUID | str, reason: str | None = None) -> Job:
         return self._core.store.run(self._core.cancel(id, reason))
@@ -141,11 +201,11 @@ class SyncDibs:
     def delete(self, id: UUID | str) -> bool:
         return self._core.store.run(self._core.delete(id))
 
-    def cancel_many(self, **filter: Any) -> int:
-        return self._core.store.run(self._core.change_many("cancel", **filter))
+    def cancel_many(self, *, reason: str | None = None, **filter: Any) -> int:
+        return self._core.store.run(self._core.cancel_many(reason, **filter))
 
     def retry_many(self, **filter: Any) -> int:
-        return self._core.store.run(self._core.change_many("retry", **filter))
+        return self._core.store.run(self._core.retry_many(**filter))
 
     def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Job:
         return self._core.store.run(self._core.recover(id, stale_after))
@@ -160,7 +220,9 @@ class SyncDibs:
         self._core.store.run(self._core.limit(queue, n))
 
     def sweep(self) -> Swept:
-        return self._core.swept(self._core.store.run(self._core.sweep()))
+        swept = self._core.swept(self._core.store.run(self._core.sweep()))
+        self._core.callbacks.tell_now_sync(self._core.store, swept_fates(swept))
+        return swept
 
-    def prune(self, older_than: Duration) -> int:
-        return self._core.store.run(self._core.prune(older_than))
+    def prune(self, older_than: Duration, *, state: str | Sequence[str] | None = None) -> int:
+        return self._core.store.run(self._core.prune(older_than, state))

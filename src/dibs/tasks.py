@@ -17,13 +17,15 @@ from dibs.errors import BadRequest
 from dibs.ids import is_version_7, parse_id
 from dibs.jobs import Job, NewJob
 from dibs.operations import NewRow
-from dibs.settings import Duration, Settings, lease_micros, micros
-from dibs.states import Retry
+from dibs.settings import Duration, Settings, lease_micros, micros, seconds
+from dibs.states import SLOT_POLICIES, Retry
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_LEASE = 60
+MOST_IN_SLOT = 1000
+LONGEST_SLOT = 500  # as JSON; a plain name has 200 characters at most
 
 Within = Any  # a connection of the caller's; `engines.connections` says which
 EnqueueOne = Callable[[NewJob, Within], Awaitable[Job]]
@@ -40,7 +42,13 @@ class Options:
     retry: Retry = field(default_factory=Retry.exponential)
     timeout: Duration | None = None
     lease: Duration = DEFAULT_LEASE
+    train: str | None = None
+    slot: str | tuple[Any, ...] | None = None
+    slot_policy: str | None = None
+    slot_limit: int | None = None
     unique: str | None = None
+    unique_for: Duration | None = None
+    on_conflict: str | None = None
     on_cancelled: str = "advance"
     on_failed: str = "advance"
     isolation: str | None = None
@@ -56,6 +64,8 @@ class Options:
             raise BadRequest(f"timeout={self.timeout!r} must be more than 0")
         _check_policy(self.on_cancelled)
         _check_policy(self.on_failed)
+        gate = (self.train, self.slot, self.slot_policy, self.slot_limit)
+        _gate(*gate, checked=False)
         if self.isolation not in (None, "process"):
             raise BadRequest(f"isolation={self.isolation!r} is unknown: use 'process' or leave it out")
 
@@ -76,11 +86,15 @@ class Task(Generic[P, R]):
         self.options = options
         self.signature = Signature(function, kind)
         self.is_async = inspect.iscoroutinefunction(function)
+        self.timeout = seconds(options.timeout, "timeout")
         self._enqueue_one = enqueue_one
         self._enqueue_one_sync = enqueue_one_sync
         self._using: Mapping[str, Any] = {}
         self._within: Within = None
-        self._check_template(options.unique)
+        self._check_template("unique", options.unique)
+        self._check_template("train", options.train)
+        for part in options.slot if isinstance(options.slot, tuple) else (options.slot,):
+            self._check_template("slot", part if isinstance(part, str) else None)
         update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
@@ -102,9 +116,13 @@ class Task(Generic[P, R]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments, to be enqueued with others by `app.enqueue`."""
         bound = self.signature.bind(args, kwargs)
-        if self.options.unique is None or "unique" in self._using:
+        if not self._has_templates:
             return NewJob(self.kind, bound, **self._using)
-        return NewJob(self.kind, bound, **self._using, unique=self._key(bound, self.options.unique))
+        own_gate = "train" in self._using or "slot" in self._using
+        keys = {} if own_gate else self.gate(bound)
+        if self.options.unique is not None and "unique" not in self._using:
+            keys["unique"] = self.options.unique.format(**self.signature.with_defaults(bound))
+        return NewJob(self.kind, bound, **self._using, **keys, _own_gate=own_gate)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         return await self._enqueue_one(self.new(*args, **kwargs), self._within)
@@ -113,17 +131,30 @@ class Task(Generic[P, R]):
     def sync(self) -> "SyncTask[P, R]":
         return SyncTask(self)
 
-    def _key(self, bound: Mapping[str, Any], template: str) -> str:
-        return template.format(**self.signature.with_defaults(bound))
+    @property
+    def _has_templates(self) -> bool:
+        return (self.options.unique, self.options.train, self.options.slot) != (None, None, None)
 
-    def _check_template(self, template: str | None) -> None:
+    def gate(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """The train or slot that the kind's template makes of these arguments."""
+        train, slot = self.options.train, self.options.slot
+        if train is None and slot is None:
+            return {}
+        values = self.signature.with_defaults(bound)
+        if train is not None:
+            return {"train": train.format(**values)}
+        if isinstance(slot, tuple):
+            return {"slot": tuple(_filled(part, values) for part in slot)}
+        return {"slot": str(slot).format(**values)}
+
+    def _check_template(self, option: str, template: str | None) -> None:
         try:
             names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
         except ValueError as error:
-            raise BadRequest(f"unique={template!r} of {self.kind!r}: {error}") from None
+            raise BadRequest(f"{option}={template!r} of {self.kind!r}: {error}") from None
         for name in names:
             if name not in self.signature.names:
-                raise BadRequest(f"unique={template!r} of {self.kind!r}: {name!r} is not an argument")
+                raise BadRequest(f"{option}={template!r} of {self.kind!r}: {name!r} is not an argument")
 
 
 class SyncTask(Generic[P, R]):
@@ -183,6 +214,8 @@ class Signature:
         arguments = msgspec.structs.asdict(self.check(text))
         if self._open_ended:
             arguments = {**payload.decode(text), **arguments}
+        if not self._defaults:
+            return arguments
         return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}
 
     def _take(self, parameter: inspect.Parameter, hint: Any, fields: list[Any]) -> None:
@@ -208,6 +241,7 @@ class Registry:
     """The kinds that this process knows."""
 
     settings: Settings
+    has_gates: Callable[[], bool] = lambda: True
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
 
     def add(self, task: Task[..., Any]) -> None:
@@ -232,7 +266,9 @@ class Registry:
         kind = payload.check_name(new.kind, "kind") if task is None else task.kind
         options = DEFAULTS if task is None else task.options
         delay, run_at = _due(new)
-        _refuse_gates(new)
+        gate, unique = self._gate(new, task, options), _unique(new, options)
+        if (gate, unique) != (_NO_GATE, _PLAIN_KEY) and not self.has_gates():
+            raise BadRequest(NO_GATES)
         id = parse_id(new.id)
         if not is_version_7(id):
             raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
@@ -252,7 +288,20 @@ class Registry:
             None if parent is None else parent.id,
             _tags(new.tags),
             self._meta(new.meta),
+            *gate,
+            *unique,
         )
+
+    def _gate(self, new: NewJob, task: Task[..., Any] | None, options: Options) -> tuple[Any, ...]:
+        """Its train, or its slot with policy and limit: as the job says, else as its kind does."""
+        train, slot, policy, limit = new.train, new.slot, new.slot_policy, new.slot_limit
+        if train is None and slot is None and task is not None and not new._own_gate:
+            given = task.gate(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
+            train, slot = given.get("train"), given.get("slot")
+        if slot is not None:
+            policy = options.slot_policy if policy is None else policy
+            limit = options.slot_limit if limit is None else limit
+        return _gate(train, slot, policy, limit)
 
     def _args(self, new: NewJob, task: Task[..., Any] | None) -> str:
         args = {} if new.args is None else _check_mapping(new.args, f"args of {new.kind!r}")
@@ -269,7 +318,8 @@ class Registry:
 
 _USING = (
     *("queue", "priority", "run_at", "delay", "max_attempts", "train", "slot", "slot_policy"),
-    *("slot_limit", "unique", "pipeline_id", "tags", "meta", "on_cancelled", "on_failed"),
+    *("slot_limit", "unique", "unique_for", "on_conflict", "pipeline_id", "tags", "meta"),
+    *("on_cancelled", "on_failed"),
 )
 
 
@@ -300,11 +350,60 @@ def _due(new: NewJob) -> tuple[int | None, Any]:
     return delay, None if new.run_at is None else payload.check_moment(new.run_at, "run_at")
 
 
-def _refuse_gates(new: NewJob) -> None:
-    if new.train is not None and new.slot is not None:
+NO_GATES = "this store has no trains, slots or keys that last for a time yet; leave those options out"
+
+_NO_GATE = (None, None, None, None)
+_PLAIN_KEY = (None, False)
+
+
+def _gate(train: Any, slot: Any, policy: Any, limit: Any, *, checked: bool = True) -> tuple[Any, ...]:
+    """The columns train, slot, slot_policy, slot_limit; `checked` is False for the templates of a kind."""
+    if train is not None and slot is not None:
         raise BadRequest("a job has a train or a slot, not both: each decides alone who may go")
-    if (new.train, new.slot, new.slot_policy, new.slot_limit) != (None, None, None, None):
-        raise BadRequest("trains and slots are not part of this version of dibs yet")
+    if slot is None and (policy, limit) != (None, None):
+        raise BadRequest("slot_policy= and slot_limit= need a slot=; without one there is nothing to share")
+    if policy is not None and policy not in SLOT_POLICIES:
+        raise BadRequest(f"slot_policy={policy!r} is unknown: use {', '.join(map(repr, SLOT_POLICIES))}")
+    if slot is None:
+        return _NO_GATE if train is None else (payload.check_name(train, "train"), None, None, None)
+    places = 1 if limit is None else payload.check_whole(limit, "slot_limit", 1, MOST_IN_SLOT)
+    return (None, slot_name(slot) if checked else None, policy or "wait", places)
+
+
+def slot_name(slot: object) -> str:
+    """A slot's key as text: a string is its own, a tuple is written as JSON (so None equals None)."""
+    if not isinstance(slot, tuple):
+        return payload.check_name(slot, "slot")
+    if not slot:
+        raise BadRequest("slot=() has no parts; name at least one, or leave slot= out")
+    text = payload.encode(list(slot), "slot", 4 * LONGEST_SLOT)
+    if len(text) > LONGEST_SLOT:
+        raise BadRequest(f"slot must have at most {LONGEST_SLOT} characters as JSON, not {len(text)}")
+    return text
+
+
+def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+    """A part that is one argument and nothing else stays what it is: None equals None, 7 is not "7"."""
+    if not isinstance(part, str):
+        return part
+    name = part[1:-1]
+    return values[name] if part == f"{{{name}}}" and name in values else part.format(**values)
+
+
+def _unique(new: NewJob, options: Options) -> tuple[int | None, bool]:
+    """The columns unique_for, replaces."""
+    lasts = options.unique_for if new.unique_for is None else new.unique_for
+    conflict = options.on_conflict if new.on_conflict is None else new.on_conflict
+    if new.unique is None:
+        if (new.unique_for, new.on_conflict) != (None, None):
+            raise BadRequest("unique_for= and on_conflict= need a unique= key")
+        return _PLAIN_KEY
+    if conflict not in (None, "keep", "replace"):
+        raise BadRequest(f"on_conflict={conflict!r} is unknown: use 'keep' or 'replace'")
+    period = None if lasts is None else micros(lasts, what="unique_for")
+    if period is not None and period <= 0:
+        raise BadRequest(f"unique_for={lasts!r} must be more than 0")
+    return period, conflict == "replace"
 
 
 def _pipeline(new: NewJob, parent: Job | None) -> UUID | None:

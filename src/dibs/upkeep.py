@@ -5,19 +5,21 @@ questions in bounded batches, so it does no harm if many do it at once.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from dibs.clock import MILLISECOND, SECOND
 from dibs.ids import first_id_at
 from dibs.payload import decode
-from dibs.scripts import Row, Script, Step
+from dibs.scripts import Row, Rows, Script, Step
 from dibs.states import FINISHED, JobState
 
 BATCH = 500  # rows per question
+CLOCKS_DIFFER = 60 * SECOND  # how far ahead of the store the clock of one who enqueues may be
 FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died without a word goes after this
 
 
@@ -33,11 +35,14 @@ class Swept:
     """Jobs whose lease ran out with no attempts left."""
     cancelled: int
     """Jobs that had been asked to cancel when their lease ran out."""
+    fates: tuple[tuple[JobState, UUID, int], ...] = field(default=(), compare=False, repr=False)
+    """(state, id, token) of each claim that was taken back."""
 
 
 def sweep() -> Script[Swept]:
     """One round of upkeep: due jobs become ready, jobs of dead holders come back or end."""
     staged = 0
+    fates: list[tuple[JobState, UUID, int]] = []
     ends = {JobState.ready: 0, JobState.failed: 0, JobState.cancelled: 0}
     while moved := len((yield Step("stage", {"limit": BATCH}))):
         staged += moved
@@ -46,6 +51,7 @@ def sweep() -> Script[Swept]:
     while rows := (yield Step("sweep", {"limit": BATCH})):
         for row in rows:
             ends[JobState(row["state"])] += 1
+            fates.append((JobState(row["state"]), row["id"], row["token"]))
         if len(rows) < BATCH:
             break
     return Swept(
@@ -53,7 +59,23 @@ def sweep() -> Script[Swept]:
         returned=ends[JobState.ready],
         failed=ends[JobState.failed],
         cancelled=ends[JobState.cancelled],
+        fates=tuple(fates),
     )
+
+
+def sweep_and_mend() -> Script[Swept]:
+    """The same, and every gate is looked at: what a person deleted by hand stops no train."""
+    swept = yield from sweep()
+    after: Row | None = None
+    while rows := (yield from mend(after)):
+        after = rows[-1]
+    return swept
+
+
+def mend(after: Row | None = None) -> Script[Rows]:
+    """Look at the gates after this one, a bounded number, and heal those that don't fit their jobs."""
+    sort, name = (None, None) if after is None else (after["sort"], after["name"])
+    return (yield Step("mend", {"after_sort": sort, "after_name": name, "limit": BATCH}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +98,7 @@ class Upcoming:
     overdue: bool
     ready: bool
     seconds: float | None
+    now: datetime
 
 
 def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy: int) -> Script[Upcoming]:
@@ -94,7 +117,7 @@ def upcoming() -> Script[Upcoming]:
 def _upcoming(row: Row) -> Upcoming:
     moments = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
     seconds = (min(moments) - row["now"]).total_seconds() if moments else None
-    return Upcoming(bool(row["overdue"]), bool(row["ready"]), seconds)
+    return Upcoming(bool(row["overdue"]), bool(row["ready"]), seconds, row["now"])
 
 
 def leave(worker: str) -> Script[None]:
@@ -119,10 +142,11 @@ def _json(value: Any) -> str:
 
 def prune(older_than: int, states: Collection[JobState] = FINISHED) -> Script[int]:
     """Remove jobs that ended so, longer ago than this, in bounded batches."""
-    # Ids carry their making time, so an old enough id bounds the scan: no index on finished_at.
+    # Ids carry their making time, so an old enough id bounds the scan: no index on finished_at. Their
+    # clock is the maker's, not the store's, and may be ahead.
     [clock] = yield Step("now", {})
-    horizon = clock["now"].timestamp() * SECOND - older_than
-    before = first_id_at(int(horizon // MILLISECOND) + 1)
+    horizon = clock["now"].timestamp() * SECOND - older_than + CLOCKS_DIFFER
+    before = first_id_at(int(horizon // MILLISECOND))
     pruned = 0
     which = {"older_than": older_than, "states": sorted(str(state) for state in states), "before": before}
     while rows := (yield Step("prune", {**which, "limit": BATCH})):

@@ -2,11 +2,10 @@
 
 from uuid import UUID
 
-from dibs.clock import SECOND, monotonic
+from dibs.clock import monotonic
 from dibs.errors import NotFound
 from dibs.ids import parse_id
 from dibs.jobs import Job
-from dibs.settings import Duration, micros
 
 QUICKEST_LOOK, SLOWEST_LOOK = 0.02, 0.5  # seconds between two looks
 
@@ -32,7 +31,3 @@ class Looks:
     def pause(self) -> float:
         pause, self._pause = self._pause, min(self._pause * 1.5, SLOWEST_LOOK)
         return pause if self._deadline is None else max(min(pause, self._deadline - monotonic()), 0)
-
-
-def seconds(duration: Duration | None, what: str) -> float | None:
-    return None if duration is None else micros(duration, what=what) / SECOND

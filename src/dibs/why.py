@@ -1,9 +1,11 @@
 """Why is this job not running? One sentence, and a code that programs can match."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from dibs.durations import spoken
 from dibs.errors import NotFound
 from dibs.jobs import Job, job_from_row
 from dibs.scripts import Row, Script, Step
@@ -22,14 +24,74 @@ class Why:
         return self.sentence
 
 
-def explain(id: UUID, silence: int) -> Script[Why]:
+def explain(id: UUID, silence: int, *, has_steps: bool) -> Script[Why]:
     """`silence`: a worker not heard of for longer (in microseconds) does not count."""
     rows = yield Step("explain", {"job": id})
     if not rows:
         raise NotFound(id)
     job = job_from_row(rows[0])
+    if job.state == JobState.blocked:
+        waits = yield from _whom_it_waits_for(job, has_steps=has_steps)
+        return waits or (yield from _who_is_ahead(job))
     why = judge(job, rows[0])
     return (yield from _who_could(job, why, silence)) if why.code == "ready" else why
+
+
+def _whom_it_waits_for(job: Job, *, has_steps: bool) -> Script[Why | None]:
+    """Of the parents that have not succeeded, the one that needs a person most."""
+    edges = (yield Step("parents", {"jobs": [job.id]})) if has_steps and job.pipeline_id is not None else ()
+    unmet = [edge["parent"] for edge in edges if not edge["met"]]
+    if not unmet:
+        return None
+    rows = yield Step("get", {"ids": unmet})
+    parents = sorted((job_from_row(row) for row in rows), key=lambda one: (not one.is_finished, one.id))
+    if not parents:
+        return Why("parent", f"it waits for job {unmet[0]}, which is gone; cancel it, or retry it then")
+    others = f" and {len(unmet) - 1} more" if len(unmet) > 1 else ""
+    first = parents[0]
+    if first.is_finished:
+        ended = f"which {_finished(first)[3:]}; retry that job"
+        return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}")
+    return Why("parent", f"it waits for job {first.id} ({first.kind}){others}, {_stands(first)}")
+
+
+def _who_is_ahead(job: Job) -> Script[Why]:
+    sort, name = ("train", job.train) if job.train is not None else ("slot", job.slot)
+    which = {"names": [name], "held": False, "after": None, "limit": 1}
+    rows = yield Step("gates", {"sort": sort, **which})
+    found = yield Step("get", {"ids": [row["head"] for row in rows if row["head"] is not None]})
+    ahead = [job_from_row(row) for row in found if row["id"] != job.id]
+    held = any(row["held"] for row in rows)
+    return _behind_train(job, ahead, held) if sort == "train" else _behind_slot(job, ahead)
+
+
+def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
+    if not ahead:
+        return Why("train", f"it is next on the train {job.train!r} and goes at the next sweep")
+    [head] = ahead
+    if held:
+        return Why(
+            "train",
+            f"its train {job.train!r} is held by job {head.id} ({head.kind}), which {_finished(head)[3:]}; "
+            "retry that job or release the train",
+        )
+    ahead_of_it = f"job {head.id} ({head.kind}) of its train {job.train!r}"
+    return Why("train", f"it is behind {ahead_of_it}, {_stands(head)}")
+
+
+def _behind_slot(job: Job, ahead: Sequence[Job]) -> Why:
+    if not ahead:
+        return Why("slot", f"it is next in the slot {job.slot!r} and goes at the next sweep")
+    [other] = ahead
+    return Why("slot", f"the slot {job.slot!r} is held by job {other.id} ({other.kind}), {_stands(other)}")
+
+
+def _stands(job: Job) -> str:
+    if job.state == JobState.running:
+        return f"which is running at {job.worker}"
+    if job.state == JobState.scheduled:
+        return f"which is scheduled until {_moment(job.run_at)}"
+    return f"which is {job.state}"
 
 
 def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
@@ -95,8 +157,4 @@ def _moment(moment: datetime) -> str:
 
 
 def _span(span: timedelta) -> str:
-    seconds = max(span.total_seconds(), 0)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return spoken(span.total_seconds())

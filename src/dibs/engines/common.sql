@@ -48,6 +48,39 @@ limit :limit
           and (cast(:states as {texts}) is null or job.state {in_texts:states})
           and {has_tags:tags}
 
+-- fragment: glanced
+job.id, job.state, job.attempts, job.token, job.progress, job.message, job.run_at
+
+-- name: glance
+select {>glanced}
+from dibs_jobs job
+where job.id {in_ids:ids}
+union all
+select {>glanced}
+from dibs_finished job
+where job.id {in_ids:ids}
+
+-- name: glance_at_queue
+-- Finished jobs are bounded by their id, which is about when they were made: however many are kept, only the
+-- latest are read.
+select *
+from (
+    select {>glanced}
+    from dibs_jobs job
+    where cast(:queue as {text}) is null or job.queue = :queue
+    order by job.id desc
+    limit :limit
+) live
+union all
+select *
+from (
+    select {>glanced}
+    from dibs_finished job
+    where job.id > cast(:since as {uuid}) and (cast(:queue as {text}) is null or job.queue = :queue)
+    order by job.id desc
+    limit :limit
+) finished
+
 -- name: counts
 select counted.state, cast(sum(counted.jobs) as bigint) as jobs
 from (
@@ -107,6 +140,16 @@ left join dibs_queues setting on setting.name = job.queue
 -- name: now
 select {now} as now
 
+-- name: backlog
+select ready.queue, count(*) as jobs, min(ready.run_at) as since
+from dibs_jobs ready
+where ready.state = 'ready'
+group by ready.queue
+
+-- name: echo
+-- Where nobody can be woken there is nobody to say it to.
+select cast(:hint as {text}) as told
+
 -- name: tick
 -- A worker says that it is there, and hears when something is due next.
 insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
@@ -136,6 +179,24 @@ select name, queues, kinds, concurrency, running, started_at, seen_at
 from dibs_workers
 where seen_at >= {now_minus:silence}
 order by name
+
+-- name: begin_schedule
+-- The first who sees a schedule says from when on its ticks count.
+insert into dibs_schedules (name, last_tick)
+values (:schedule, :tick)
+on conflict (name) do nothing
+returning name
+
+-- name: move_schedule
+-- Whoever saw it elsewhere comes too late: this tick is not theirs. That it is older would not be enough:
+-- of two who catch up, one on the first of three ticks and one on all, the later would repeat the first.
+update dibs_schedules
+set last_tick = :tick
+where name = :schedule and last_tick = :since
+returning name
+
+-- name: schedules
+select name, last_tick from dibs_schedules
 
 -- name: stage
 update dibs_jobs
@@ -213,3 +274,76 @@ set
     enqueued_at = {minus:enqueued_at:micros},
     claimed_at = {minus:claimed_at:micros},
     finished_at = {minus:finished_at:micros}
+
+-- name: age_schedules
+update dibs_schedules set last_tick = {minus:last_tick:micros}
+
+-- name: identity
+select id from dibs_identity
+
+-- name: become
+-- Of two at once the second violates the key, starts over, and finds who this is.
+insert into dibs_identity (one, id) values (1, {id:new})
+
+-- name: departing
+-- Not those that somebody has locked: they are just being claimed or settled, and will be met again. Who waits
+-- in a train or for a slot goes only while nobody can be claimed there: else the next would be let go here.
+select {stored_columns:job}
+from dibs_jobs job {by_id}
+where job.state <> 'running'
+  and job.id > {id:after}
+  and (
+      (job.train is null and job.slot is null)
+      or (
+          job.queue in (select setting.name from dibs_queues setting where setting.paused)
+          and not exists (
+              select 1
+              from dibs_gates gate
+              where gate.sort = 'train' and gate.name = job.train and gate.held_by is not null
+          )
+      )
+  )
+order by job.id
+limit :limit
+{if_free}
+
+-- name: departing_finished
+-- Not who holds a train: it would go on without the person it waits for.
+select {stored_columns:job}
+from dibs_finished job {by_id}
+where job.id > {id:after}
+  and not exists (select 1 from dibs_gates gate where gate.held_by = job.id)
+order by job.id
+limit :limit
+{if_free}
+
+-- name: departed
+select id, store, job
+from dibs_moving
+where way = 'out'
+order by id
+limit :limit
+
+-- name: departed_these
+select id, job
+from dibs_moving
+where way = 'out' and store = {id:store} and id {in_ids:ids}
+
+-- name: noted
+-- Which of these came from that store before.
+select id
+from dibs_moving
+where way = 'in' and store = {id:store} and id {in_ids:ids}
+
+-- name: key_holders
+select job.unique_key, job.id as holder
+from dibs_jobs job
+where job.unique_key {in_texts:keys}
+
+-- name: landed
+delete from dibs_moving
+where way = :way and store = {id:store} and id {in_ids:ids}
+
+-- name: landed_all
+delete from dibs_moving
+where way = :way and store = {id:store}

@@ -8,9 +8,13 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
+from dibs.engines.mysql import MySQL
+from dibs.engines.mysql_pools import asyncmy_query, pymysql_query
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import Copy, Plan, Query, placeholders
 from dibs.engines.sqlite import SQLite
@@ -19,7 +23,9 @@ from dibs.errors import UnsupportedConnection
 from dibs.scripts import Rows, Step, run, run_async
 
 Colour = Literal["sync", "async"]
-Engine = PostgreSQL | SQLite
+Engine = PostgreSQL | SQLite | MySQL
+
+NO_SUCH_TABLE = 1146  # as MySQL counts
 
 Execute = Callable[[Step], Rows]
 ExecuteAsync = Callable[[Step], Awaitable[Rows]]
@@ -35,6 +41,7 @@ class Adapter:
     query: Callable[[Any, Any], Any]
     in_transaction: Callable[[Any], bool]
     awaited: bool = False
+    has_begun: Callable[[Any], bool] = lambda _: False  # as far as one can tell before the first statement
 
 
 def bind_sync(within: object, engine: Engine, path: str | None) -> Execute:
@@ -65,6 +72,27 @@ def bind_async(within: object, engine: Engine, path: str | None) -> ExecuteAsync
     return execute
 
 
+def bind_queries(within: object, words: Any, colour: Colour) -> Callable[[Query], Any]:
+    """Run single queries, whose blocks are in `words`, through the caller's connection."""
+    adapter = _adapter(within, words, colour)
+    query = adapter.query(within, words)
+
+    def ask(one: Query) -> Rows:
+        _check_transaction(adapter, within)
+        with _explained(adapter):
+            rows: Rows = query(one)
+            return rows
+
+    async def ask_async(one: Query) -> Rows:
+        _check_transaction(adapter, within)
+        with _explained(adapter):
+            answer = query(one)
+            rows: Rows = await answer if adapter.awaited else answer
+            return rows
+
+    return ask if colour == "sync" else ask_async
+
+
 def _plan(engine: Engine, step: Step, path: str | None) -> Plan:
     """The engine's answer, once we know that the connection leads to the app's own file."""
     if path is not None:
@@ -73,17 +101,24 @@ def _plan(engine: Engine, step: Step, path: str | None) -> Plan:
 
 
 def _adapter(within: object, engine: Engine, colour: Colour) -> Adapter:
-    adapter = _known(within)
+    adapter = known_adapter(within)
     if adapter is None or colour not in adapter.colours or adapter.store(within) != engine.dialect.name:
         raise UnsupportedConnection(_refusal(within, adapter, engine, colour))
     return adapter
 
 
-def _known(within: object) -> Adapter | None:
+def known_adapter(within: object) -> Adapter | None:
+    """How to speak through this connection; None for what dibs does not know."""
     for cls in type(within).__mro__:
         if (adapter := ADAPTERS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
             return adapter
     return None
+
+
+def has_begun(within: object) -> bool:
+    """Whether a transaction is open on it that would keep others from writing to its file."""
+    adapter = known_adapter(within)
+    return adapter is not None and adapter.has_begun(within)
 
 
 def _refusal(within: object, adapter: Adapter | None, engine: Engine, colour: Colour) -> str:
@@ -100,11 +135,16 @@ def _refusal(within: object, adapter: Adapter | None, engine: Engine, colour: Co
 
 
 def _fitting(engine: Engine, colour: Colour) -> list[Adapter]:
-    stores = {"postgresql": ("asyncpg", "psycopg"), "sqlite": ("sqlite3",)}[engine.dialect.name]
+    drivers = {
+        "postgresql": ("asyncpg", "psycopg"),
+        "sqlite": ("sqlite3",),
+        "mysql": ("asyncmy", "PyMySQL"),
+    }
+    stores = drivers[engine.dialect.name]
     return [
         one
         for one in ADAPTERS.values()
-        if colour in one.colours and (one.label.startswith("SQLAlchemy") or one.label.startswith(stores))
+        if colour in one.colours and one.label.startswith(("SQLAlchemy", "Django", *stores))
     ]
 
 
@@ -140,8 +180,10 @@ def _explained(adapter: Adapter) -> Iterator[None]:
 
 
 def _lacks_tables(error: BaseException) -> bool:
+    causes = (error, error.__cause__, _origin(error))
     return "no such table" in str(error) or any(
-        getattr(cause, "sqlstate", None) == "42P01" for cause in (error, error.__cause__, _origin(error))
+        getattr(cause, "sqlstate", None) == "42P01" or getattr(cause, "args", ())[:1] == (NO_SUCH_TABLE,)
+        for cause in causes
     )
 
 
@@ -212,6 +254,44 @@ def _sqlalchemy_async(connection: Any, engine: Engine) -> Any:
     return query
 
 
+def _django(connection: Any, engine: Any) -> Any:
+    """Through Django's own cursor, which minds broken `atomic` blocks and tells its tools what was asked."""
+
+    def query(query: Query | Copy) -> Rows:
+        assert isinstance(query, Query)
+        block = engine.dialect.blocks[query.name]
+        sql, order = placeholders(block, "pyformat")
+        with connection.cursor() as cursor:
+            if query.many:
+                cursor.executemany(sql, query.params)
+                return []
+            if order:
+                cursor.execute(sql, _bound(query, engine))
+            else:
+                cursor.execute(block)
+            if cursor.description is None:
+                return []
+            rows = engine.read([column[0] for column in cursor.description], cursor.fetchall())
+            return rows if connection.vendor != "postgresql" else _aware(rows, connection)
+
+    return query
+
+
+def _aware(rows: Rows, connection: Any) -> Rows:
+    """With USE_TZ off Django's cursors answer naive times of the connection's zone."""
+    zone = connection.timezone
+    if zone is not None:
+        return rows
+    local = ZoneInfo(connection.timezone_name)
+    return [
+        {
+            name: value.replace(tzinfo=local) if isinstance(value, datetime) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
 def _bound(query: Query, engine: Engine) -> Any:
     """SQLAlchemy wants exactly the parameters that the text names."""
     _, order = placeholders(engine.dialect.blocks[query.name], "named")
@@ -232,12 +312,30 @@ def _sqlite_in_transaction(connection: sqlite3.Connection) -> bool:
     return connection.in_transaction or begins_itself
 
 
+def _mysql_in_transaction(connection: Any) -> bool:
+    return not connection.get_autocommit() or connection.get_transaction_status()
+
+
+def _pymysql_in_transaction(connection: Any) -> bool:
+    in_transaction = bool(connection.server_status & 1)  # SERVER_STATUS_IN_TRANS
+    return not connection.get_autocommit() or in_transaction
+
+
+def _django_in_transaction(connection: Any) -> bool:
+    return bool(connection.in_atomic_block or not connection.get_autocommit())
+
+
 def _connection_store(connection: Any) -> str:
-    return str(connection.dialect.name)
+    return _dialect_of(connection.dialect)
 
 
 def _session_store(session: Any) -> str:
-    return str(session.get_bind().dialect.name)
+    return _dialect_of(session.get_bind().dialect)
+
+
+def _dialect_of(dialect: Any) -> str:
+    """SQLAlchemy has two names for one dialect, by the URL."""
+    return "mysql" if dialect.name == "mariadb" else str(dialect.name)
 
 
 def _connection_in_transaction(connection: Any) -> bool:
@@ -259,12 +357,14 @@ def _isolation_levels(session: Any) -> set[str | None]:
 
 
 _POSTGRESQL: Any = {"store": lambda _: "postgresql"}
+_MYSQL: Any = {"store": lambda _: "mysql"}
 _ALCHEMY: Any = {"store": _connection_store, "in_transaction": _connection_in_transaction}
 _ALCHEMY_SESSION: Any = {"store": _session_store, "in_transaction": _session_in_transaction}
 
 ADAPTERS: dict[str, Adapter] = {
     "sqlite3.Connection": Adapter(
-        "sqlite3.Connection", ("sync", "async"), lambda _: "sqlite", sqlite_query, _sqlite_in_transaction
+        "sqlite3.Connection", ("sync", "async"), lambda _: "sqlite", sqlite_query, _sqlite_in_transaction,
+        has_begun=lambda connection: connection.in_transaction,
     ),
     "psycopg.Connection": Adapter(
         "psycopg.Connection", ("sync",), query=_psycopg, in_transaction=_psycopg_in_transaction, **_POSTGRESQL
@@ -276,6 +376,14 @@ ADAPTERS: dict[str, Adapter] = {
     "asyncpg.connection.Connection": Adapter(
         "asyncpg.Connection", ("async",), query=_asyncpg,
         in_transaction=lambda connection: connection.is_in_transaction(), awaited=True, **_POSTGRESQL,
+    ),
+    "pymysql.connections.Connection": Adapter(
+        "PyMySQL Connection", ("sync",), query=pymysql_query,
+        in_transaction=_pymysql_in_transaction, **_MYSQL,
+    ),
+    "asyncmy.connection.Connection": Adapter(
+        "asyncmy Connection", ("async",), query=asyncmy_query,
+        in_transaction=_mysql_in_transaction, awaited=True, **_MYSQL,
     ),
     "sqlalchemy.engine.base.Connection": Adapter(
         "SQLAlchemy Connection", ("sync",), query=_sqlalchemy, **_ALCHEMY
@@ -289,6 +397,13 @@ ADAPTERS: dict[str, Adapter] = {
     "sqlalchemy.ext.asyncio.session.AsyncSession": Adapter(
         "SQLAlchemy AsyncSession", ("async",), query=_sqlalchemy_async, awaited=True, **_ALCHEMY_SESSION
     ),
+    "django.db.backends.base.base.BaseDatabaseWrapper": Adapter(
+        "Django connection", ("sync",), store=lambda connection: str(connection.vendor), query=_django,
+        in_transaction=_django_in_transaction, has_begun=_django_in_transaction,
+    ),
 }  # fmt: skip
 ADAPTERS["asyncpg.pool.PoolConnectionProxy"] = ADAPTERS["asyncpg.connection.Connection"]
 ADAPTERS["sqlalchemy.orm.scoping.scoped_session"] = ADAPTERS["sqlalchemy.orm.session.Session"]
+ADAPTERS["django.utils.connection.ConnectionProxy"] = ADAPTERS[
+    "django.db.backends.base.base.BaseDatabaseWrapper"
+]

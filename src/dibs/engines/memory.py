@@ -8,6 +8,7 @@ import heapq
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -15,67 +16,125 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, store_micros, to_micros
-from dibs.contract import SETTLEMENT_COLUMNS, Traits
-from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS
+from dibs.contract import GLANCED_COLUMNS, SETTLEMENT_COLUMNS, Traits
+from dibs.engines.memory_gates import Record, has_gate, is_gated
+from dibs.engines.memory_steps import Stepped
+from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.scripts import Row, Rows, Step
-from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, put_back, swept
+from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 
 TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until")
+KEPT_TIMES = (*TIMES, "unique_until")
 
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 
-Record = dict[str, Any]
 Line = tuple[str, str]  # queue, kind
 
 
-class Memory:
+class Memory(Stepped):
     """A store in this process. Each one is a world of its own."""
 
-    traits = Traits(durable=False, shared=False, joins_caller=False, migrates_itself=True, wakes=True)
+    traits = Traits(
+        durable=False,
+        shared=False,
+        joins_caller=False,
+        migrates_itself=True,
+        wakes=True,
+        gates=True,
+        pipelines=True,
+    )
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         self._live: dict[UUID, Record] = {}
         self._finished: dict[UUID, Record] = {}
         self._by_unique: dict[str, UUID] = {}
+        self._unique_for: dict[str, UUID] = {}  # finished jobs whose key is still taken
         self._lines: defaultdict[Line, list[tuple[int, int, UUID]]] = defaultdict(list)
         self._scheduled: list[tuple[int, UUID]] = []
         self._running: dict[UUID, Record] = {}
         self._settings: dict[str, Record] = {}
         self._here: dict[str, Record] = {}
+        self._last_ticks: dict[str, int] = {}
         self._tokens = count(1)
+        self._identity: UUID | None = None
+        self._departures: dict[UUID, tuple[UUID, str]] = {}
+        self._arrivals: set[tuple[UUID, UUID]] = set()
         self._moment = 0
 
     def execute(self, step: Step) -> Rows:
         answer: Callable[..., Rows] = getattr(self, f"_{step.question}")
         with self._lock:
             self._moment = store_micros()  # one time per question, as a statement has
-            return answer(**step.params)
+            rows = answer(**step.params)
+            self._go_on()
+            return rows
 
     # -- enqueue --------------------------------------------------------------------------------
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Rows:
-        return [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
 
-    def _store(self, new: Record) -> Row:
-        holder = new["id"] if self._known(new["id"]) else self._by_unique.get(new["unique_key"])
-        if holder is not None:
-            return {"id": new["id"], "holder": holder, "is_new": False}
+    def _store(self, new: Record) -> tuple[UUID, UUID, bool]:
+        """(its id, the id of who has its place now, whether that is new)."""
         now, delay, run_at = self._clock(), new.pop("delay"), new["run_at"]
-        due = to_micros(run_at) if run_at else now + (delay or 0)
-        job: Record = dict.fromkeys(JOB_COLUMNS) | new | _NEW | {"run_at": due, "enqueued_at": now}
+        new |= {"run_at": to_micros(run_at) if run_at else now + (delay or 0), "enqueued_at": now}
+        if self._known(new["id"]):
+            return new["id"], new["id"], False
+        if (holder := self._has_key(new["unique_key"])) is not None:
+            if new["replaces"]:
+                self._replace(holder, new)
+            return new["id"], holder, False
+        if (holder := self._kept_instead(new)) is not None:
+            return new["id"], holder, False
+        self._add(new)
+        return new["id"], new["id"], True
+
+    def _add(self, new: Record) -> None:
+        lasts, _ = new.pop("unique_for"), new.pop("replaces")
+        until = None if lasts is None else new["enqueued_at"] + lasts
+        job: Record = dict.fromkeys(JOB_COLUMNS) | new | _NEW | {"unique_until": until}
         self._live[job["id"]] = job
         if job["unique_key"] is not None:
             self._by_unique[job["unique_key"]] = job["id"]
-        self._wait(job, JobState.ready if due <= now else JobState.scheduled)
-        times = {"run_at": from_micros(due), "enqueued_at": from_micros(now)}
-        return {
-            "id": job["id"],
-            "holder": job["id"],
-            "is_new": True,
-            "state": job["state"],
-            **times,
-        }
+        if self._waits_for_parents(job):
+            self._wait(job, JobState.blocked)
+        else:
+            self._set_off(job)
+
+    def _answer(self, id: UUID, holder: UUID, is_new: bool) -> Row:
+        """States are those at the end: a job may be superseded by a later one of the same call."""
+        if not is_new:
+            return {"id": id, "holder": holder, "is_new": False}
+        [job] = self._each([id])
+        times = {name: from_micros(job[name]) for name in ("run_at", "enqueued_at")}
+        return {"id": id, "holder": holder, "is_new": True, "state": job["state"], **times}
+
+    def _has_key(self, key: str | None) -> UUID | None:
+        """Who has this unique key: a live job, or a finished one that keeps it for a time."""
+        if key is None:
+            return None
+        if key in self._by_unique:
+            return self._by_unique[key]
+        job = self._finished.get(self._unique_for.get(key))  # type: ignore[arg-type]
+        return job["id"] if job is not None and job["unique_until"] > self._clock() else None
+
+    def _replace(self, holder: UUID, new: Record) -> None:
+        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        job = self._live.get(holder)
+        if job is not None and job["state"] in WAITING:
+            job |= {"args": new["args"], "run_at": new["run_at"]}
+            self._wait_again(job)
+
+    def _enqueue_tick(
+        self, schedule: str, since: datetime | None, tick: datetime, jobs: Sequence[tuple[Any, ...]]
+    ) -> Rows:
+        if self._last_ticks.get(schedule) != (None if since is None else to_micros(since)):
+            return []
+        self._last_ticks[schedule] = to_micros(tick)
+        return [{"name": schedule}, *self._enqueue(jobs, fresh=True)]
 
     # -- claim ----------------------------------------------------------------------------------
 
@@ -88,9 +147,16 @@ class Memory:
 
     def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Rows:
         record = self._live.get(job)
-        if record is None or record["state"] != JobState.ready or not self._open(_line(record)):
+        if record is None or not self._open(_line(record)):
             return self._claimed([], look)
-        return self._claimed([self._lease(record, wish)], look)
+        if record["state"] == JobState.ready:
+            return self._claimed([self._lease(record, wish)], look)
+        if self._may_overtake(record):
+            self._wait(record, JobState.ready)  # it gets the turn of those who have not started
+            self._lease(record, wish)
+            self._overtook(record)
+            return self._claimed([record], look)
+        return self._claimed([], look)
 
     def _claim_within_limits(self, **wish: Any) -> Rows:
         raise AssertionError("memory holds limits in every claim and never answers `limited`")
@@ -141,11 +207,14 @@ class Memory:
     def _overdue(self) -> bool:
         now = self._clock()
         due = bool(self._scheduled) and self._scheduled[0][0] <= now
+        due = due or any(at <= now for at in self._offers())
         return due or any(job["lease_until"] <= now for job in self._running.values())
 
     # -- settle, renew, progress ----------------------------------------------------------------
 
-    def _settle(self, settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]]) -> Rows:
+    def _settle(
+        self, settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]], steps: Any = ()
+    ) -> Rows:
         applied = []
         for values in settlements:
             given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
@@ -180,9 +249,11 @@ class Memory:
         self,
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
+        steps: Any = (),
         **wish: Any,
     ) -> Rows:
         settled = [row["id"] for row in self._settle(settlements, children)]
+        self._go_on()
         first, *rest = self._claim(**wish)
         return [{**first, "settled": settled}, *rest]
 
@@ -206,8 +277,9 @@ class Memory:
             run_at, id = heapq.heappop(self._scheduled)
             job = self._live.get(id)
             if job is not None and (job["state"], job["run_at"]) == (JobState.scheduled, run_at):
-                self._wait(job, JobState.ready)
+                self._wait_again(job)
                 staged.append({"id": id})
+        self._pass_on(limit)
         return staged
 
     def _sweep(self, limit: int) -> Rows:
@@ -233,8 +305,9 @@ class Memory:
     def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Rows:
         changed: list[Row] = []
         for job in (self._live[id] for id in ids if id in self._live):
-            changed.append({"id": job["id"]})
-            if job["state"] == JobState.running:
+            is_running = job["state"] == JobState.running
+            changed.append({"id": job["id"], "worker": job["worker"] if is_running else None})
+            if is_running:
                 job["cancel_reason"] = reason or ""
             else:
                 self._finish(job, JobState.cancelled, reason)
@@ -246,16 +319,26 @@ class Memory:
     def _retried(self, job: Record) -> bool:
         if job["state"] == JobState.scheduled:
             job["run_at"] = self._clock()
-            self._wait(job, JobState.ready)
+            self._wait_again(job)
             return True
         if job["state"] not in (JobState.failed, JobState.cancelled) or job["unique_key"] in self._by_unique:
             return False
+        self._come_back(job)
+        if self._waits_for_parents(job):
+            job["position"] = None
+            self._wait(job, JobState.blocked)
+        elif has_gate(job):
+            self._rejoin(job)
+        else:
+            self._wait(job, JobState.ready)
+        self._came_back.append(job)
+        return True
+
+    def _come_back(self, job: Record) -> None:
         self._live[job["id"]] = self._finished.pop(job["id"])
         if job["unique_key"] is not None:
             self._by_unique[job["unique_key"]] = job["id"]
-        job |= _FRESH_BUDGET | {"run_at": self._clock()}
-        self._back(job, JobState.ready)
-        return True
+        job |= _FRESH_BUDGET | {"run_at": self._clock(), "worker": None}
 
     def _recover(self, job: UUID, stale_after: int) -> Rows:
         record = self._running.get(job)
@@ -268,17 +351,27 @@ class Memory:
     def _delete(self, ids: Sequence[UUID]) -> Rows:
         gone = [job for job in self._each(ids) if job["state"] != JobState.running]
         for job in gone:
-            self._forget(job)
-            self._finished.pop(job["id"], None)
+            if job["id"] in self._live:
+                self._forget(job)
+            else:
+                del self._finished[job["id"]]
+                self._let_go_of(job)
+            self._deleted(job)
         return [{"id": job["id"]} for job in gone]
 
     def _prune(self, older_than: int, states: Sequence[str], before: UUID, limit: int) -> Rows:
         horizon = self._clock() - older_than
         ended = [(id, job) for id, job in self._finished.items() if id < before and job["state"] in states]
-        old = [id for id, job in ended if job["finished_at"] < horizon]
+        old = [id for id, job in ended if job["finished_at"] < horizon and not self._is_needed(job)]
         for id in old[:limit]:
-            del self._finished[id]
+            self._drop_step(self._finished.pop(id))
         return [{"id": id} for id in old[:limit]]
+
+    def _is_needed(self, job: Record) -> bool:
+        """Whether a train or a job waits for it, or its unique key is taken for some more time."""
+        gate = self._gate_of(job)
+        keeps_key = job["unique_until"] is not None and job["unique_until"] > self._clock()
+        return keeps_key or self._is_waited_for(job) or (gate is not None and gate.held_by == job["id"])
 
     def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
         setting = self._settings.setdefault(queue, dict(_UNSET))
@@ -297,6 +390,15 @@ class Memory:
         found = sorted({**self._live, **self._finished}.items(), reverse=True)
         matching = (job for id, job in found if (after is None or id < after) and _matches(job, **filter))
         return [self._row(job) for _, job in zip(range(limit), matching, strict=False)]
+
+    def _glance(self, ids: Sequence[UUID]) -> Rows:
+        return [self._glanced(job) for job in self._each(ids)]
+
+    def _glance_at_queue(self, queue: str | None, since: UUID, limit: int) -> Rows:
+        ended = {id: job for id, job in self._finished.items() if id > since}
+        both = [sorted(jobs.items(), reverse=True) for jobs in (self._live, ended)]
+        found = [[job for _, job in jobs if queue in (None, job["queue"])][:limit] for jobs in both]
+        return [self._glanced(job) for jobs in found for job in jobs]
 
     def _counts(self, queue: str | None) -> Rows:
         jobs = [*self._live.values(), *self._finished.values()]
@@ -328,6 +430,7 @@ class Memory:
     def _upcoming(self) -> Rows:
         now = self._clock()
         due = [job["run_at"] for job in self._live.values() if job["state"] == JobState.scheduled]
+        due += self._offers()
         leases = [job["lease_until"] for job in self._running.values()]
         upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
         times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
@@ -344,14 +447,126 @@ class Memory:
             for row in sorted(seen, key=lambda row: row["name"])
         ]
 
+    def _schedules(self) -> Rows:
+        return [{"name": name, "last_tick": from_micros(at)} for name, at in self._last_ticks.items()]
+
+    def _ready_lines(self, queues: Sequence[str] | None) -> Rows:
+        ready = sorted(line for line in self._lines if self._head(line) is not None)
+        return [
+            {"queue": queue, "kind": kind}
+            for queue, kind in ready
+            if (queues is None or queue in queues) and not self._settings.get(queue, _UNSET)["paused"]
+        ]
+
+    def _backlog(self) -> Rows:
+        since: defaultdict[str, list[int]] = defaultdict(list)
+        for job in self._live.values():
+            if job["state"] == JobState.ready:
+                since[job["queue"]].append(job["run_at"])
+        return [
+            {"queue": queue, "jobs": len(times), "since": from_micros(min(times))}
+            for queue, times in since.items()
+        ]
+
+    def _examine(self) -> Rows:
+        facts = [("version", "memory", "of this process"), ("kept", "jobs", "nowhere")]
+        facts += [("isolation", "own connections", "one question at a time")]
+        return [{"fact": fact, "about": about, "value": value} for fact, about, value in facts]
+
+    def _echo(self, hint: str) -> Rows:
+        return [{"told": hint}]
+
     def _now(self) -> Rows:
         return [{"now": from_micros(self._clock())}]
 
     def _age(self, micros: int) -> Rows:
         for job in [*self._live.values(), *self._finished.values()]:
-            job |= {name: job[name] - micros for name in TIMES if job[name] is not None}
+            times = (*TIMES, "unique_until")
+            job |= {name: job[name] - micros for name in times if job[name] is not None}
             if job["state"] in WAITING:
                 self._wait(job, job["state"])
+        self._age_gates(micros)
+        self._last_ticks = {name: at - micros for name, at in self._last_ticks.items()}
+        return []
+
+    # -- from one store to another --------------------------------------------------------------
+
+    def _identify(self, new: UUID | None) -> Rows:
+        self._identity = self._identity or new
+        return [] if self._identity is None else [{"id": self._identity}]
+
+    def _depart(self, store: UUID, after: UUID | None, limit: int) -> Rows:
+        holding = {gate.held_by for gate in self._gates_by_key.values()}
+        ended = {id: job for id, job in self._finished.items() if id not in holding}
+        jobs = {**{id: job for id, job in self._live.items() if self._may_depart(job)}, **ended}
+        leaving = sorted(id for id in jobs if after is None or id > after)
+        return [self._part_with(jobs[id], store) for id in leaving[:limit]]
+
+    def _may_depart(self, job: Record) -> bool:
+        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train."""
+        gate = self._gate_of(job) if is_gated(job) else None
+        paused = self._settings.get(job["queue"], _UNSET)["paused"]
+        return job["state"] != JobState.running and (gate is None or (paused and gate.held_by is None))
+
+    def _part_with(self, job: Record, store: UUID) -> Row:
+        if self._finished.pop(job["id"], None) is None:
+            self._forget(job)
+        times = {name: from_micros(job[name]) for name in KEPT_TIMES if job[name] is not None}
+        text = stored_text(job | times)
+        self._departures[job["id"]] = (store, text)
+        return {"id": job["id"], "job": text}
+
+    def _departed(self, limit: int) -> Rows:
+        rows = [{"id": id, "store": to, "job": text} for id, (to, text) in sorted(self._departures.items())]
+        return rows[:limit]
+
+    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Rows:
+        rows = [self._take_in(job, (job.id, store) in self._arrivals) for job in map(read_stored, jobs)]
+        self._arrivals |= {(row["id"], store) for row in rows if row["is_new"]}
+        return rows
+
+    def _take_in(self, job: StoredJob, noted: bool = False) -> Row:
+        holder = job.id if noted or self._known(job.id) else None
+        if holder is None and not job.is_finished:
+            holder = self._by_unique.get(job.unique_key or "")
+        if holder is None:
+            self._settle_in(job)
+        return {"id": job.id, "holder": holder or job.id, "is_new": holder is None}
+
+    def _settle_in(self, job: StoredJob) -> None:
+        record: Record = {name: getattr(job, name) for name in STORED_TYPES}
+        record |= {name: to_micros(record[name]) for name in KEPT_TIMES if record[name] is not None}
+        self._tokens = count(max(next(self._tokens), (job.token or 0) + 1))
+        if job.is_finished:
+            self._finished[job.id] = record
+            if job.unique_until is not None and job.unique_key is not None:
+                self._unique_for[job.unique_key] = job.id
+            return
+        self._live[job.id] = record
+        if job.unique_key is not None:
+            self._by_unique[job.unique_key] = job.id
+        if job.is_gated:
+            self._join_again(record)
+        else:
+            self._wait(record, JobState(job.state))
+
+    def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Rows:
+        rows = [self._take_in(read_stored(self._departures[id][1])) for id in ids if id in self._departures]
+        self._landed("out", store, [row["id"] for row in rows if row["holder"] == row["id"]])
+        return rows
+
+    def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Rows:
+        gone = None if ids is None else set(ids)
+        if way == "in":
+            self._arrivals = {
+                one for one in self._arrivals if one[1] != store or not (gone is None or one[0] in gone)
+            }
+        else:
+            self._departures = {
+                id: one
+                for id, one in self._departures.items()
+                if one[0] != store or not (gone is None or id in gone)
+            }
         return []
 
     # -- the small moves that the answers are made of -------------------------------------------
@@ -377,26 +592,45 @@ class Memory:
         elif state == JobState.scheduled:
             heapq.heappush(self._scheduled, (job["run_at"], job["id"]))
 
+    def _wait_again(self, job: Record) -> None:
+        """A waiting job whose time has come, or has changed."""
+        if is_gated(job):
+            self._take_place(job)
+        else:
+            self._wait(job, by_time(job["run_at"], self._clock()))
+
     def _back(self, job: Record, state: JobState) -> None:
         self._running.pop(job["id"], None)
         job |= {"worker": None, "lease_until": None}
-        self._wait(job, state)
+        if is_gated(job):
+            self._take_place(job)
+        else:
+            self._wait(job, state)
 
     def _finish(self, job: Record, state: JobState, message: str | None) -> None:
-        self._forget(job)
+        self._forget(job, state)
         job |= {"state": state, "finished_at": self._clock(), "lease_until": None}
         job["message"] = message or job["message"]
         self._finished[job["id"]] = job
+        if job["unique_until"] is not None:
+            self._unique_for[job["unique_key"]] = job["id"]
+        self._ended.append(job)
 
-    def _forget(self, job: Record) -> None:
-        self._live.pop(job["id"], None)
+    def _forget(self, job: Record, state: JobState | None = None) -> None:
         self._running.pop(job["id"], None)
         if self._by_unique.get(job["unique_key"]) == job["id"]:
             del self._by_unique[job["unique_key"]]
+        if is_gated(job):
+            self._leave_gate(job, state)
+        else:
+            del self._live[job["id"]]
 
     def _row(self, job: Record) -> dict[str, Any]:
         row = {name: job[name] for name in JOB_COLUMNS}
         return row | {name: from_micros(row[name]) for name in TIMES if row[name] is not None}
+
+    def _glanced(self, job: Record) -> Row:
+        return {name: job[name] for name in GLANCED_COLUMNS} | {"run_at": from_micros(job["run_at"])}
 
     def _standing(self, job: Record) -> Row:
         names = ("id", "token", "cancel_reason")
@@ -410,6 +644,7 @@ _NEW: Record = {
     "cancel_reason": None,
     "settled_token": None,
     "settled_as": None,
+    "position": None,
 }
 _FRESH_BUDGET: Record = {
     "attempts": 0,

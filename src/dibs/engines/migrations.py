@@ -1,9 +1,56 @@
-"""Versioned tables: which migrations a store lacks, and the statements that bring it up to date.
+"""Versioned tables: which migrations a store lacks, and the statements that bring it up to date, or back.
 
-A version is applied whole or not at all, and notes itself in the table `dibs_schema`.
+A version is applied whole or not at all, and notes itself in the table `dibs_schema`. What a version made is
+taken away in reverse order; that is read from its own statements. A version that does something which can't
+be read backwards has a file of the same name in the folder `down` beside it (ADR 14).
 """
 
-from dibs.engines.sql import Dialect, schema_files, statements
+import re
+from collections.abc import Collection
+from importlib.resources import files
+
+from dibs.engines.mysql import MySQL
+from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.sql import Dialect, schema_files, schema_version, statements
+from dibs.engines.sqlite import SQLite
+from dibs.errors import BadRequest
+
+MIGRATION_LOCK = 0x64696273  # "dibs", an advisory lock while tables are made
+
+_PART = re.compile(r"/\*(M!|!\d+)\s*(.*?)\s*\*/", re.DOTALL)  # what only one of MariaDB and MySQL reads
+_TABLE = re.compile(r"create table (?:if not exists )?(\w+)")
+_INDEX = re.compile(r"create (?:unique )?index (?:if not exists )?(\w+) on (\w+)")
+_SEQUENCE = re.compile(r"create sequence (?:if not exists )?(\w+)")
+_ALTER = re.compile(r"alter table (\w+) (.*)", re.DOTALL)
+_ADD_KEY = re.compile(r"add (?:unique )?(?:key|index) (?:if not exists )?(\w+)")
+_ADD_COLUMN = re.compile(r"add (?:column )?(?:if not exists )?(?!constraint|primary|foreign|check)(\w+)")
+_ROWS = re.compile(r"(?:insert|update|delete|do|select)\b")  # go away with the tables they are in
+
+
+def dialect_named(name: str, prefix: str = "dibs") -> Dialect | None:
+    """The words of a database, by the name that URLs, SQLAlchemy or Django have for it."""
+    match name.lower():
+        case "sqlite":
+            return SQLite(prefix).dialect
+        case "postgresql" | "postgres":
+            return PostgreSQL(prefix).dialect
+        case "mysql" | "mariadb":
+            return MySQL(prefix).dialect
+        case _:
+            return None
+
+
+def check_version(dialect: Dialect, version: int | None) -> int:
+    """A version that this dibs can bring a store to; the newest for None, 0 for no tables at all."""
+    newest = schema_version(dialect.name)
+    if version is None:
+        return newest
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= newest:
+        raise BadRequest(
+            f"there is no schema version {version!r}: this dibs knows 1 to {newest}, and 0 for no tables; "
+            "a later version needs a later dibs"
+        )
+    return version
 
 
 def schema_table(dialect: Dialect) -> tuple[str, str]:
@@ -13,12 +60,98 @@ def schema_table(dialect: Dialect) -> tuple[str, str]:
     return create, f"select version from {table}"  # noqa: S608
 
 
-def pending(dialect: Dialect, applied: set[int]) -> list[tuple[int, str]]:
+def pending(dialect: Dialect, applied: Collection[int], to: int | None = None) -> list[tuple[int, str]]:
     """What is left to run, each statement with its version; a version notes itself when done."""
     table = dialect.rename("dibs_schema")
+    last = check_version(dialect, to)
     steps: list[tuple[int, str]] = []
     for version, text in schema_files(dialect.name):
-        if version not in applied:
+        if version not in applied and version <= last:
             steps += [(version, statement) for statement in statements(dialect.rename(text))]
             steps.append((version, f"insert into {table} (version) values ({version})"))  # noqa: S608
     return steps
+
+
+def undoing(dialect: Dialect, applied: Collection[int], to: int) -> list[tuple[int, str]]:
+    """What takes away all versions after `to`, the newest first; 0 leaves nothing."""
+    table = dialect.rename("dibs_schema")
+    first = check_version(dialect, to)
+    steps: list[tuple[int, str]] = []
+    for version, text in reversed(list(schema_files(dialect.name))):
+        if version in applied and version > first:
+            steps += [(version, statement) for statement in _down(dialect, version, text)]
+            steps.append((version, f"delete from {table} where version = {version}"))  # noqa: S608
+    if first == 0:
+        steps.append((0, f"drop table if exists {table}"))
+    return steps
+
+
+def table_names(dialect: Dialect) -> list[str]:
+    """Every table that dibs makes here, with the prefix of the store."""
+    found = [dialect.rename("dibs_schema")]
+    for _, text in schema_files(dialect.name):
+        found += [match[1] for one in statements(dialect.rename(text)) if (match := _TABLE.match(one))]
+    return found
+
+
+def _down(dialect: Dialect, version: int, text: str) -> list[str]:
+    own = files("dibs.engines").joinpath("schema", dialect.name, "down")
+    if own.is_dir():
+        for file in own.iterdir():
+            if int(file.name.split("_")[0]) == version:
+                return statements(dialect.rename(file.read_text()))
+    made = statements(dialect.rename(text))
+    return [undone for statement in reversed(made) if (undone := undo(statement, dialect.name))]
+
+
+def undo(statement: str, dialect: str) -> str | None:
+    """The statement that takes away what this one made; None when it leaves nothing to take away."""
+    if statement.startswith("/*"):
+        parts = [(reader, undo(inner, dialect) or "do 0") for reader, inner in _PART.findall(statement)]
+        return " ".join(f"/*{reader} {undone} */" for reader, undone in parts)
+    words = " ".join(statement.split()).replace("/*M! if not exists */ ", "")
+    if match := _TABLE.match(words):
+        return f"drop table if exists {match[1]}"
+    if match := _SEQUENCE.match(words):
+        return f"drop sequence if exists {match[1]}"
+    if match := _INDEX.match(words):
+        return _drop_index(dialect, *match.groups())
+    if match := _ALTER.match(words):
+        there = "/*M! if exists */ " if dialect == "mysql" else ""
+        clauses = [_undo_clause(clause, there, words) for clause in reversed(_split(match[2]))]
+        return f"alter table {match[1]} {', '.join(clauses)}"
+    if _ROWS.match(words):
+        return None
+    raise _unreadable(words)
+
+
+def _drop_index(dialect: str, index: str, table: str) -> str:
+    if dialect == "mysql":
+        return f"drop index /*M! if exists */ {index} on {table}"
+    return f"drop index if exists {index}"
+
+
+def _undo_clause(clause: str, there: str, statement: str) -> str:
+    if match := _ADD_KEY.match(clause):
+        return f"drop key {there}{match[1]}"
+    if match := _ADD_COLUMN.match(clause):
+        return f"drop column {there}{match[1]}"
+    raise _unreadable(statement)
+
+
+def _unreadable(statement: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"dibs can't tell how to undo {statement[:100]!r}; its migration needs a file of the same name in "
+        "the folder `down` beside it"
+    )
+
+
+def _split(clauses: str) -> list[str]:
+    """At the commas that are in no parentheses."""
+    parts, depth, start = [], 0, 0
+    for place, character in enumerate(clauses):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append(clauses[start:place].strip())
+            start = place + 1
+    return [*parts, clauses[start:].strip()]

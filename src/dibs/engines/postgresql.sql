@@ -17,6 +17,35 @@ select stored.*
 from stored
 cross join (select count(*) from told) hint
 
+-- name: enqueue_one
+-- The same for a single job. Without arrays it is the leanest way to an idle worker: after a pause, each
+-- step of a plan costs more than its work.
+insert into dibs_jobs ({>new_columns})
+select
+    {>new_values}
+from (
+    select
+        cast(:id as uuid) as id,
+        cast(:kind as text) as kind,
+        cast(:queue as text) as queue,
+        cast(:args as text) as args,
+        cast(:priority as smallint) as priority,
+        cast(:run_at as timestamptz) as run_at,
+        cast(:delay as bigint) as delay,
+        cast(:max_attempts as integer) as max_attempts,
+        cast(:unique_key as text) as unique_key,
+        cast(:on_cancelled as text) as on_cancelled,
+        cast(:on_failed as text) as on_failed,
+        cast(:pipeline_id as uuid) as pipeline_id,
+        cast(:parent_id as uuid) as parent_id,
+        cast(:tags as text) as tags,
+        cast(:meta as text) as meta
+) given
+{>due}
+returning
+    id, true as is_new, state, run_at, enqueued_at,
+    case when cast(:hint as text) is not null then pg_notify('dibs_wake', cast(:hint as text)) end as told
+
 -- name: wake
 select pg_notify('dibs_wake', queue) as told from unnest(cast(:wake as text[])) as queue
 
@@ -25,17 +54,6 @@ insert into dibs_jobs ({>new_columns})
 {>new_rows}
 on conflict (id) do nothing
 returning id, true as is_new, state, run_at, enqueued_at
-
--- name: enqueue_unique
--- The no-op update locks whoever has the key and so always answers a row: with `do nothing` and a
--- look afterwards, a holder that finishes in between leaves neither a new job nor an old one.
-insert into dibs_jobs ({>new_columns})
-{>new_rows}
-where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
-  and not exists (select 1 from dibs_finished finished where finished.id = given.id)
-on conflict (unique_key) where unique_key is not null do update
-set unique_key = excluded.unique_key
-returning id as holder, unique_key, state, run_at, enqueued_at
 
 -- name: enqueue_forget_finished
 -- A second statement, because it must see what finished while the insert waited for its key.
@@ -48,9 +66,8 @@ returning job.id
 id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at, unique_key,
     on_cancelled, on_failed, pipeline_id, parent_id, tags, meta
 
--- fragment: new_rows
-select
-    given.id,
+-- fragment: new_values
+given.id,
     given.kind,
     given.queue,
     given.args,
@@ -66,6 +83,15 @@ select
     given.parent_id,
     given.tags,
     given.meta
+
+-- fragment: due
+cross join lateral (
+    select coalesce(given.run_at, {moment} + coalesce(given.delay, 0) * interval '1 microsecond') as at
+) due
+
+-- fragment: new_rows
+select
+    {>new_values}
 from unnest(
     cast(:id as uuid[]),
     cast(:kind as text[]),
@@ -86,9 +112,7 @@ from unnest(
     id, kind, queue, args, priority, run_at, delay, max_attempts, unique_key,
     on_cancelled, on_failed, pipeline_id, parent_id, tags, meta
 )
-cross join lateral (
-    select coalesce(given.run_at, {moment} + coalesce(given.delay, 0) * interval '1 microsecond') as at
-) due
+{>due}
 
 -- name: chain
 -- Children of what the same transaction has settled. One whose key is taken is not added.
@@ -107,6 +131,28 @@ with recursive
 select {>header}, {job_columns:taken}
 from (select 1) once
 left join taken on true
+order by taken.priority desc, taken.run_at, taken.id
+
+-- name: claim_line
+-- The same for one line, if it is open and unlimited: what an idle worker asks when it hears of a job there.
+with picked as materialized (
+    select ready.id
+    from dibs_jobs ready
+    where ready.state = 'ready'
+      and ready.queue = :queue
+      and ready.kind = :kind
+      and not exists (
+          select 1
+          from dibs_queues setting
+          where setting.name = :queue and (setting.paused or setting.max_running is not null)
+      )
+    order by ready.priority desc, ready.run_at, ready.id
+    limit :limit
+    for update skip locked
+),
+{>taken}
+select false as limited, false as overdue, false as crowded, {job_columns:taken}
+from taken
 order by taken.priority desc, taken.run_at, taken.id
 
 -- name: exchange
@@ -368,15 +414,10 @@ select count(*)
 
 -- name: claim_job_within_limits
 with {>wanted},
-limited as materialized (
-    select wanted.id, wanted.queue, wanted.max_running
-    from wanted
-    where wanted.max_running is not null
-),
 picked as materialized (
     select limited.id
-    from limited
-    where limited.max_running > ({>running})
+    from wanted limited
+    where limited.max_running is null or limited.max_running > ({>running})
 ),
 {>taken}
 select
@@ -396,12 +437,24 @@ picked as materialized (
 ),
 {>taken}
 select
-    exists (select 1 from wanted where wanted.max_running is not null) as limited,
+    exists (select 1 from wanted where wanted.max_running is not null)
+        or (not exists (select 1 from wanted) and {>may_overtake}) as limited,
     cast(:look as boolean) and {>overdue} as overdue,
     false as crowded,
     {job_columns:taken}
 from (select 1) once
 left join taken on true
+
+-- fragment: may_overtake
+-- Behind its slot, or locked by somebody who looks at who may go there: that is judged at the gate.
+exists (
+            select 1
+            from dibs_jobs job
+            where job.id = cast(:job as uuid)
+              and job.slot is not null
+              and job.state in ('blocked', 'ready')
+              and job.position is not null
+        )
 
 -- fragment: wanted
 -- Locked first, by primary key, and judged after: the state is that of the locked row.
@@ -426,49 +479,39 @@ union all
 select returned.id from returned
 
 -- fragment: settling
+-- One JSON text: as ten arrays, the drivers look at each of their elements.
 given as materialized (
-    select *
-    from unnest(
-        cast(:ids as uuid[]),
-        cast(:tokens as bigint[]),
-        cast(:states as text[]),
-        cast(:settled_as as text[]),
-        cast(:delays as bigint[]),
-        cast(:refunds as boolean[]),
-        cast(:results as text[]),
-        cast(:errors as text[]),
-        cast(:messages as text[]),
-        cast(:pipelines as uuid[])
-    ) as given (
-        id, token, state, settled_as, delay, refund, result, errors, message, pipeline_id
+    select
+        given.id,
+        given.token,
+        given.state,
+        given.settled_as,
+        given.delay,
+        coalesce(given.refund, false) as refund,
+        given.result,
+        coalesce(given.errors, '[]') as errors,
+        given.message,
+        given.pipeline_id
+    from json_to_recordset(cast(:settlements as json)) as given (
+        id uuid,
+        token bigint,
+        state text,
+        settled_as text,
+        delay bigint,
+        refund boolean,
+        result text,
+        errors text,
+        message text,
+        pipeline_id uuid
     )
 ),
 -- Fenced by the token: a worker that lost its lease changes nothing. A job that was asked to
 -- cancel ends here, too, whatever its holder made of it.
 ended as (
     delete from dibs_jobs job
-    using given
     where {>held}
-      and (given.state in ('succeeded', 'failed', 'cancelled') or job.cancel_reason is not null)
-    returning
-        {kept_columns:job},
-        job.attempts - cast(given.refund as integer) as attempts,
-        case
-            when given.state in ('succeeded', 'failed', 'cancelled') then given.state
-            else 'cancelled'
-        end as state,
-        coalesce(job.pipeline_id, given.pipeline_id) as pipeline_id,
-        coalesce(
-            given.message,
-            case
-                when given.state not in ('succeeded', 'failed') then nullif(job.cancel_reason, '')
-            end,
-            job.message
-        ) as message,
-        given.result,
-        given.errors,
-        given.token as settled_token,
-        given.settled_as
+      and (job.cancel_reason is not null or {>ending})
+    returning {kept_columns:job}, job.attempts, job.pipeline_id, job.message, job.cancel_reason
 ),
 moved as (
     insert into dibs_finished (
@@ -478,126 +521,136 @@ moved as (
     )
     select
         {kept_columns:ended},
-        ended.attempts,
-        ended.state,
-        ended.pipeline_id,
-        ended.message,
-        ended.result,
-        ended.errors,
-        ended.settled_token,
-        ended.settled_as,
+        ended.attempts - cast(given.refund as integer),
+        {>ended_as},
+        coalesce(ended.pipeline_id, given.pipeline_id),
+        coalesce(
+            given.message,
+            case
+                when given.state not in ('succeeded', 'failed') then nullif(ended.cancel_reason, '')
+            end,
+            ended.message
+        ),
+        given.result,
+        given.errors,
+        given.token,
+        given.settled_as,
         {now}
     from ended
+    join given on given.id = ended.id
+),
+-- One row that holds all that goes back, by id: a join would be planned for one job, again.
+book as materialized (
+    select jsonb_object_agg(back.id, to_jsonb(back)) as page
+    from given back
+    where not {>ends}
 ),
 returned as (
     update dibs_jobs job
     set
-        state = given.state,
-        run_at = coalesce({now} + given.delay * interval '1 microsecond', job.run_at),
-        attempts = job.attempts - cast(given.refund as integer),
-        errors = given.errors,
-        pipeline_id = coalesce(job.pipeline_id, given.pipeline_id),
+        state = case
+            when job.slot is not null and book.page -> cast(job.id as text) ->> 'state' = 'ready' then 'blocked'
+            else book.page -> cast(job.id as text) ->> 'state'
+        end,
+        run_at = coalesce(
+            {now} + cast(book.page -> cast(job.id as text) ->> 'delay' as bigint) * interval '1 microsecond',
+            job.run_at
+        ),
+        attempts = job.attempts
+            - cast(cast(book.page -> cast(job.id as text) ->> 'refund' as boolean) as integer),
+        errors = book.page -> cast(job.id as text) ->> 'errors',
+        pipeline_id = coalesce(
+            job.pipeline_id, cast(book.page -> cast(job.id as text) ->> 'pipeline_id' as uuid)
+        ),
         worker = null,
         lease_until = null,
-        settled_token = given.token,
-        settled_as = given.settled_as
-    from given
-    where {>held}
+        settled_token = job.token,
+        settled_as = book.page -> cast(job.id as text) ->> 'settled_as'
+    from book
+    where job.id = any (array(select back.id from given back where not {>ends}))
+      and {>fenced}
       and job.cancel_reason is null
-      and given.state not in ('succeeded', 'failed', 'cancelled')
     returning job.id
 )
 
+-- fragment: ending
+(job.id in (select back.id from given back where {>ends})) is true
+
+-- fragment: ends
+back.state in ('succeeded', 'failed', 'cancelled')
+
 -- fragment: held
--- A running job is one with a lease. Said by its state, the planner may go through all running jobs
--- (the partial index on leases) instead of straight to these.
-job.id = any (cast(:ids as uuid[]))
-      and job.id = given.id
-      and job.token = given.token
+-- Of the given claims, those that still hold their job. A running job is one with a lease: said by its
+-- state, the planner may go through all running jobs (the partial index on leases) instead of straight to
+-- these. And in a hash: joined with `given` it expects one row, and compares each with each.
+job.id = any (array(select given.id from given))
+      and {>fenced}
+
+-- fragment: fenced
+((job.id, job.token) in (select given.id, given.token from given)) is true
       and job.lease_until is not null
 
 -- name: renew
 -- Rows that somebody has locked are left for the next beat, and answered as they stand.
-with given as (
+with given as materialized (
     select *
     from unnest(cast(:ids as uuid[]), cast(:tokens as bigint[])) as given (id, token)
 ),
 free as materialized (
     select job.id
-    from given
-    join dibs_jobs job on {>held}
+    from dibs_jobs job
+    where {>held}
     order by job.id
-    for update of job skip locked
+    for update skip locked
 ),
 renewed as (
     update dibs_jobs job
     set lease_until = {now} + :lease * interval '1 microsecond'
     where job.id = any (array(select free.id from free))
-    returning job.id, job.lease_until, job.cancel_reason
+    returning job.id, job.token, job.lease_until, job.cancel_reason
 )
-select
-    job.id,
-    job.token,
-    coalesce(renewed.lease_until, job.lease_until) as lease_until,
-    coalesce(renewed.cancel_reason, job.cancel_reason) as cancel_reason
-from given
-join dibs_jobs job on {>held}
-left join renewed on renewed.id = job.id
-
--- name: stage
-with due as materialized (
-    select job.id
-    from dibs_jobs job
-    where job.state = 'scheduled' and job.run_at <= {now}
-    order by job.run_at
-    limit :limit
-    for update skip locked
-)
-update dibs_jobs job
-set state = 'ready'
-where job.id = any (array(select due.id from due))
-returning job.id
+select renewed.* from renewed
+union all
+select job.id, job.token, job.lease_until, job.cancel_reason
+from dibs_jobs job
+where {>held}
+  and job.id not in (select renewed.id from renewed)
 
 -- name: sweep
 -- What a sweep makes of an expired lease; the same rule stands in states.swept.
 with expired as materialized (
-    select
-        job.id,
-        job.worker,
-        case
-            when job.cancel_reason is not null then 'cancelled'
-            when job.attempts < job.max_attempts then 'ready'
-            else 'failed'
-        end as state,
-        cast(
-            cast(job.errors as jsonb) || jsonb_build_object(
-                'attempt', job.attempts,
-                'token', job.token,
-                'at', (to_jsonb({now} at time zone 'utc') #>> '{}') || 'Z',
-                'worker', job.worker,
-                'type', 'LeaseLost',
-                'message', 'worker died'
-            ) as text
-        ) as errors
+    select job.id, {>swept_to} as state
     from dibs_jobs job
-    where job.state = 'running' and job.lease_until <= {now}
+    where job.state = 'running' and job.lease_until <= {now} and job.train is null and job.slot is null
     order by job.lease_until
     limit :limit
     for update skip locked
 ),
+{>sweeping}
+select returned.id, returned.kind, returned.queue, returned.token, returned.attempts, 'ready' as state
+from returned
+union all
+select ended.id, ended.kind, ended.queue, ended.token, ended.attempts, ended.state
+from ended
+
+-- fragment: swept_to
+case
+            when job.cancel_reason is not null then 'cancelled'
+            when job.attempts < job.max_attempts then 'ready'
+            else 'failed'
+        end
+
+-- fragment: sweeping
 ended as (
     delete from dibs_jobs job
-    using expired
-    where job.id = any (array(select expired.id from expired))
-      and job.id = expired.id
-      and expired.state <> 'ready'
+    where job.id = any (array(select expired.id from expired where expired.state <> 'ready'))
     returning
         {kept_columns:job},
         job.attempts,
-        expired.state,
+        case when job.cancel_reason is null then 'failed' else 'cancelled' end as state,
         job.pipeline_id,
         coalesce(nullif(job.cancel_reason, ''), job.message) as message,
-        expired.errors,
+        {>with_death} as errors,
         job.settled_token,
         job.settled_as
 ),
@@ -620,33 +673,26 @@ moved as (
 ),
 returned as (
     update dibs_jobs job
-    set state = 'ready', worker = null, lease_until = null, errors = expired.errors
-    from expired
-    where job.id = any (array(select expired.id from expired))
-      and job.id = expired.id
-      and expired.state = 'ready'
-    returning job.id, job.kind, job.queue, expired.worker, job.token, job.attempts, job.state
+    set
+        state = case when job.slot is null then 'ready' else 'blocked' end,
+        worker = null,
+        lease_until = null,
+        errors = {>with_death}
+    where job.id = any (array(select expired.id from expired where expired.state = 'ready'))
+    returning job.id, job.kind, job.queue, job.token, job.attempts
 )
-select returned.* from returned
-union all
-select ended.id, ended.kind, ended.queue, ended.worker, ended.token, ended.attempts, ended.state
-from ended
 
--- name: prune
-delete from dibs_finished
-where id = any (
-    array(
-        select old.id
-        from dibs_finished old
-        where old.id < :before
-          and old.finished_at < {now_minus:older_than}
-          and old.state {in_texts:states}
-        order by old.id
-        limit :limit
-        for update skip locked
-    )
-)
-returning id
+-- fragment: with_death
+cast(
+            cast(job.errors as jsonb) || jsonb_build_object(
+                'attempt', job.attempts,
+                'token', job.token,
+                'at', (to_jsonb({now} at time zone 'utc') #>> '{}') || 'Z',
+                'worker', job.worker,
+                'type', 'LeaseLost',
+                'message', 'worker died'
+            ) as text
+        )
 
 -- name: tick
 -- One statement, because an idle worker should cost next to nothing. The notification comes back to the
@@ -664,10 +710,10 @@ gone as (
 select
     {>overdue} as overdue,
     exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
-    (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled') as next_due,
+    {>next_due} as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
     {now} as now,
-    pg_notify('dibs_wake', '!' || here.name) as told
+    pg_notify('dibs_wake', chr(1) || here.name) as told
 from here
 
 -- name: cancel
@@ -676,6 +722,32 @@ with ended as (
     where job.id {in_ids:ids} and job.state in ('scheduled', 'blocked', 'ready')
     returning job.*
 ),
+{>moved_cancelled},
+flagged as (
+    update dibs_jobs job
+    set cancel_reason = coalesce(cast(:reason as text), '')
+    where job.id {in_ids:ids} and job.lease_until is not null
+    returning job.id, job.worker
+),
+-- Their holders need not wait for the next heartbeat: one hint per worker, however many jobs.
+told as (
+    select pg_notify('dibs_wake', chr(2) || holder.worker)
+    from (select distinct flagged.worker from flagged) holder
+)
+select
+    ended.id,
+    cast(null as text) as worker,
+    ended.train,
+    ended.position,
+    ended.on_cancelled,
+    ended.on_failed
+from ended
+union all
+select flagged.id, flagged.worker, null, null, null, null
+from flagged
+cross join (select count(*) from told) hint
+
+-- fragment: moved_cancelled
 moved as (
     insert into dibs_finished (
         {kept_columns},
@@ -692,16 +764,7 @@ moved as (
         ended.settled_as,
         {now}
     from ended
-),
-flagged as (
-    update dibs_jobs job
-    set cancel_reason = coalesce(cast(:reason as text), '')
-    where job.id {in_ids:ids} and job.lease_until is not null
-    returning job.id
 )
-select ended.id from ended
-union all
-select flagged.id from flagged
 
 -- name: retry
 with wanted as materialized (
@@ -719,14 +782,14 @@ back as (
     select
         {retried_columns:wanted},
         0,
-        'ready',
+        case when wanted.train is null and wanted.slot is null then 'ready' else 'blocked' end,
         wanted.pipeline_id,
         wanted.errors,
         wanted.settled_token,
         wanted.settled_as
     from wanted
     on conflict do nothing
-    returning id
+    returning id, train, slot
 ),
 gone as (
     delete from dibs_finished finished
@@ -742,10 +805,138 @@ waiting as materialized (
 ),
 hurried as (
     update dibs_jobs job
-    set state = 'ready', run_at = {now}
+    set state = case when job.slot is null then 'ready' else 'blocked' end, run_at = {now}
     where job.id = any (array(select waiting.id from waiting where waiting.state = 'scheduled'))
     returning job.id
 )
-select back.id from back
+select back.id, back.train, back.slot from back
 union all
-select hurried.id from hurried
+select hurried.id, null, null from hurried
+
+-- name: ready_lines
+with recursive
+{>lines}
+select open_line.queue, open_line.kind
+from open_line
+
+-- name: echo
+select pg_notify('dibs_wake', :hint) as told
+
+-- name: examine
+-- What the server says about itself, for `dibs doctor`. Who may not see other people's sessions gets fewer rows.
+select 'version' as fact, 'PostgreSQL' as about, current_setting('server_version') as value
+union all
+select 'needs', 'PostgreSQL', cast(:needed as text)
+union all
+select 'needs', 'schema', cast(:schema as text)
+union all
+select 'setting', name, setting
+from pg_settings
+where name in ('fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum', 'default_transaction_read_only')
+union all
+select 'isolation', 'own connections', current_setting('transaction_isolation')
+union all
+select 'standby', 'server', 'on'
+where pg_is_in_recovery()
+union all
+-- Whoever has an old snapshot open keeps dead rows from being removed.
+(
+    select
+        'transaction',
+        'pid ' || pid || coalesce(' (' || nullif(application_name, '') || ')', '') || coalesce(', ' || state, ''),
+        cast(extract(epoch from statement_timestamp() - xact_start) as text)
+    from pg_stat_activity
+    where xact_start is not null
+      and pid <> pg_backend_pid()
+      and datname = current_database()
+      and backend_type = 'client backend'
+    order by xact_start
+    limit 3
+)
+union all
+select 'prepared', gid, cast(extract(epoch from statement_timestamp() - prepared) as text)
+from pg_prepared_xacts
+where database = current_database()
+union all
+select 'slot', slot_name, cast(age(xmin) as text)
+from pg_replication_slots
+where xmin is not null
+union all
+select 'connections', 'used', cast(count(*) as text)
+from pg_stat_activity
+where backend_type = 'client backend'
+union all
+select 'connections', 'most', current_setting('max_connections')
+union all
+select measured.fact, counted.relname, measured.value
+from pg_stat_user_tables counted
+cross join lateral (
+    values
+        ('live rows', cast(counted.n_live_tup as text)),
+        ('dead rows', cast(counted.n_dead_tup as text)),
+        ('bytes', cast(pg_total_relation_size(counted.relid) as text)),
+        ('vacuumed', cast(extract(
+            epoch from statement_timestamp() - greatest(counted.last_autovacuum, counted.last_vacuum)
+        ) as text))
+) measured (fact, value)
+where counted.relid in (to_regclass('dibs_jobs'), to_regclass('dibs_finished'))
+
+-- name: look_for_tables
+-- The relations of these names that this connection would find.
+select given.name
+from unnest(cast(:tables as text[])) as given (name)
+where to_regclass(given.name) is not null
+
+-- name: look_at_columns
+-- Each column, as the server would write it.
+select
+    given.name as table_name,
+    field.attname as name,
+    format_type(field.atttypid, field.atttypmod)
+        || case when field.attcollation <> kind.typcollation then ' collate ' || collation_used.collname else '' end
+        || case when field.attnotnull then ' not null' else '' end
+        || coalesce(' default ' || pg_get_expr(preset.adbin, preset.adrelid), '')
+        || case when field.attgenerated <> '' then ' generated' else '' end as definition
+from unnest(cast(:tables as text[])) as given (name)
+join pg_class relation on relation.oid = to_regclass(given.name) and relation.relkind in ('r', 'p')
+join pg_attribute field on field.attrelid = relation.oid and field.attnum > 0 and not field.attisdropped
+join pg_type kind on kind.oid = field.atttypid
+left join pg_collation collation_used on collation_used.oid = field.attcollation
+left join pg_attrdef preset on preset.adrelid = relation.oid and preset.adnum = field.attnum
+
+-- name: look_at_indexes
+-- Each index without the name of its table; one that could not be built to its end says so.
+select
+    given.name as table_name,
+    named.relname as name,
+    case when index.indisprimary then 'primary key ' when index.indisunique then 'unique ' else '' end
+        || substring(pg_get_indexdef(index.indexrelid) from ' USING (.*)$')
+        || case when index.indisvalid then '' else ', not valid' end as definition
+from unnest(cast(:tables as text[])) as given (name)
+join pg_index index on index.indrelid = to_regclass(given.name)
+join pg_class named on named.oid = index.indexrelid
+
+-- name: note_moves
+insert into dibs_moving (id, way, store, job)
+select given.id, given.way, given.store, given.job
+from json_populate_recordset(cast(null as dibs_moving), cast(:rows as json)) given
+
+-- name: store_live
+insert into dibs_jobs ({stored_columns})
+select {stored_columns:given}
+from json_populate_recordset(cast(null as dibs_jobs), cast(:rows as json)) given
+
+-- name: store_finished
+insert into dibs_finished ({stored_columns})
+select {stored_columns:given}
+from json_populate_recordset(cast(null as dibs_finished), cast(:rows as json)) given
+
+-- name: outrun_alone
+-- One at a time: of two who set the counter, the later would set it back.
+select pg_advisory_xact_lock(hashtext('dibs_token')) as alone
+
+-- name: outrun
+-- Claims don't wait for that lock, but none takes a million tokens between these two words.
+select setval('dibs_token', cast(:token as bigint) + 1000000) as token
+from dibs_token counter
+where counter.last_value < cast(:token as bigint)

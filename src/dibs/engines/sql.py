@@ -11,14 +11,15 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from dibs.jobs import JOB_COLUMNS
+from dibs.jobs import JOB_COLUMNS, STORED_TYPES
 from dibs.scripts import Rows, Step
 
 # What a job takes along unchanged when it moves between the live and the finished table.
 KEPT_COLUMNS = (
     *("id", "kind", "queue", "args", "priority", "max_attempts", "run_at", "enqueued_at"),
     *("claimed_at", "worker", "token", "train", "slot", "on_cancelled", "on_failed"),
-    *("unique_key", "parent_id", "progress", "tags", "meta"),
+    *("unique_key", "unique_until", "parent_id", "progress", "tags", "meta"),
+    *("position", "slot_policy", "slot_limit"),
 )
 RETRIED = {"run_at": "{now}", "worker": "null", "progress": "0"}
 
@@ -74,6 +75,10 @@ class Dialect:
                 return _columns(JOB_COLUMNS, first)
             case "kept_columns":
                 return _columns(KEPT_COLUMNS, first)
+            case "stored_columns":
+                return _columns(tuple(STORED_TYPES), first)
+            case "stored_values":
+                return ", ".join(f":{name}" for name in STORED_TYPES)
             case "retried_columns":
                 return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
             case _:
@@ -85,7 +90,8 @@ def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
     """(version, SQL) of each migration, oldest first."""
     folder = files(__package__).joinpath("schema", dialect)
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        yield int(file.name.split("_")[0]), file.read_text()
+        if file.name.endswith(".sql"):  # beside them there may be the folder `down`
+            yield int(file.name.split("_")[0]), file.read_text()
 
 
 def schema_version(dialect: str) -> int:
@@ -110,15 +116,23 @@ def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _load(dialect: Dialect) -> dict[str, str]:
+    folder = files(__package__)
+    common = [folder.joinpath(f"common{part}.sql") for part in ("", "_steps")]
+    own = [folder.joinpath(f"{dialect.name}{part}.sql") for part in ("", "_gates", "_steps")]
+    texts = [file.read_text() for file in (*common, *own) if file.is_file()]
+    return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
+
+
+def read_blocks(*texts: str) -> dict[str, str]:
+    """The named blocks of these files with their fragments filled in; what comes later goes before."""
     blocks: dict[str, str] = {}
     fragments: dict[str, str] = {}
-    for file in ("common.sql", f"{dialect.name}.sql"):
-        text = files(__package__).joinpath(file).read_text()
+    for text in texts:
         _, *parts = _BLOCK.split(text)
         for sort, name, comment, body in zip(*[iter(parts)] * 4, strict=True):
             del comment
             (blocks if sort == "name" else fragments)[name] = body.strip()
-    return {name: dialect.rename(dialect.spell(_include(body, fragments))) for name, body in blocks.items()}
+    return {name: _include(body, fragments) for name, body in blocks.items()}
 
 
 def _include(text: str, fragments: Mapping[str, str]) -> str:

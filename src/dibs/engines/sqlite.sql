@@ -3,16 +3,18 @@
 
 -- name: enqueue
 insert into dibs_jobs (
-    id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at, unique_key,
-    on_cancelled, on_failed, pipeline_id, parent_id, tags, meta
+    id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at, unique_key, unique_until,
+    on_cancelled, on_failed, pipeline_id, parent_id, tags, meta,
+    train, slot, slot_policy, slot_limit, position
 )
 values (
-    :id, :kind, :queue, :args, :priority, :state, :max_attempts, :run_at, :enqueued_at, :unique_key,
-    :on_cancelled, :on_failed, :pipeline_id, :parent_id, :tags, :meta
+    :id, :kind, :queue, :args, :priority, :state, :max_attempts, :run_at, :enqueued_at, :unique_key, :unique_until,
+    :on_cancelled, :on_failed, :pipeline_id, :parent_id, :tags, :meta,
+    :train, :slot, :slot_policy, :slot_limit, :position
 )
 
 -- name: holders
--- Who already has one of these ids or keys.
+-- Who already has one of these ids or keys. A live job comes last, so that it counts.
 select job.id, job.unique_key
 from dibs_jobs job
 where job.id {in_ids:ids}
@@ -20,6 +22,10 @@ union all
 select job.id, null
 from dibs_finished job
 where job.id {in_ids:ids}
+union all
+select job.id, job.unique_key
+from dibs_finished job
+where job.unique_key {in_texts:keys} and job.unique_until > {now}
 union all
 select job.id, job.unique_key
 from dibs_jobs job
@@ -137,12 +143,15 @@ where job.id = :id
   and job.token = :token
   and job.state = 'running'
   and (:ends or job.cancel_reason is not null)
-returning 1 as settled
+returning {>ended}
+
+-- fragment: ended
+id, state, train, slot, position, on_cancelled, on_failed
 
 -- name: settle_returned
 update dibs_jobs
 set
-    state = :state,
+    state = case when slot is not null and :state = 'ready' then 'blocked' else :state end,
     run_at = coalesce({now} + :delay, run_at),
     attempts = attempts - :refund,
     errors = :errors,
@@ -152,7 +161,7 @@ set
     settled_token = :token,
     settled_as = :settled_as
 where id = :id and token = :token and state = 'running'
-returning 1 as settled
+returning id, slot
 
 -- name: forget
 delete from dibs_jobs where id = :id
@@ -169,7 +178,7 @@ delete from dibs_workers where seen_at < {now_minus:forget_after}
 -- name: expired
 select
     job.id, job.kind, job.queue, job.worker, job.token, job.attempts, job.max_attempts,
-    job.errors, job.cancel_reason, {now} as now
+    job.errors, job.cancel_reason, job.slot, {now} as now
 from dibs_jobs job
 where job.state = 'running' and job.lease_until <= {now}
 order by job.lease_until
@@ -193,23 +202,32 @@ select
     {now}
 from dibs_jobs job
 where job.id = :id
+returning {>ended}
 
 -- name: sweep_returned
 update dibs_jobs
-set state = 'ready', worker = null, lease_until = null, errors = :errors
+set state = case when slot is null then 'ready' else 'blocked' end, worker = null, lease_until = null, errors = :errors
 where id = :id
 
 -- name: standing
-select job.id, job.state from dibs_jobs job where job.id {in_ids:ids}
+select job.id, job.state, case when job.state = 'running' then job.worker end as worker
+from dibs_jobs job
+where job.id {in_ids:ids}
+
+-- name: asked_to_cancel
+-- Those whose holders have yet to hear of it; the index on leases leads to the running ones.
+select job.id, job.token, job.worker
+from dibs_jobs job
+where job.state = 'running' and job.lease_until is not null and job.cancel_reason is not null
 
 -- name: ask_to_cancel
 update dibs_jobs set cancel_reason = coalesce(:reason, '') where id = :id
 
 -- name: retry_scheduled
 update dibs_jobs
-set state = 'ready', run_at = {now}
+set state = case when slot is null then 'ready' else 'blocked' end, run_at = {now}
 where id {in_ids:ids} and state = 'scheduled'
-returning id
+returning id, slot
 
 -- name: retry_finished
 insert into dibs_jobs (
@@ -219,7 +237,7 @@ insert into dibs_jobs (
 select
     {retried_columns:job},
     0,
-    'ready',
+    case when job.train is null and job.slot is null then 'ready' else 'blocked' end,
     job.pipeline_id,
     job.errors,
     job.settled_token,
@@ -227,10 +245,41 @@ select
 from dibs_finished job
 where job.id = :id and job.state in ('failed', 'cancelled')
 on conflict do nothing
-returning id
+returning id, train, slot
 
 -- name: forget_finished
 delete from dibs_finished where id = :id
 
 -- name: files
 select name, file from pragma_database_list
+
+-- name: examine
+select 'version' as fact, 'SQLite' as about, sqlite_version() as value
+union all
+select 'needs', 'SQLite', :needed
+union all
+select 'needs', 'schema', :schema
+union all
+select 'setting', 'journal_mode', journal_mode from pragma_journal_mode
+union all
+select 'setting', 'synchronous', cast(synchronous as text) from pragma_synchronous
+union all
+select 'isolation', 'own connections', 'one writer at a time'
+union all
+select 'pages', 'all', cast(page_count as text) from pragma_page_count
+union all
+select 'pages', 'free', cast(freelist_count as text) from pragma_freelist_count
+union all
+select 'hints', 'commits of others', 'looked for'
+
+-- name: note_moves
+insert into dibs_moving (id, way, store, job) values (:id, :way, :store, :job)
+
+-- name: store_live
+insert into dibs_jobs ({stored_columns}) values ({stored_values})
+
+-- name: store_finished
+insert into dibs_finished ({stored_columns}) values ({stored_values})
+
+-- name: outrun
+update dibs_token set value = max(value, :token)

@@ -3,19 +3,29 @@
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
+from dibs.drift import SchemaProblem
 from dibs.engines.inherited import inherited
 from dibs.engines.migrations import pending, schema_table
+from dibs.engines.schema_looks import look_at_sqlite
 from dibs.engines.sql import Copy, Query, schema_version
-from dibs.engines.sqlite import SQLite
+from dibs.engines.sqlite import OLDEST, SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run
 
+T = TypeVar("T")
+
 BUSY_TIMEOUT = 30
-OLDEST_SQLITE = (3, 35)
+OLDEST_SQLITE = tuple(map(int, OLDEST.split(".")))
+WHAT_TO_DO = {
+    "SQLITE_CANTOPEN": "its folder must be there, and yours to write in",
+    "SQLITE_NOTADB": "name another file: this one holds something else",
+    "SQLITE_READONLY": "it must be yours to write in",
+}
 
 
 class SqliteFile:
@@ -36,11 +46,19 @@ class SqliteFile:
 
     def changes_by_others(self) -> int | None:
         """A number that moves when another connection commits to the file; None while ours is busy."""
+        return self._at_a_glance(lambda connection: _only(connection.execute("pragma data_version")))
+
+    def asked_to_cancel(self) -> set[tuple[Any, int, str]] | None:
+        """(id, token, worker) of running jobs that somebody asked to cancel; None while ours is busy."""
+        sql = self._engine.dialect.blocks["asked_to_cancel"]
+        return self._at_a_glance(lambda connection: set(connection.execute(sql)))
+
+    def _at_a_glance(self, look: Callable[[sqlite3.Connection], T]) -> T | None:
+        """On an event loop, which must not wait for a connection that is at work."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            [version] = self._opened().execute("pragma data_version").fetchone()
-            return int(version)
+            return look(self._opened())
         except sqlite3.Error as error:
             raise self._sorted(error) from error
         finally:
@@ -94,6 +112,10 @@ class SqliteFile:
             connection.execute(statement)
         return sorted({version for version, _ in steps})
 
+    def check_schema(self) -> list[SchemaProblem]:
+        with self._lock:
+            return look_at_sqlite(self._opened(), self._engine.dialect, self.schema_version())
+
     def close(self) -> None:
         with self._lock:
             self._mind_fork()
@@ -126,7 +148,7 @@ class SqliteFile:
 
     def _connect(self) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            raise UnknownEngine(f"SQLite {sqlite3.sqlite_version} is too old; dibs needs 3.35")
+            raise UnknownEngine(f"SQLite {sqlite3.sqlite_version} is too old; dibs needs {OLDEST}")
         try:
             connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
@@ -137,7 +159,8 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
                 raise TryAgain(error, f"SQLite file {self.path}") from error
-            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}") from error
+            what = WHAT_TO_DO.get(_errorname(error), "check the URL, then try again")
+            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}; {what}") from error
         return connection
 
     def _sorted(self, error: sqlite3.Error) -> BaseException:
@@ -182,6 +205,11 @@ def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
         return engine.read([column[0] for column in cursor.description], cursor.fetchall())
 
     return query
+
+
+def _only(cursor: sqlite3.Cursor) -> int:
+    [value] = cursor.fetchone()
+    return int(value)
 
 
 def _errorname(error: sqlite3.Error) -> str:

@@ -2,23 +2,29 @@
 
 A pool executes one step at a time: it takes a connection, opens a transaction where the answer
 needs one, drives the plan, commits. What goes wrong is sorted here into `TryAgain`, a clear error,
-or a bug. No session state is kept on a connection between two steps.
+or a bug. No session state is kept on a connection between two steps, so a pooler may stand in between
+([poolers.py](poolers.py)).
 """
 
 import asyncio
-import os
-import threading
-from collections import deque
+import random
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from dibs.clock import monotonic
-from dibs.engines.inherited import inherited
-from dibs.engines.migrations import pending, schema_table
+from dibs.contract import STOP_HINT
+from dibs.drift import SchemaProblem
+from dibs.engines.migrations import MIGRATION_LOCK, pending, schema_table
+from dibs.engines.poolers import BEGIN, NOT_PREPARED, PREPARED_TWICE, Manners
+from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.schema_looks import look_at_postgresql
 from dibs.engines.sql import Copy, Query, placeholders, schema_version
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
@@ -27,22 +33,19 @@ from dibs.scripts import Rows, Step, run, run_async
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
 BULK_TIMEOUT = 600
-MIGRATION_LOCK = 0x64696273  # "dibs"
 
-BEGIN = "begin isolation level read committed"
+READ_ONLY = "25006"
 
-# Sent with the connection request. JIT is off because the planner can't know how few rows a claim
-# takes, thinks it dear, and then compiles for 50 ms what runs in one.
-SESSION = {
-    "application_name": "dibs",
-    "default_transaction_isolation": "read committed",
-    "jit": "off",
-    "timezone": "UTC",
-}
+# The types whose arrays we send or get.
+ARRAYS = ("uuid", "text", "smallint", "integer", "bigint", "boolean", "timestamptz")
 
 # SQLSTATEs after which the same operation may succeed: serialization, deadlock, a key taken at the
-# same moment, a server that starts, stops or has no place left, a plan that the schema outgrew.
-AGAIN = ("40001", "40P01", "23505", "53300", "57P01", "57P02", "57P03", "0A000")
+# same moment, a server that starts, stops, became a replica or has no place left, a plan that the schema
+# outgrew, a statement that was prepared in another session.
+AGAIN = {
+    *("40001", "40P01", "23505", "53300", "57P01", "57P02", "57P03", "0A000"),
+    *(READ_ONLY, NOT_PREPARED, PREPARED_TWICE),
+}
 NO_TABLES = ("42P01", "42703", "3F000")
 
 
@@ -58,11 +61,6 @@ def _driver_url(url: str) -> str:
     return f"postgresql://{url.split('://', 1)[1]}"
 
 
-def _options() -> str:
-    settings = (f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in SESSION.items())
-    return " ".join(settings)
-
-
 def _missing(package: str, extra: str) -> UnknownEngine:
     return UnknownEngine(f"{package} is not installed; run: pip install 'dibs[{extra}]'")
 
@@ -70,25 +68,21 @@ def _missing(package: str, extra: str) -> UnknownEngine:
 # -- PostgreSQL, awaited ------------------------------------------------------------------------
 
 
-class AsyncPostgres:
+class AsyncPostgres(AsyncPool):
     """Connections of asyncpg, one set per event loop."""
 
-    def __init__(self, engine: PostgreSQL, url: str, size: int) -> None:
+    def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
+        super().__init__(size)
         self._engine = engine
         self._url = url
-        self._size = size
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = os.getpid()
-        self._idle: deque[Any] = deque()
-        self._age = 0
-        self._places = asyncio.Semaphore(size)
+        self._manners = Manners(pooled)
 
     async def execute(self, step: Step) -> Rows:
         async with self._connection() as connection:
             query = _asyncpg_query(connection, self._engine)
-            if not self._engine.needs_transaction(step):
+            if not (self._manners.pooled or self._engine.needs_transaction(step)):
                 return await run_async(self._engine.answer(step), query)
-            await connection.execute(BEGIN)
+            await connection.execute(self._manners.begin)
             rows = await run_async(self._engine.answer(step), query)
             await connection.execute("commit")
             return rows
@@ -102,8 +96,7 @@ class AsyncPostgres:
             return found
 
     async def migrate(self) -> list[int]:
-        async with self._connection() as connection:
-            await connection.execute(BEGIN)
+        async with self._transaction() as connection:
             await connection.fetchval("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
             create, versions = schema_table(self._engine.dialect)
             await connection.execute(create)
@@ -111,23 +104,31 @@ class AsyncPostgres:
             steps = pending(self._engine.dialect, applied)
             for _, statement in steps:
                 await connection.execute(statement)
-            await connection.execute("commit")
             return sorted({version for version, _ in steps})
 
-    async def close(self) -> None:
-        self._age += 1
-        while self._idle:
-            await self._idle.pop().close(timeout=2)
+    async def check_schema(self) -> list[SchemaProblem]:
+        version = await self.schema_version()
+        async with self._connection() as connection:
+            query = _asyncpg_query(connection, self._engine)
+
+            async def look(at: str | Query) -> Any:
+                return await (connection.execute(at) if isinstance(at, str) else query(at))
+
+            await connection.execute(self._manners.begin)
+            problems = await run_async(look_at_postgresql(self._engine.dialect, version), look)
+            await connection.execute("rollback")
+            return problems
 
     async def listen(self, hear: Callable[[str], None]) -> None:
         """Hear every hint until the connection ends, then raise; whoever listens begins again."""
-        connection = await self._connect()
+        connection = await self._dial()
         ended = asyncio.Event()
         connection.add_termination_listener(lambda _: ended.set())
         try:
             channel = self._engine.dialect.rename("dibs_wake")
             await connection.add_listener(channel, lambda *hint: hear(hint[3]))
-            hear("")  # whatever was announced before we listened
+            hear("")  # whatever was announced before we listened,
+            hear(STOP_HINT)  # or asked to stop
             await ended.wait()
         except Exception as error:
             raise self._sorted(error) from error
@@ -136,35 +137,43 @@ class AsyncPostgres:
         raise TryAgain(ConnectionError("the listening connection ended"), store_name(self._url))
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
-        self._follow_loop()
-        async with self._places:
-            age = self._age
-            connection = self._idle.pop() if self._idle else await self._connect()
-            try:
-                yield connection
-            except BaseException as error:
-                await self._after(connection, error)
-                raise self._sorted(error) from error
-            else:
-                self._idle.append(connection)
-            if age != self._age:  # closed while this call was under way
-                await self.close()
-
-    def _follow_loop(self) -> None:
-        """Connections belong to the loop (and the process) that made them."""
-        loop = asyncio.get_running_loop()
-        if loop is self._loop and os.getpid() == self._pid:
-            return
-        if os.getpid() != self._pid:
-            inherited.extend(self._idle)
-        else:
-            for connection in self._idle:
-                _terminate(connection)
-        self._loop, self._pid = loop, os.getpid()
-        self._idle, self._places = deque(), asyncio.Semaphore(self._size)
+    async def _transaction(self) -> AsyncIterator[Any]:
+        async with self._connection() as connection:
+            await connection.execute(self._manners.begin)
+            yield connection
+            await connection.execute("commit")
 
     async def _connect(self) -> Any:
+        """A new connection, once we know how to speak on it."""
+        connection = await self._dial()
+        if self._manners.pooled is None:
+            try:
+                own = f"select 1 where pg_backend_pid() = {connection.get_server_pid()}"
+                is_own = await connection.execute(own) == "SELECT 1"
+            except BaseException as error:
+                _terminate(connection)
+                raise self._sorted(error) from error
+            if self._manners.learn_from_pid(is_own):
+                _terminate(connection)
+                connection = await self._dial()
+        if self._manners.pooled:
+            await self._teach_types(connection)
+        return connection
+
+    async def _teach_types(self, connection: Any) -> None:
+        """asyncpg looks types up at their first use and sets `jit` meanwhile, on the session, as it stood.
+
+        In one of our steps, where JIT is off, that would be off for whoever is given the session next.
+        """
+        try:
+            await connection.execute(BEGIN)
+            await connection.prepare(f"select {', '.join(f'null::{one}[]' for one in ARRAYS)}", name="")
+            await connection.execute("commit")
+        except BaseException as error:
+            _terminate(connection)
+            raise self._sorted(error) from error
+
+    async def _dial(self) -> Any:
         try:
             import asyncpg
         except ImportError:
@@ -174,34 +183,46 @@ class AsyncPostgres:
                 _driver_url(self._url),
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=ANSWER_TIMEOUT,
-                server_settings=SESSION,
+                server_settings=self._manners.session,
+                connection_class=_naming(asyncpg.Connection),
+                **({"statement_cache_size": 0} if self._manners.pooled else {}),
             )
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            if self._manners.learn_from_refusal(error):
+                return await self._dial()
             raise self._sorted(error) from error
 
     async def _after(self, connection: Any, error: BaseException) -> None:
-        """Keep a connection that is in a known state; after anything else start afresh."""
         import asyncpg
 
         if (
             not isinstance(error, asyncpg.PostgresError)
             or connection.is_closed()
             or _is_ending(error.sqlstate)
+            or self._manners.learn_from_error(error.sqlstate)
         ):
             _terminate(connection)
-            for other in self._idle:
-                _terminate(other)
-            self._idle.clear()
+            self._drop_idle()
             return
         if connection.is_in_transaction():
             await connection.execute("rollback")
         self._idle.append(connection)
+
+    async def _end(self, connection: Any) -> None:
+        with suppress(Exception):  # it is asked to end, and then ended
+            await connection.close(timeout=2)
+        _terminate(connection)
+
+    def _drop(self, connection: Any) -> None:
+        _terminate(connection)
 
     def _sorted(self, error: BaseException) -> BaseException:
         import asyncpg
 
         if isinstance(error, asyncpg.PostgresError):
             return _judge(error, error.sqlstate, self._url)
+        if isinstance(error, OSError) and _is_hopeless(error):
+            return _refused(error, self._url)
         if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | TimeoutError):
             return TryAgain(error, store_name(self._url), unsure=True)
         return error
@@ -223,6 +244,21 @@ def _asyncpg_query(connection: Any, engine: PostgreSQL) -> Any:
     return query
 
 
+@cache
+def _naming(connection: Any) -> Any:
+    """asyncpg numbers the statements that it prepares from 1 in every process.
+
+    Behind a pooler that we don't recognise, `stmt_1` of somebody else would answer for ours. A name that
+    nobody else has is not there, and that is an error we can learn from.
+    """
+
+    class Naming(connection):  # type: ignore[misc]
+        def _get_unique_id(self, prefix: str) -> str:
+            return f"dibs_{prefix}_{uuid4().hex}"
+
+    return Naming
+
+
 def _terminate(connection: Any) -> None:
     with suppress(RuntimeError):  # its event loop may be closed, and with it the socket
         connection.terminate()
@@ -231,24 +267,21 @@ def _terminate(connection: Any) -> None:
 # -- PostgreSQL, blocking -----------------------------------------------------------------------
 
 
-class SyncPostgres:
+class SyncPostgres(SyncPool):
     """Connections of psycopg, shared by the threads of one process."""
 
-    def __init__(self, engine: PostgreSQL, url: str, size: int) -> None:
+    def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
+        super().__init__(size)
         self._engine = engine
         self._url = url
-        self._size = size
-        self._pid = os.getpid()
-        self._idle: deque[Any] = deque()
-        self._age = 0
-        self._places = threading.Semaphore(size)
+        self._manners = Manners(pooled)
 
     def execute(self, step: Step) -> Rows:
         with self._connection() as connection:
             query = _psycopg_query(connection, self._engine)
-            if not self._engine.needs_transaction(step):
+            if not (self._manners.pooled or self._engine.needs_transaction(step)):
                 return run(self._engine.answer(step), query)
-            connection.execute(BEGIN)
+            connection.execute(self._manners.begin)
             rows = run(self._engine.answer(step), query)
             connection.execute("commit")
             return rows
@@ -264,8 +297,7 @@ class SyncPostgres:
             return version
 
     def migrate(self) -> list[int]:
-        with self._connection() as connection:
-            connection.execute(BEGIN)
+        with self._transaction() as connection:
             connection.execute("select pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
             create, versions = schema_table(self._engine.dialect)
             connection.execute(create)
@@ -273,86 +305,110 @@ class SyncPostgres:
             steps = pending(self._engine.dialect, applied)
             for _, statement in steps:
                 connection.execute(statement)
-            connection.execute("commit")
             return sorted({version for version, _ in steps})
 
-    def close(self) -> None:
-        self._age += 1
-        while (connection := self._take_idle()) is not None:
-            connection.close()
+    def check_schema(self) -> list[SchemaProblem]:
+        version = self.schema_version()
+        with self._connection() as connection:
+            query = _psycopg_query(connection, self._engine)
+
+            def look(at: str | Query) -> Any:
+                return connection.execute(at) if isinstance(at, str) else query(at)
+
+            connection.execute(self._manners.begin)
+            problems = run(look_at_postgresql(self._engine.dialect, version), look)
+            connection.execute("rollback")
+            return problems
 
     @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        self._mind_fork()
-        with self._places:
-            age = self._age
-            connection = self._take_idle() or self._connect()
-            try:
-                yield connection
-            except BaseException as error:
-                self._after(connection, error)
-                raise self._sorted(error) from error
-            else:
-                self._idle.append(connection)
-            if age != self._age:  # closed while this call was under way
-                self.close()
-
-    def _mind_fork(self) -> None:
-        if os.getpid() != self._pid:
-            inherited.extend(self._idle)
-            self._pid, self._idle = os.getpid(), deque()
-            self._places = threading.Semaphore(self._size)
-
-    def _take_idle(self) -> Any:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+    def _transaction(self) -> Iterator[Any]:
+        with self._connection() as connection:
+            connection.execute(self._manners.begin)
+            yield connection
+            connection.execute("commit")
 
     def _connect(self) -> Any:
+        """A new connection, once we know how to speak on it."""
+        connection = self._dial()
+        if self._manners.pooled is None:
+            try:
+                row = connection.execute("select pg_backend_pid() as pid").fetchone()
+            except BaseException as error:
+                connection.close()
+                raise self._sorted(error) from error
+            if self._manners.learn_from_pid(row["pid"] == connection.info.backend_pid):
+                connection.close()
+                return self._dial()
+        return connection
+
+    def _dial(self) -> Any:
         try:
             import psycopg
             from psycopg.rows import dict_row
         except ImportError:
             raise _missing("psycopg", "postgres") from None
         try:
-            return _patient(psycopg.Connection).connect(
+            connection = _patient(psycopg.Connection).connect(
                 _driver_url(self._url),
                 autocommit=True,
                 row_factory=dict_row,
                 connect_timeout=CONNECT_TIMEOUT,
-                prepare_threshold=2,
-                application_name=SESSION["application_name"],
-                options=_options(),
+                prepare_threshold=None if self._manners.pooled else 2,
+                application_name=self._manners.session["application_name"],
+                options=self._manners.options,
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
                 tcp_user_timeout=ANSWER_TIMEOUT * 1000,
             )
         except psycopg.Error as error:
+            if self._manners.learn_from_refusal(error):
+                return self._dial()
             raise self._sorted(error) from error
+        if self._manners.bare:
+            connection.adapters.register_loader("timestamptz", _utc_loader())
+        # Names that nobody else has, as above for asyncpg.
+        connection._prepared._prepared_idx = random.getrandbits(60)
+        return connection
 
     def _after(self, connection: Any, error: BaseException) -> None:
         import psycopg
 
         sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
-        if sqlstate is None or connection.closed or connection.broken or _is_ending(sqlstate):
+        lost = sqlstate is None or connection.closed or connection.broken or _is_ending(sqlstate)
+        if lost or self._manners.learn_from_error(sqlstate):
             connection.close()
-            while (other := self._take_idle()) is not None:
-                other.close()
+            self._drop_idle()
             return
         if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             connection.execute("rollback")
         self._idle.append(connection)
+
+    def _end(self, connection: Any) -> None:
+        connection.close()
 
     def _sorted(self, error: BaseException) -> BaseException:
         import psycopg
 
         if isinstance(error, psycopg.Error) and error.sqlstate is not None:
             return _judge(error, error.sqlstate, self._url)
+        if isinstance(error, psycopg.Error) and _is_hopeless(error):
+            return _refused(error, self._url)
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
             return TryAgain(error, store_name(self._url), unsure=True)
         return error
+
+
+@cache
+def _utc_loader() -> Any:
+    """psycopg gives times in the session's time zone, which behind a pooler is not ours to choose."""
+    from psycopg.adapt import Loader
+
+    class UtcLoader(Loader):  # type: ignore[misc]
+        def load(self, data: Any) -> datetime:
+            return datetime.fromisoformat(bytes(data).decode()).astimezone(UTC)
+
+    return UtcLoader
 
 
 @cache
@@ -401,8 +457,8 @@ def _psycopg_copy(connection: Any, engine: PostgreSQL, copy: Copy) -> Rows:
 
 
 def _is_ending(sqlstate: str | None) -> bool:
-    """The server is about to close this connection, though it may still look open."""
-    return sqlstate is not None and sqlstate.startswith(("08", "57P"))
+    """The server is about to close this connection, or has become a replica, though it may look fine."""
+    return sqlstate is not None and sqlstate.startswith(("08", "57P", READ_ONLY))
 
 
 def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
@@ -411,5 +467,23 @@ def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseExceptio
     if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
         return TryAgain(error, store_name(url), unsure=sqlstate.startswith(("08", "57")))
     if sqlstate is not None and sqlstate.startswith(("28", "3D")):  # credentials, no such database
-        return StoreUnavailable(f"{store_name(url)} refused us: {error}")
+        return _refused(error, url)
     return error
+
+
+# libpq gives no SQLSTATE for a connection that was refused, only the server's words. In another language
+# they are not recognised, and the caller hears of it after the usual tries.
+HOPELESS = re.compile(
+    r'FATAL:\s+(database|role) ".*" does not exist|FATAL:.*authentication failed|no pg_hba\.conf entry'
+    r"|failed to resolve host|Name or service not known|invalid URI|invalid sslmode"
+)
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """It would fail again in the same way: no such database, user, host or option, or a wrong password."""
+    return HOPELESS.search(str(error)) is not None
+
+
+def _refused(error: BaseException, url: str) -> StoreUnavailable:
+    said = str(error).strip().splitlines()[-1].rpartition("FATAL:")[2].strip()
+    return StoreUnavailable(f"{store_name(url)} can't be used: {said}; check the URL, then try again")

@@ -1,0 +1,190 @@
+"""How a server is set up: does it keep what it acknowledged, can it be written to, what time is it there."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dibs.doctor.examined import Clock, Echo, Examined, Finding, Level
+from dibs.durations import spoken
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which values of a setting keep what was acknowledged, and what the others mean."""
+
+    good: frozenset[str]
+    level: Level
+    otherwise: str
+    advice: str
+    tolerable: frozenset[str] = frozenset()
+    """What loses so little that it is only worth a note."""
+
+    def judge(self, name: str, value: str | None) -> Finding:
+        level = Level.note if value in self.tolerable else self.level
+        return Finding(level, "durability", f"{name} is {value}: {self.otherwise}", self.advice)
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "fsync": Setting(
+        frozenset({"on"}),
+        Level.problem,
+        "a crash of the machine can lose or corrupt everything",
+        "set fsync = on and restart the server",
+    ),
+    "full_page_writes": Setting(
+        frozenset({"on"}),
+        Level.problem,
+        "a crash of the machine can corrupt tables",
+        "set full_page_writes = on, unless the file system never tears a page",
+    ),
+    "synchronous_commit": Setting(
+        frozenset({"on", "local", "remote_write", "remote_apply"}),
+        Level.warning,
+        "a crash of the server can lose the last jobs it acknowledged",
+        "set synchronous_commit = on, if that matters to you",
+    ),
+    "journal_mode": Setting(
+        frozenset({"wal"}),
+        Level.problem,
+        "readers and the writer block each other",
+        "let no other program change the file's journal mode",
+    ),
+    "synchronous": Setting(
+        frozenset({"2", "3"}),
+        Level.warning,
+        "a power cut can lose the last jobs that were acknowledged",
+        "leave pragma synchronous at full",
+    ),
+    "appendonly": Setting(
+        frozenset({"yes"}),
+        Level.warning,
+        "a crash or restart of the server loses all jobs since its last snapshot",
+        "config set appendonly yes, and the same in its redis.conf",
+    ),
+    "save": Setting(
+        frozenset(),
+        Level.warning,
+        "it takes no snapshots either, so a restart loses every job",
+        "config set appendonly yes, and the same in its redis.conf",
+    ),
+    "appendfsync": Setting(
+        frozenset({"always"}),
+        Level.warning,
+        "a power cut can lose the last jobs that were acknowledged",
+        "config set appendfsync always, if that matters to you",
+        tolerable=frozenset({"everysec"}),
+    ),
+    "innodb_flush_log_at_trx_commit": Setting(
+        frozenset({"1", "3"}),
+        Level.warning,
+        "a crash of the machine can lose what was acknowledged in the last second",
+        "set innodb_flush_log_at_trx_commit = 1, if that matters to you",
+    ),
+    "sync_binlog": Setting(
+        frozenset({"1"}),
+        Level.warning,
+        "a crash of the machine can leave replicas without jobs that were acknowledged",
+        "set sync_binlog = 1",
+    ),
+    "innodb_doublewrite": Setting(
+        frozenset({"on", "1", "fast", "detect_and_recover"}),
+        Level.problem,
+        "a crash of the machine can corrupt tables",
+        "set innodb_doublewrite = ON, unless the file system never tears a page",
+    ),
+}
+
+
+def durability(examined: Examined) -> Iterator[Finding]:
+    if ("kept", "jobs") in examined.facts:
+        yield Finding(
+            Level.note,
+            "durability",
+            "all jobs are in memory and gone when this process ends",
+            "use sqlite:///file.db or a server for work that must survive",
+        )
+        return
+    known = [(name, value) for name, value in examined.about("setting") if name in SETTINGS]
+    weak = [(name, value) for name, value in known if value not in SETTINGS[name].good]
+    yield from (SETTINGS[name].judge(name, value) for name, value in weak)
+    if known and not weak:
+        said = ", ".join(f"{name} {value}" for name, value in known)
+        yield Finding(Level.ok, "durability", f"what is acknowledged survives a crash ({said})")
+
+
+def standing(examined: Examined) -> Iterator[Finding]:
+    """Can it be written to at all?"""
+    if examined.facts.get(("standby", "server")) == "on":
+        yield Finding(
+            Level.problem,
+            "writable",
+            "this server is a standby and can't be written to",
+            "use the URL of the primary",
+        )
+    if examined.facts.get(("setting", "default_transaction_read_only")) == "on":
+        yield Finding(
+            Level.problem,
+            "writable",
+            "transactions here are read-only by default",
+            "set default_transaction_read_only = off for this database and user",
+        )
+    for what, _ in examined.about("failing"):
+        yield Finding(
+            Level.problem,
+            "writable",
+            f"the server could not write its last {what} to disk, and refuses to be changed",
+            "make room on its disk; its log says what went wrong",
+        )
+    if examined.facts.get(("setting", "read_only"), "off") not in ("off", "0"):
+        yield Finding(
+            Level.problem,
+            "writable",
+            "this server is read-only, as replicas are",
+            "use the URL of the primary, or set read_only = OFF",
+        )
+
+
+def isolation(examined: Examined) -> Iterator[Finding]:
+    value = examined.facts.get(("isolation", "own connections"))
+    if value in ("repeatable read", "serializable"):
+        yield Finding(
+            Level.warning,
+            "isolation",
+            f"our connections run at {value}: claims that meet will fail and be tried again",
+            "let the connection pooler pass default_transaction_isolation on, or set it to read committed",
+        )
+    elif value is not None:
+        default = examined.facts.get(("isolation", "by default"), value)
+        yours = "" if default == value else f"; transactions of your own begin at {default}"
+        yield Finding(Level.ok, "isolation", f"{value}{yours}")
+
+
+def judge_clock(clock: Clock) -> Finding:
+    """dibs lives by the store's clock alone; but people compare its times with their own."""
+    off = abs(clock.ahead)
+    apart = f"this machine is {spoken(off)} {'behind' if clock.ahead > 0 else 'ahead of'} the store"
+    advice = "keep both clocks with NTP: times in run_at= are read by the store's clock"
+    if off <= max(0.5, 2 * clock.unsure):
+        return Finding(
+            Level.ok, "clock", f"the same here and there, within {spoken(max(off, clock.unsure, 0.001))}"
+        )
+    return Finding(Level.note if off < 5 else Level.warning, "clock", apart, advice)
+
+
+def wake_ups(examined: Examined, echo: Echo | None) -> Iterator[Finding]:
+    if ("hints", "commits of others") in examined.facts:
+        yield Finding(Level.ok, "wake-ups", "workers look for new commits many times a second")
+    elif ("hints", "new jobs") in examined.facts:
+        yield Finding(Level.ok, "wake-ups", "idle workers look for new jobs at least once a second")
+    elif echo is None:
+        return
+    elif echo.seconds is None:
+        yield Finding(
+            Level.warning,
+            "wake-ups",
+            f"a hint that was sent did not come back{f' ({echo.error})' if echo.error else ''}: idle workers "
+            "find new jobs only when they look",
+            "give workers a direct connection; a pooler in transaction mode can't carry LISTEN",
+        )
+    else:
+        level = Level.ok if echo.seconds < 0.5 else Level.note
+        yield Finding(level, "wake-ups", f"a hint comes back after {spoken(echo.seconds)}")

@@ -1,0 +1,172 @@
+"""Fence the user's own writes: one statement in their transaction that lets no stale holder past.
+
+The rows named by `key` get this claim's token, unless they already have a later one. Whoever comes first
+holds the rows until their transaction ends; whoever comes late finds the greater token and is refused. The
+store of dibs is not needed for it, so the rows may live in any database.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from dibs.engines.connections import Adapter, Colour, known_adapter
+from dibs.engines.sql import Query
+from dibs.errors import BadRequest, LeaseLost, UnsupportedConnection
+from dibs.scripts import Rows
+
+QUOTES = {"postgresql": '"', "sqlite": '"', "mysql": "`"}
+LETTERS = "abcdefgh"  # parameters are named without digits
+
+
+class Fence:
+    """One fence to be put up: which rows, in which column the token is kept."""
+
+    def __init__(
+        self, job: UUID, token: int, table: str, *, key: Any, column: str = "token", insert: bool = False
+    ) -> None:
+        self._job = job
+        self._token = token
+        self._table = table
+        self._column = column
+        self._key: Mapping[str, Any] = key if isinstance(key, Mapping) else {"id": key}
+        self._insert = insert
+        for name in (*table.split("."), column, *self._key) if isinstance(table, str) else (table,):
+            _check_name(name)
+        if not 1 <= len(self._key) <= len(LETTERS) or None in self._key.values():
+            raise BadRequest(
+                f"key={key!r}: give the columns and values that name the rows, none of them None"
+            )
+
+    def put_up_sync(self, connection: Any) -> None:
+        adapter = _adapter(connection, "sync")
+        words = self._words(adapter, connection)
+        query = adapter.query(connection, words)
+        for name in words.blocks:
+            rows = query(self._query(name))
+        self._judge(rows)
+
+    async def put_up(self, connection: Any) -> None:
+        adapter = _adapter(connection, "async")
+        words = self._words(adapter, connection)
+        query = adapter.query(connection, words)
+        for name in words.blocks:
+            answer = query(self._query(name))
+            rows = await answer if adapter.awaited else answer
+        self._judge(rows)
+
+    def _query(self, name: str) -> Query:
+        values = dict(zip(_params(self._key), self._key.values(), strict=True))
+        return Query(name, {"token": self._token, **values})
+
+    def _words(self, adapter: Adapter, connection: Any) -> "_Words":
+        store = adapter.store(connection)
+        if store not in QUOTES:
+            raise UnsupportedConnection(
+                f"can't fence rows in {store}; dibs can in {', '.join(sorted(QUOTES))}. Guard your own "
+                "statement instead: … where token <= :token, and see how many rows it changed"
+            )
+        if store == "mysql":
+            return _Words(self._mysql(QUOTES[store]))
+        sql = self._insert_sql(QUOTES[store]) if self._insert else self._update_sql(QUOTES[store])
+        return _Words({"fence": sql})
+
+    def _mysql(self, quote: str) -> dict[str, str]:
+        """MySQL answers nothing when it writes; but then the rows are ours, and a locking read sees them."""
+        table, token = _quoted(self._table, quote), _quoted(self._column, quote)
+        later = f"{token} = case when {token} > :token then {token} else :token end"
+        where = self._where(quote)
+        keys = ", ".join(_quoted(name, quote) for name in self._key)
+        values = ", ".join(f":{param}" for param in _params(self._key))
+        insert = (
+            f"insert into {table} ({keys}, {token}) values ({values}, :token) "  # noqa: S608
+            f"on duplicate key update {later}"
+        )
+        update = f"update {table} set {later} where {where}"  # noqa: S608 (names are checked and quoted)
+        look = f"select {token} as stored from {table} where {where} for update"  # noqa: S608
+        return {"fence": insert if self._insert else update, "fenced": look}
+
+    def _update_sql(self, quote: str) -> str:
+        """A row with a later token is left alone and answered: that tells it from one that is missing."""
+        token = _quoted(self._column, quote)
+        where = self._where(quote)
+        return (
+            f"update {_quoted(self._table, quote)} "  # noqa: S608 (names are checked and quoted)
+            f"set {token} = case when {token} > :token then {token} else :token end "
+            f"where {where} "
+            f"returning {token} as stored"
+        )
+
+    def _where(self, quote: str) -> str:
+        pairs = zip(self._key, _params(self._key), strict=True)
+        return " and ".join(f"{_quoted(name, quote)} = :{param}" for name, param in pairs)
+
+    def _insert_sql(self, quote: str) -> str:
+        token, keys = _quoted(self._column, quote), ", ".join(_quoted(name, quote) for name in self._key)
+        values = ", ".join(f":{param}" for param in _params(self._key))
+        return (
+            f"insert into {_quoted(self._table, quote)} as fenced ({keys}, {token}) "  # noqa: S608
+            f"values ({values}, :token) "
+            f"on conflict ({keys}) do update "
+            f"set {token} = case when fenced.{token} > excluded.{token} then fenced.{token} "
+            f"else excluded.{token} end "
+            f"returning {token} as stored"
+        )
+
+    def _judge(self, rows: Rows) -> None:
+        where = (
+            f"{self._table} where {' and '.join(f'{name}={value!r}' for name, value in self._key.items())}"
+        )
+        if not rows:
+            raise BadRequest(
+                f"there is no row to fence in {where}: insert it first, with 0 in {self._column!r}, "
+                "or pass insert=True where the key is unique"
+            )
+        latest = max(row["stored"] for row in rows)
+        if latest > self._token:
+            raise LeaseLost(
+                f"job {self._job} was claimed again: {where} was written under token {latest} and ours is "
+                f"{self._token}; roll your transaction back"
+            )
+
+
+class _Words:
+    """What an adapter asks of an engine: the text of a statement, and how to read its rows."""
+
+    def __init__(self, blocks: Mapping[str, str]) -> None:
+        self.blocks = blocks
+
+    @property
+    def dialect(self) -> "_Words":
+        return self
+
+    def read(self, names: Any, rows: Any) -> Rows:
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _adapter(connection: Any, colour: Colour) -> Adapter:
+    adapter = known_adapter(connection)
+    name = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    if adapter is None:
+        raise UnsupportedConnection(f"can't fence through {name}: it is not a connection that dibs knows")
+    if colour not in adapter.colours:
+        other = "ctx.sync.fence" if colour == "async" else "await ctx.fence"
+        raise UnsupportedConnection(f"can't fence through {name} here: use {other} for it")
+    if not adapter.in_transaction(connection):
+        raise UnsupportedConnection(
+            f"no transaction is open on this {adapter.label}, and a fence stands as long as one: begin it"
+        )
+    return adapter
+
+
+def _check_name(name: Any) -> None:
+    """Names can't be bound like values, so nothing gets in here that could end a name."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise BadRequest(f"{name!r} can't name a table or a column here: use letters, digits and underscores")
+
+
+def _quoted(name: str, quote: str) -> str:
+    return ".".join(f"{quote}{part}{quote}" for part in name.split("."))
+
+
+def _params(key: Mapping[str, Any]) -> list[str]:
+    return [f"key_{letter}" for letter, _ in zip(LETTERS, key, strict=False)]
