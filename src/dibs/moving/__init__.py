@@ -1,0 +1,87 @@
+"""`dibs move`: carry everything from one store to another, while both are in use.
+
+A job goes in four steps, each of them one transaction of one store:
+
+1. it *departs*: out of the tables of the source, where nobody can claim it any more, into a note;
+2. it *arrives* in the target, which notes that it came and from where;
+3. it has *landed*: the source forgets its note,
+4. and the target forgets its own.
+
+So it can never be claimed in both, and whatever dies in between, the same move run again goes on with what
+it finds noted: a job that departed is delivered, one that had arrived is not stored a second time, not even
+if it was done and pruned meanwhile.
+"""
+
+from dibs.app import Dibs
+from dibs.engines.stores import Operation
+from dibs.moving.carrying import moving
+from dibs.moving.comparing import give_all_back, looking
+from dibs.moving.reports import KeyTaken, Moved, Planned, Running, Told, Way
+from dibs.moving.steps import run, run_async
+from dibs.pipelines import refuse_open_pipelines
+from dibs.settings import Duration
+
+__all__ = [
+    "KeyTaken",
+    "Moved",
+    "Planned",
+    "Running",
+    "Told",
+    "give_back_sync",
+    "look",
+    "look_sync",
+    "move",
+    "move_sync",
+]
+
+
+async def move(
+    source: Dibs,
+    target: Dibs,
+    *,
+    running: Running = "wait",
+    timeout: Duration | None = None,
+    told: Told | None = None,
+) -> Moved:
+    """Move all jobs, settings of queues and last ticks of schedules; safe to interrupt and run again.
+
+    Running jobs are waited for, at most `timeout` long, or left where they are. `told` hears how far it got.
+    """
+    await source._core.store.run_async(_nobody_waits(source))
+    return await run_async(source, target, moving(Way(running, timeout, told)))
+
+
+def move_sync(
+    source: Dibs,
+    target: Dibs,
+    *,
+    running: Running = "wait",
+    timeout: Duration | None = None,
+    told: Told | None = None,
+) -> Moved:
+    """The same for code that blocks."""
+    source._core.store.run(_nobody_waits(source))
+    return run(source, target, moving(Way(running, timeout, told)))
+
+
+def _nobody_waits(source: Dibs) -> Operation[None]:
+    has_steps = source.traits.pipelines
+    return lambda _: refuse_open_pipelines(has_steps=has_steps)
+
+
+async def look(source: Dibs, target: Dibs) -> Planned:
+    """What a move would do; nothing is changed."""
+    return await run_async(source, target, looking())
+
+
+def look_sync(source: Dibs, target: Dibs) -> Planned:
+    """The same for code that blocks."""
+    return run(source, target, looking())
+
+
+def give_back_sync(source: Dibs) -> int:
+    """Let the jobs be claimed here again that an interrupted move took out; how many.
+
+    Only for when its target is gone for good: what had arrived there would be in both.
+    """
+    return source._core.store.run(lambda _: give_all_back())
