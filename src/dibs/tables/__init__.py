@@ -1,0 +1,17 @@
+"""Find and claim rows of your own tables. The same, blocking, is `dibs.tables.sync`.
+
+Needs SQLAlchemy: `pip install 'dibs[sqlalchemy]'`.
+"""
+
+import importlib.util
+
+if importlib.util.find_spec("sqlalchemy") is None:
+    raise ModuleNotFoundError(
+        "dibs.tables needs SQLAlchemy: pip install 'dibs[sqlalchemy]'", name="sqlalchemy"
+    )
+
+from dibs.tables.awaited import Claims, claim_rows
+from dibs.tables.leases import Claimable, RowsLost
+from dibs.tables.moments import Moment, store_time
+
+__all__ = ["Claimable", "Claims", "Moment", "RowsLost", "claim_rows", "store_time"]

@@ -1,0 +1,210 @@
+"""What rows are claimed of: a table or a mapped class, its key, and the columns that a call names."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, Table, UnaryExpression, and_, inspect, or_, true
+from sqlalchemy.exc import NoInspectionAvailable
+from sqlalchemy.orm import Mapper
+from sqlalchemy.sql import operators
+
+from dibs.errors import BadRequest
+
+Expression = Any
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table of the user's, and the class that is mapped to it, if any."""
+
+    table: Table
+    key: tuple[Column[Any], ...]
+    mapper: Mapper[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.mapper.class_.__name__ if self.mapper is not None else self.table.fullname
+
+    def column(self, named: object) -> Column[Any]:
+        """The column that is meant by an attribute, a column, or the name of either."""
+        found = self.found(named)
+        if found is None:
+            raise BadRequest(f"{self.name} has no column {named}; it has {', '.join(sorted(self._names()))}")
+        return found
+
+    def found(self, named: object) -> Column[Any] | None:
+        """The same, or None."""
+        return self._by_name(named) if isinstance(named, str) else self._by_expression(named)
+
+    def attribute(self, column: Column[Any]) -> str:
+        """The name under which an instance has this column."""
+        assert self.mapper is not None
+        return self.mapper.get_property_by_column(column).key
+
+    def value(self, row: Any, column: Column[Any]) -> Any:
+        """What a row or an instance of ours has in this column."""
+        return row._mapping[column] if self.mapper is None else getattr(row, self.attribute(column))
+
+    def key_of(self, row: Any) -> Key:
+        return tuple(self.value(row, column) for column in self.key)
+
+    def matching(self, keys: Iterable[Key]) -> Expression:
+        """Exactly the rows with these keys."""
+        if len(self.key) == 1:
+            return self.key[0].in_([key[0] for key in keys])
+        # Not `(a, b) in (…)`: some databases don't know it, and MariaDB reads the whole table for it.
+        return or_(*(and_(*(c == v for c, v in zip(self.key, key, strict=True))) for key in keys))
+
+    def kind(self) -> Expression:
+        """Only the rows of this class, where several classes share the table."""
+        mapper = self.mapper
+        if mapper is None or not mapper.single or mapper.polymorphic_on is None:
+            return true()
+        return mapper.polymorphic_on.in_([one.polymorphic_identity for one in mapper.self_and_descendants])
+
+    def _by_name(self, name: str) -> Column[Any] | None:
+        if self.mapper is None:
+            return self.table.c.get(name)
+        column = self.mapper.columns.get(name)
+        return column if isinstance(column, Column) else None
+
+    def _by_expression(self, named: Any) -> Column[Any] | None:
+        expression = named.__clause_element__() if hasattr(named, "__clause_element__") else named
+        if not hasattr(expression, "proxy_set"):
+            return None
+        column = self.table.corresponding_column(expression)
+        return column if isinstance(column, Column) else None
+
+    def _names(self) -> list[str]:
+        return list(self.table.c.keys() if self.mapper is None else self.mapper.columns.keys())
+
+
+def target_of(model: object) -> Target:
+    """The table behind what was given, or why its rows can't be claimed."""
+    if isinstance(model, Table):
+        return Target(model, _key(model.fullname, model.primary_key.columns))
+    mapper = _mapper(model)
+    _refuse_several_tables(mapper)
+    return Target(mapper.local_table, _key(mapper.class_.__name__, mapper.primary_key), mapper)  # type: ignore[arg-type]
+
+
+def _mapper(model: object) -> Mapper[Any]:
+    try:
+        found = inspect(model)
+    except NoInspectionAvailable:
+        found = None
+    if isinstance(found, Mapper):
+        return found
+    raise BadRequest(
+        f"can't claim rows of {model!r}: pass a Table or a mapped class, as it stands in your database"
+    )
+
+
+def _refuse_several_tables(mapper: Mapper[Any]) -> None:
+    name = mapper.class_.__name__
+    if not isinstance(mapper.local_table, Table):
+        raise BadRequest(
+            f"can't claim rows of {name}: it is mapped to a query and not to a table; "
+            "claim the rows of the table that the query reads"
+        )
+    family = mapper.base_mapper.self_and_descendants
+    if any(one.inherits is not None and not one.single and not one.concrete for one in family):
+        raise BadRequest(
+            f"can't claim instances of {name}: by joined inheritance each is spread over several tables; "
+            f"claim rows of one of them, as with {name}.__table__, and load the instances by their keys"
+        )
+
+
+def _key(name: str, columns: Iterable[Any]) -> tuple[Column[Any], ...]:
+    key = tuple(columns)
+    if not key:
+        raise BadRequest(f"can't claim rows of {name}: without a primary key none can be told from another")
+    return key
+
+
+# -- what a claim says about its rows -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows, what to write into them, how many, and in which order."""
+
+    target: Target
+    where: Expression
+    values: Mapping[Column[Any], Any]
+    limit: int
+    order_by: tuple[Expression, ...]
+
+
+def wanted(model: object, where: Any, set: Mapping[Any, Any], limit: int, order_by: Any) -> Wanted:
+    """A claim that can be made as it stands; `BadRequest` where it can't."""
+    target = target_of(model)
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise BadRequest(f"limit is a number of rows, not {limit!r}")
+    criteria = and_(true(), *_several(where), target.kind())
+    _refuse_other_tables(target, criteria)
+    return Wanted(target, criteria, _values(target, set), limit, order_of(target, order_by))
+
+
+def _several(given: Any) -> Sequence[Any]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+
+def _refuse_other_tables(target: Target, criteria: Expression) -> None:
+    # Not `get_final_froms()`, which compiles the whole for a database that is nobody's.
+    others = [one for one in criteria._from_objects if not target.table.is_derived_from(one)]
+    if others:
+        raise BadRequest(
+            f"where= speaks of {', '.join(str(one) for one in others)} beside {target.name}; "
+            "rows are claimed of one table: put the other into exists(…) or a subquery"
+        )
+
+
+def _values(target: Target, given: Mapping[Any, Any]) -> dict[Column[Any], Any]:
+    values = {target.column(named): value for named, value in given.items()}
+    if not values:
+        raise BadRequest("set= is empty: a claim must change something that where= looks at")
+    if keys := [column.name for column in values if column in target.key]:
+        raise BadRequest(f"set= would change the primary key of {target.name}: {', '.join(keys)}")
+    return values
+
+
+def order_of(target: Target, given: Any) -> tuple[Expression, ...]:
+    return tuple(target.column(one) if isinstance(one, str) else one for one in _several(given))
+
+
+# -- order ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One column of an order, as a database without opinions would sort it."""
+
+    column: Column[Any]
+    descending: bool = False
+    nulls_first: bool | None = None
+
+
+def terms(target: Target, order_by: Iterable[Expression]) -> list[Term] | None:
+    """The order as plain columns; None when there is more to it."""
+    found = [_term(target, one) for one in order_by]
+    return None if None in found else [one for one in found if one is not None]
+
+
+def _term(target: Target, expression: Any) -> Term | None:
+    descending, nulls_first = False, None
+    expression = expression.__clause_element__() if hasattr(expression, "__clause_element__") else expression
+    while isinstance(expression, UnaryExpression):
+        if expression.modifier is operators.desc_op:
+            descending = True
+        elif expression.modifier in (operators.nulls_first_op, operators.nulls_last_op):
+            nulls_first = expression.modifier is operators.nulls_first_op
+        elif expression.modifier is not operators.asc_op:
+            return None
+        expression = expression.element
+    column = target.found(expression)
+    return None if column is None else Term(column, descending, nulls_first)
