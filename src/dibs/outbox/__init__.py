@@ -1,0 +1,42 @@
+"""Publish events with your data: a transactional outbox, its relays, and an inbox for consumers."""
+
+from typing import TYPE_CHECKING
+
+from dibs.outbox.brokers import Broker, BrokerUnavailable, Rejected
+from dibs.outbox.events import OutboxEvent
+from dibs.outbox.inbox import Inbox
+from dibs.outbox.messages import Message, Status
+from dibs.outbox.outbox import Outbox
+from dibs.outbox.relay import Relay
+from dibs.outbox.statements import Place
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData, Table
+
+__all__ = [
+    "Broker",
+    "BrokerUnavailable",
+    "Inbox",
+    "Message",
+    "Outbox",
+    "OutboxEvent",
+    "Rejected",
+    "Relay",
+    "Status",
+    "inbox_table",
+    "table",
+]
+
+
+def table(metadata: "MetaData", name: str = "dibs_outbox", schema: str | None = None) -> "Table":
+    """The table of an outbox, described in your metadata: your migrations make it then."""
+    from dibs.outbox.tables import outbox_table
+
+    return outbox_table(metadata, Place(outbox=name, schema=schema))
+
+
+def inbox_table(metadata: "MetaData", name: str = "dibs_inbox", schema: str | None = None) -> "Table":
+    """The table of an inbox, described in your metadata."""
+    from dibs.outbox.tables import inbox_table
+
+    return inbox_table(metadata, Place(inbox=name, schema=schema))

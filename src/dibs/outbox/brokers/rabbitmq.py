@@ -1,0 +1,85 @@
+"""RabbitMQ: confirmed and mandatory, so that nothing counts as published that no queue has."""
+
+from contextlib import suppress
+from typing import Any
+
+from dibs.outbox.brokers import BrokerUnavailable, Rejected, missing, without_password
+from dibs.outbox.messages import Message
+
+CONNECT_TIMEOUT = 10
+
+
+class RabbitMQ:
+    """The topic is the routing key. With the default exchange that is the name of a queue."""
+
+    def __init__(self, url: str, *, exchange: str = "") -> None:
+        self._url = url
+        self._exchange_name = exchange
+        self._connection: Any = None
+        self._channel: Any = None
+        self._exchange: Any = None
+
+    async def open(self) -> None:
+        if self._is_open():
+            return
+        await self.close()
+        try:
+            import aio_pika
+        except ImportError:
+            raise missing("aio-pika") from None
+        try:
+            self._connection = await aio_pika.connect(self._url, timeout=CONNECT_TIMEOUT)
+            self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+            self._exchange = await self._find_exchange()
+        except Exception as error:
+            await self.close()
+            raise BrokerUnavailable(
+                f"RabbitMQ at {without_password(self._url)} can't be used: {_words(error)}"
+            ) from error
+
+    async def publish(self, message: Message) -> None:
+        import aio_pika
+        from aio_pika.exceptions import DeliveryError
+
+        envelope = aio_pika.Message(
+            message.body.encode(),
+            content_type="application/json",
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            message_id=str(message.id),
+            timestamp=message.created_at,
+            headers=dict(message.stamps()),
+        )
+        exchange, channel = self._exchange, self._channel
+        if exchange is None:
+            raise BrokerUnavailable("there is no connection to RabbitMQ")
+        try:
+            # An unroutable message is confirmed, too, unless it is mandatory: then it comes back.
+            await exchange.publish(envelope, routing_key=message.topic, mandatory=True)
+        except DeliveryError as error:
+            raise Rejected(
+                f"RabbitMQ did not take it: {_words(error)}; "
+                f"is a queue bound for routing key {message.topic!r}?"
+            ) from error
+        except Exception as error:
+            if channel.is_closed or self._connection is None or self._connection.is_closed:
+                raise BrokerUnavailable(f"the connection to RabbitMQ ended: {_words(error)}") from error
+            raise
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._channel = self._exchange = None
+        if connection is not None:
+            with suppress(Exception):  # it is gone, which is all that was wanted
+                await connection.close()
+
+    def _is_open(self) -> bool:
+        return self._exchange is not None and not (self._connection.is_closed or self._channel.is_closed)
+
+    async def _find_exchange(self) -> Any:
+        if self._exchange_name:
+            return await self._channel.get_exchange(self._exchange_name, ensure=True)
+        return self._channel.default_exchange
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,116 @@
+"""The tables of the outbox as SQLAlchemy describes them, for those whose own migrations make them.
+
+The same tables as `dibs migrate` makes; a test compares the two.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Computed,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects import mysql
+
+from dibs.outbox.statements import Place
+
+_MYSQL: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
+_MARIADB: dict[str, Any] = {name.replace("mysql", "mariadb"): value for name, value in _MYSQL.items()}
+_OPEN_BROKER = "case when status in ('pending', 'processing', 'failed') then broker end"
+_OPEN = "open_broker is not null"
+_PUBLISHED = "published_at is not null"
+_ABANDONED = "open_broker is null and published_at is null"
+
+
+def outbox_table(metadata: MetaData, place: Place) -> Table:
+    """Describe the outbox in this metadata; the same one again if it is there already."""
+    name = place.outbox
+    if (known := _known(metadata, name, place.schema)) is not None:
+        return known
+    return Table(
+        name,
+        metadata,
+        Column("position", _number(), Identity(always=False), primary_key=True),
+        Column("message_id", String(36), nullable=False),
+        Column("broker", String(200), nullable=False),
+        Column("topic", String(200), nullable=False),
+        Column("message_key", String(200)),
+        Column("payload", _long_text(), nullable=False),
+        Column("headers", _long_text(), nullable=False),
+        Column("status", String(20), nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("max_attempts", Integer, nullable=False),
+        Column("token", _number()),
+        Column("locked_by", String(200)),
+        Column("locked_until", _moment()),
+        Column("available_at", _moment(), nullable=False),
+        Column("created_at", _moment(), nullable=False),
+        Column("published_at", _moment()),
+        Column("error", _long_text()),
+        Column("open_broker", String(200), Computed(_OPEN_BROKER, persisted=True)),
+        Index(f"{name}_message", "message_id", "broker", unique=True),
+        Index(f"{name}_open", "open_broker", "position", **_where(_OPEN)),
+        Index(f"{name}_key", "open_broker", "message_key", "position", **_where(_OPEN)),
+        Index(f"{name}_published", "published_at", "position", **_where(_PUBLISHED)),
+        Index(f"{name}_abandoned", "open_broker", "published_at", "position", **_where(_ABANDONED)),
+        schema=place.schema,
+        sqlite_autoincrement=True,
+        **_MYSQL,
+        **_MARIADB,
+    )
+
+
+def inbox_table(metadata: MetaData, place: Place) -> Table:
+    """Describe the inbox in this metadata; the same one again if it is there already."""
+    if (known := _known(metadata, place.inbox, place.schema)) is not None:
+        return known
+    return Table(
+        place.inbox,
+        metadata,
+        Column("consumer", String(200), primary_key=True),
+        Column("message_id", String(200), primary_key=True),
+        Column("mark", String(36), nullable=False),
+        Column("seen_at", _moment(), nullable=False),
+        Index(f"{place.inbox}_seen", "seen_at"),
+        schema=place.schema,
+        **_MYSQL,
+        **_MARIADB,
+    )
+
+
+def _known(metadata: MetaData, name: str, schema: str | None) -> Table | None:
+    return metadata.tables.get(name if schema is None else f"{schema}.{name}")
+
+
+def _number() -> Any:
+    return BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _moment() -> Any:
+    return (
+        DateTime(timezone=True)
+        .with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+        .with_variant(Integer(), "sqlite")
+    )
+
+
+def _long_text() -> Any:
+    return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """A partial index, where the database has them."""
+    return {"postgresql_where": text(condition), "sqlite_where": text(condition)}
