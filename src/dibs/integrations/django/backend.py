@@ -1,0 +1,220 @@
+"""`DibsBackend`: Django's tasks, kept and run by dibs.
+
+A task's exception is its end, as Django's tasks have it, unless OPTIONS["retry"] says otherwise. A worker
+that died is not the task's fault: its tasks come back, up to OPTIONS["max_attempts"].
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from traceback import format_exception
+from typing import Any
+
+from django.core import checks
+from django.db import close_old_connections, connections
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from dibs.context import Context
+from dibs.errors import BadRequest
+from dibs.integrations.django import store
+from dibs.integrations.django.tasks_api import (
+    BaseTaskBackend,
+    Task,
+    TaskContext,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+)
+from dibs.jobs import Job, JobError, NewJob
+from dibs.payload import LONGEST_NAME
+from dibs.states import WORKER_DIED, JobState, Retry
+
+STATUS = {
+    JobState.running: TaskResultStatus.RUNNING,
+    JobState.succeeded: TaskResultStatus.SUCCESSFUL,
+    JobState.failed: TaskResultStatus.FAILED,
+    JobState.cancelled: TaskResultStatus.FAILED,
+}
+OPTIONS = ("max_attempts", "retry", "timeout", "lease")
+
+
+class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
+    """Tasks as jobs: in the transaction that is open, once it is committed, and never twice at once."""
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    app = store.app
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        if unknown := set(self.options) - set(OPTIONS):
+            raise BadRequest(
+                f"OPTIONS of TASKS[{alias!r}]: no {min(unknown)!r}; there are {', '.join(OPTIONS)}"
+            )
+        self.kind = kind_of(alias)
+        if self.kind not in store.app._core.registry.tasks:  # there is a backend per thread
+            options = {"retry": Retry.never(), **self.options}
+            store.app.job(name=self.kind, **options)(run_task)
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Store a task; inside `atomic` it is there when that is committed, or never."""
+        self.validate_task(task)
+        new = NewJob(
+            self.kind,
+            {"task": task.module_path, "args": list(args), "kwargs": dict(kwargs)},
+            queue=task.queue_name,
+            priority=task.priority,
+            run_at=_aware(task.run_after),
+            meta=None if task.run_after is None else {"run_after": task.run_after.isoformat()},
+            tags=[task.module_path] if len(task.module_path) <= LONGEST_NAME else (),
+        )
+        result = self._new_result(task, new)
+        job = store.enqueue(new)
+        object.__setattr__(result, "enqueued_at", None if job is None else job.enqueued_at)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """The task as it is now; inside `atomic`, as that sees it."""
+        try:
+            job = store.get(result_id)
+        except BadRequest:
+            job = None
+        if job is None or job.kind != self.kind:
+            raise TaskResultDoesNotExist(result_id)
+        return self.result_of(job)
+
+    def result_of(self, job: Job) -> Any:
+        """A job, as Django's tasks would describe it."""
+        result = TaskResult(
+            task=_task_of(job).using(
+                priority=job.priority,
+                queue_name=job.queue,
+                run_after=_moment(job.meta.get("run_after")),
+                backend=self.alias,
+            ),
+            id=str(job.id),
+            status=STATUS.get(job.state, TaskResultStatus.READY),
+            enqueued_at=job.enqueued_at,
+            started_at=job.claimed_at,
+            last_attempted_at=job.claimed_at,
+            finished_at=job.finished_at,
+            args=job.args["args"],
+            kwargs=job.args["kwargs"],
+            backend=self.alias,
+            errors=[_error_of(error) for error in job.errors],
+            worker_ids=_workers_of(job),
+        )
+        object.__setattr__(result, "_return_value", job.result)
+        return result
+
+    def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
+        if not store.in_database():
+            return
+        connection = connections[store.alias()]
+        if connection.vendor == "sqlite" and store.url() == "sqlite://":
+            yield checks.Warning(
+                "jobs are kept in a database in memory, which no worker can see",
+                hint="name a file in DATABASES, or a store of its own in DIBS['URL']",
+                id="dibs.W001",
+            )
+
+    def _new_result(self, task: Any, new: NewJob) -> Any:
+        assert new.args is not None
+        return TaskResult(
+            task=task,
+            id=str(new.id),
+            status=TaskResultStatus.READY,
+            enqueued_at=None,
+            started_at=None,
+            last_attempted_at=None,
+            finished_at=None,
+            args=new.args["args"],
+            kwargs=new.args["kwargs"],
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+
+
+def kind_of(alias: str) -> str:
+    """One kind per backend, so that any worker can run any task of it."""
+    return "django_task" if alias == "default" else f"django_task.{alias}"
+
+
+def run_task(ctx: Context, task: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What a worker does: import the task, and call it in a thread that has connections of its own."""
+    backend = next(one for one in dibs_backends() if one.kind == ctx.job.kind)
+    result = backend.result_of(ctx.job)
+    first = [TaskContext(task_result=result)] if result.task.takes_context else []
+    task_started.send(type(backend), task_result=result)
+    close_old_connections()
+    try:
+        returned = result.task.call(*first, *args, **kwargs)
+    except BaseException as error:
+        result.errors.append(_error_from(error))
+        _end(result, status=TaskResultStatus.FAILED)
+        raise
+    else:
+        _end(result, status=TaskResultStatus.SUCCESSFUL, _return_value=returned)
+        return returned
+    finally:
+        task_finished.send(type(backend), task_result=result)
+        close_old_connections()
+
+
+def _end(result: Any, **outcome: Any) -> None:
+    """For those who hear the signal; the store has its own time, and says so to those who ask later."""
+    for name, value in {"finished_at": timezone.now(), **outcome}.items():
+        object.__setattr__(result, name, value)
+
+
+def dibs_backends() -> list[DibsBackend]:
+    """Every backend of ours in TASKS, each registered as a kind by being made."""
+    return [one for alias in task_backends if isinstance(one := task_backends[alias], DibsBackend)]
+
+
+def _task_of(job: Job) -> Any:
+    task = import_string(job.args["task"])
+    if not isinstance(task, Task):
+        raise BadRequest(
+            f"{job.args['task']} of job {job.id} is not a task: it is no longer decorated with @task"
+        )
+    return task
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """With USE_TZ off Django's times are naive, in the project's time zone."""
+    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _error_of(error: JobError) -> Any:
+    if error.message == WORKER_DIED:
+        return TaskError(exception_class_path="dibs.errors.LeaseLost", traceback=f"{WORKER_DIED}\n")
+    kind = error.type if "." in error.type else f"builtins.{error.type}"
+    frames = f"Traceback (most recent call last):\n{error.traceback}" if error.traceback else ""
+    return TaskError(exception_class_path=kind, traceback=f"{frames}{error.type}: {error.message}\n")
+
+
+def _error_from(error: BaseException) -> Any:
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    return TaskError(exception_class_path=kind, traceback="".join(format_exception(error)))
+
+
+def _workers_of(job: Job) -> list[str]:
+    """One for each attempt."""
+    failed = [error.worker or "" for error in job.errors]
+    goes_on = job.attempts > len(failed) and job.worker is not None
+    return [*failed, job.worker or ""] if goes_on else failed

@@ -1,0 +1,91 @@
+"""Versions of the tables of dibs as Django migrations. The SQL is that of `dibs migrate`."""
+
+from typing import Any
+
+from django.db import router
+from django.db.migrations import Migration
+from django.db.migrations.operations.base import Operation
+
+from dibs.engines.migrations import MIGRATION_LOCK, dialect_named, pending, schema_table, undoing
+from dibs.engines.sql import Dialect
+from dibs.integrations.django import store
+
+
+class DibsVersion(Operation):  # type: ignore[misc]
+    """Bring the tables of dibs to a version, from the one before it."""
+
+    reduces_to_sql = True
+    reversible = True
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """There are no models."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if (dialect := _dialect(app_label, schema_editor)) is None:
+            return
+        create, _ = schema_table(dialect)
+        schema_editor.execute(create, params=None)
+        _wait_for_turn(schema_editor, dialect)
+        applied = _applied(schema_editor, dialect, self.version - 1)
+        for _, statement in pending(dialect, applied, self.version):
+            schema_editor.execute(statement, params=None)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if (dialect := _dialect(app_label, schema_editor)) is None:
+            return
+        _wait_for_turn(schema_editor, dialect)
+        applied = _applied(schema_editor, dialect, self.version)
+        for _, statement in undoing(dialect, applied, self.version - 1):
+            schema_editor.execute(statement, params=None)
+
+    def describe(self) -> str:
+        return f"Bring the tables of dibs to version {self.version}"
+
+    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
+        return type(self).__name__, [self.version], {}
+
+
+def version(number: int) -> type[Any]:
+    """The migration of one version, after the one before it."""
+    before = [] if number == 1 else [("dibs", _name(number - 1))]
+    about = {"operations": [DibsVersion(number)], "dependencies": before, "initial": number == 1}
+    return type("Migration", (Migration,), about)
+
+
+def _name(number: int) -> str:
+    return f"{number:04}_version"
+
+
+def _dialect(app_label: str, schema_editor: Any) -> Dialect | None:
+    """None where no jobs are to be kept."""
+    connection = schema_editor.connection
+    if not store.in_database() or connection.alias != store.alias():
+        return None
+    if not router.allow_migrate(connection.alias, app_label):
+        return None
+    return dialect_named(connection.vendor, store.app._core.settings.prefix)
+
+
+def _wait_for_turn(schema_editor: Any, dialect: Dialect) -> None:
+    """Somebody else may be migrating; on SQLite a reader that turns writer is refused while others write."""
+    match dialect.name:
+        case "postgresql":
+            schema_editor.execute(f"select pg_advisory_xact_lock({MIGRATION_LOCK})", params=None)
+        case "sqlite":
+            none = f"delete from {dialect.rename('dibs_schema')} where version < 0"  # noqa: S608
+            schema_editor.execute(none, params=None)
+
+
+def _applied(schema_editor: Any, dialect: Dialect, printed: int) -> set[int]:
+    """What the store says; while SQL is only printed, all that comes before."""
+    if schema_editor.collect_sql:
+        return set(range(1, printed + 1))
+    table, (_, versions) = dialect.rename("dibs_schema"), schema_table(dialect)
+    with schema_editor.connection.cursor() as cursor:
+        if table not in schema_editor.connection.introspection.table_names(cursor):
+            return set()
+        cursor.execute(versions)
+        return {number for (number,) in cursor.fetchall()}

@@ -1,0 +1,1 @@
+"""There are none. Django tells an app that its tables were migrated only if it has this module."""

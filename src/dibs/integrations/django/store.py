@@ -1,0 +1,119 @@
+"""The `Dibs` of a Django project: where its jobs live, from `DATABASES` and the optional setting `DIBS`.
+
+DIBS = {
+    "DATABASE": "default",     # the alias of the database that has the jobs
+    "URL": "redis://…",        # or a store of its own; then jobs are enqueued after the commit
+    "PREFIX": "dibs",          # and whatever else `Dibs(...)` takes, in capitals
+}
+"""
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+
+from dibs.app import Dibs
+from dibs.engines.stores import connect
+from dibs.jobs import Job, NewJob
+
+TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+
+
+def alias() -> str:
+    """Which of `DATABASES` has the jobs, or decides when they are enqueued elsewhere."""
+    name: str = _setting().get("DATABASE", "default")
+    return name
+
+
+def in_database() -> bool:
+    """Whether the jobs live in Django's database, and so in its transactions."""
+    return "URL" not in _setting()
+
+
+def url() -> str:
+    """The address of the store."""
+    if not in_database():
+        own: str = _setting()["URL"]
+        return own
+    return _url_of(connections[alias()])
+
+
+def _setting() -> dict[str, Any]:
+    return getattr(settings, "DIBS", {})
+
+
+def _url_of(connection: Any) -> str:
+    database = connection.settings_dict
+    match connection.vendor:
+        case "sqlite" if _in_memory(str(database["NAME"])):
+            return "sqlite://"
+        case "sqlite":
+            return f"sqlite:///{quote(str(database['NAME']))}"
+        case "postgresql" | "mysql":
+            return _server_url(connection.vendor, database)
+    raise ImproperlyConfigured(
+        f"dibs can't keep jobs in {connection.vendor}: name another of DATABASES in DIBS['DATABASE'], "
+        "or a store of its own in DIBS['URL']"
+    )
+
+
+def _in_memory(name: str) -> bool:
+    return name == ":memory:" or "mode=memory" in name
+
+
+def _server_url(scheme: str, database: dict[str, Any]) -> str:
+    user, password = (quote(str(database.get(key) or ""), safe="") for key in ("USER", "PASSWORD"))
+    who = f"{user}{f':{password}' if password else ''}@" if user else ""
+    host, port = str(database.get("HOST") or ""), database.get("PORT")
+    options = {name: value for name, value in database.get("OPTIONS", {}).items() if name in TLS}
+    if host.startswith("/"):
+        host, options = "", {**options, "host": host}
+    where = f"{host or ('localhost' if scheme == 'mysql' else '')}{f':{port}' if port else ''}"
+    return f"{scheme}://{who}{where}/{quote(str(database['NAME']))}" + (
+        f"?{urlencode(options)}" if options else ""
+    )
+
+
+def _make() -> Dibs:
+    options = {name.lower(): value for name, value in _setting().items() if name not in ("DATABASE", "URL")}
+    return Dibs(url(), **options)
+
+
+app = _make()
+
+
+def follow() -> None:
+    """Go where `DATABASES` leads by now."""
+    core, now = app._core, url()
+    if core.settings.url != now:
+        app.sync.close()
+        core.settings = replace(core.settings, url=now)
+        core.use(connect(core.settings))
+
+
+def within() -> Any:
+    """Django's connection where a transaction is open on it that jobs can be part of; else None."""
+    connection = connections[alias()]
+    return connection if in_database() and _in_transaction(connection) else None
+
+
+def _in_transaction(connection: Any) -> bool:
+    """In an `atomic` block, or after somebody turned autocommit off on a connection that is in use."""
+    return bool(connection.in_atomic_block or (connection.connection and not connection.autocommit))
+
+
+def enqueue(new: NewJob) -> Job | None:
+    """With the transaction that is open, if one is; None if that can only be after its commit."""
+    if in_database() or not connections[alias()].in_atomic_block:
+        [job] = app.sync.enqueue(new, within=within())
+        return job
+    transaction.on_commit(lambda: app.sync.enqueue(new), using=alias())
+    return None
+
+
+def get(id: str) -> Job | None:
+    """The job as the open transaction sees it, if one is open."""
+    return app._core.store.run(app._core.get(id), within())

@@ -1,0 +1,10 @@
+"""dibs in your FastAPI (or Starlette) app: routes for your jobs, and a worker that lives with the app.
+
+web = FastAPI(lifespan=lifespan(app))
+web.include_router(router(app, read=Depends(may_read), write=Depends(may_write)), prefix="/dibs")
+"""
+
+from dibs.integrations.fastapi.living import lifespan
+from dibs.integrations.fastapi.routing import router
+
+__all__ = ["lifespan", "router"]

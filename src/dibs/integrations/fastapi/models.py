@@ -1,0 +1,194 @@
+"""What the routes take and give, as the OpenAPI document shows it.
+
+Answers are encoded from dibs' own types; these models only describe them, and a test compares the two.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from dibs.states import JobState
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+LONGEST_DELAY = 100 * 365 * 24 * 3600.0  # seconds
+
+
+class Problem(BaseModel):
+    """Why it was not done."""
+
+    detail: str
+
+
+class InvalidPart(BaseModel):
+    """One thing that is wrong with a request, and where."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class Invalid(BaseModel):
+    """What is wrong with a request."""
+
+    detail: list[InvalidPart]
+
+
+class JobError(BaseModel):
+    """Why one attempt failed."""
+
+    attempt: int
+    token: int
+    at: datetime
+    worker: str | None
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+class JobSummary(BaseModel):
+    """A job in a list: without its arguments, its result and its errors."""
+
+    id: UUID
+    kind: str
+    queue: str
+    priority: int
+    state: JobState
+    attempts: int
+    max_attempts: int
+    run_at: datetime
+    enqueued_at: datetime
+    claimed_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    token: int | None
+    lease_until: datetime | None
+    train: str | None
+    slot: str | None
+    is_current: bool
+    unique: str | None
+    pipeline_id: UUID | None
+    parent_id: UUID | None
+    progress: float
+    message: str | None
+    tags: list[str]
+
+
+class Job(JobSummary):
+    """A job with all there is to know about it."""
+
+    args: dict[str, Any]
+    result: Any
+    errors: list[JobError]
+    meta: dict[str, Any]
+    is_new: bool
+
+
+class JobPage(BaseModel):
+    """Jobs that match, newest first."""
+
+    jobs: list[JobSummary]
+    next: UUID | None = Field(description="`after=` this id gives the next page; null on the last one.")
+
+
+class NewJob(BaseModel):
+    """A job to be enqueued. What is left out is taken from the kind's registration where there is one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Name
+    args: dict[str, Any] = {}
+    id: UUID | None = Field(None, description="Sent again with the same id, a job is stored once.")
+    queue: Name | None = None
+    priority: int | None = Field(None, ge=-32_767, le=32_767)
+    run_at: AwareDatetime | None = None
+    delay: float | None = Field(None, ge=0, le=LONGEST_DELAY, description="Seconds.")
+    max_attempts: int | None = Field(None, ge=1, le=1_000_000)
+    train: Name | None = None
+    slot: Name | list[str | int | float | bool | None] | None = None
+    slot_policy: Literal["wait", "replace", "preempt", "drop"] | None = None
+    slot_limit: int | None = Field(None, ge=1, le=1_000_000)
+    unique: Name | None = None
+    pipeline_id: UUID | None = None
+    tags: Annotated[list[Name], Field(max_length=100)] = []
+    meta: dict[str, Any] = {}
+
+
+class CancelReason(BaseModel):
+    """Why a job is cancelled, for those who will wonder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Annotated[str, Field(max_length=10_000)] | None = None
+
+
+class Why(BaseModel):
+    """Why a job is not running."""
+
+    code: str
+    text: str
+
+
+class Pipeline(BaseModel):
+    """How far the jobs of a pipeline have come."""
+
+    id: UUID
+    counts: dict[str, int]
+    progress: float
+
+
+class Queue(BaseModel):
+    """A queue that has live jobs or a setting."""
+
+    name: str
+    paused: bool
+    limit: int | None
+    counts: dict[str, int]
+
+
+class Queues(BaseModel):
+    queues: list[Queue]
+
+
+class Train(BaseModel):
+    """Jobs that run strictly one after another."""
+
+    name: str
+    head: JobSummary | None = Field(description="The job that goes first.")
+    length: int
+    held: bool = Field(description="It waits for a person: retry its head, or release it.")
+
+
+class Trains(BaseModel):
+    trains: list[Train]
+
+
+class Worker(BaseModel):
+    """A worker that has been heard of lately."""
+
+    name: str
+    queues: list[str] | None
+    kinds: list[str]
+    concurrency: int
+    running: int
+    started_at: datetime
+    seen_at: datetime
+
+
+class Workers(BaseModel):
+    workers: list[Worker]
+
+
+class Event(BaseModel):
+    """One server-sent event. `data` is JSON text: a job, `{"jobs": […]}` or `{"id": …}`."""
+
+    event: Literal["snapshot", "change", "gone", "end", "resync"]
+    id: str | None = None
+    data: str
+
+
+class Health(BaseModel):
+    """Whether this process reaches its store, and its worker works."""
+
+    status: Literal["ok", "unhealthy"]

@@ -1,0 +1,329 @@
+"""The routes of API and dashboard makers: look at jobs, act on jobs, follow jobs."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+
+from dibs.app import Dibs
+from dibs.changes import Topic
+from dibs.errors import DibsError, NotFound
+from dibs.integrations.fastapi import models
+from dibs.integrations.fastapi.asking import json, problem
+from dibs.integrations.fastapi.permissions import Guards, Scope
+from dibs.integrations.fastapi.streams import (
+    EventStream,
+    encode_job,
+    encode_summary,
+    event_id_of,
+    summary,
+)
+from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
+from dibs.jobs import Job, NewJob
+from dibs.states import FINISHED, JobState
+from dibs.trains import Train
+
+MOST_PER_PAGE = 200
+MOST_STREAMS = 10_000  # per process
+
+Id = Annotated[UUID, Path(description="The job's id.")]
+QueueName = Annotated[str, Path(min_length=1, max_length=200)]
+Named = Annotated[str | None, Query(min_length=1, max_length=200)]
+Limit = Annotated[
+    int, Query(ge=1, description=f"Jobs per page, at most {MOST_PER_PAGE}; more is cut to that.")
+]
+Tags = Annotated[list[str], Query(max_length=20, description="Only jobs with all of these tags.")]
+States = Annotated[list[JobState], Query(max_length=20)]
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    409: {"model": models.Problem, "description": "Refused; says why"}
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {
+    404: {"model": models.Problem, "description": "No such thing here"}
+}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/event-stream": {"schema": models.Event.model_json_schema()}},
+        "description": "Events `snapshot`, `change`, `gone`, `end`, `resync`.",
+    }
+}
+SEEN_ALL: dict[int | str, dict[str, Any]] = {204: {"description": "Finished, and you have heard all of it"}}
+
+
+def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
+    InScope = Annotated[Scope, guards.scope]
+    read = [guards.read]
+
+    @api.get("/jobs", response_model=models.JobPage, dependencies=read, summary="Find jobs, newest first")
+    async def find_jobs(
+        scope: InScope,
+        state: States = [],  # noqa: B006
+        queue: Named = None,
+        kind: Named = None,
+        train: Named = None,
+        slot: Annotated[str | None, Query(min_length=1, max_length=700)] = None,
+        pipeline_id: UUID | None = None,
+        tag: Tags = [],  # noqa: B006
+        limit: Limit = 50,
+        after: UUID | None = None,
+    ) -> Response:
+        most = min(limit, MOST_PER_PAGE)
+        asked = {"queue": queue, "kind": kind, "train": train, "slot": slot, "pipeline_id": pipeline_id}
+        filter = scope.narrowed(state=state, tags=tag, **asked)
+        jobs = await app.find(limit=most, after=after, **filter)
+        next_page = jobs[-1].id if len(jobs) == most else None
+        return json({"jobs": [summary(job) for job in jobs], "next": next_page})
+
+    @api.get("/jobs/{id}", response_model=models.Job, dependencies=read, responses=UNKNOWN)
+    async def get_job(id: Id, scope: InScope) -> Response:
+        return json(await job_within(app, scope, id))
+
+    @api.get("/jobs/{id}/why", response_model=models.Why, dependencies=read, responses=UNKNOWN)
+    async def why_not_running(id: Id, scope: InScope) -> Response:
+        """Why a job is not running, in one sentence and a code."""
+        await job_within(app, scope, id)
+        why = await app.why(id)
+        return json({"code": why.code, "text": str(why)})
+
+    @api.get("/pipelines/{id}", response_model=models.Pipeline, dependencies=read, responses=UNKNOWN)
+    async def get_pipeline(id: Annotated[UUID, Path()], scope: InScope) -> Response:
+        return json(await pipeline_within(app, scope, id))
+
+
+def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
+    InScope = Annotated[Scope, guards.scope]
+    By = Annotated[Any, guards.write]
+
+    @api.post(
+        "/jobs",
+        response_model=models.Job,
+        status_code=201,
+        responses={200: {"model": models.Job, "description": "It was there already"}, **REFUSED},
+        summary="Enqueue a job",
+    )
+    async def enqueue_job(new: models.NewJob, scope: InScope, by: By) -> Response:
+        [job] = await app.enqueue(_new_job(new, scope))
+        if not scope.allows(job):  # the id or the unique key is that of somebody else's job
+            return problem(409, "another job has this id or this unique key")
+        return json(job, 201 if job.is_new else 200)
+
+    @api.post("/jobs/{id}/recover", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
+    async def recover_job(id: Id, scope: InScope, by: By) -> Response:
+        """Put a job back whose holder is long gone, with all of its attempts.
+
+        409 until its lease has been over for the app's `stale_after`, by default 30 minutes.
+        """
+        await job_within(app, scope, id)
+        job = await app.recover(id)
+        audit(app, "recover", id, by)
+        return json(job)
+
+    @api.post("/jobs/{id}/cancel", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
+    async def cancel_job(
+        id: Id, scope: InScope, by: By, why: Annotated[models.CancelReason | None, Body()] = None
+    ) -> Response:
+        """End a waiting job, ask a running one to stop."""
+        await job_within(app, scope, id)
+        job = await app.cancel(id, None if why is None else why.reason)
+        audit(app, "cancel", id, by)
+        return json(job)
+
+    @api.post("/jobs/{id}/retry", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
+    async def retry_job(id: Id, scope: InScope, by: By) -> Response:
+        """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""
+        await job_within(app, scope, id)
+        job = await app.retry(id)
+        audit(app, "retry", id, by)
+        return json(job)
+
+
+def look_at_store(api: APIRouter, app: Dibs, guards: Guards) -> None:
+    InScope = Annotated[Scope, guards.scope]
+    By = Annotated[Any, guards.write]
+    read = [guards.read]
+
+    @api.get("/queues", response_model=models.Queues, dependencies=read)
+    async def list_queues(scope: InScope) -> Response:
+        """Queues with live jobs or a setting."""
+        if "queue" in scope.filter:
+            scope.only_queue(scope.filter["queue"])
+        else:
+            scope.only_all()
+        queues = [each for each in await app.queues() if each.name == scope.filter.get("queue", each.name)]
+        return json({"queues": queues})
+
+    @api.post("/queues/{name:path}/pause", response_model=models.Queue, responses=UNKNOWN)
+    async def pause_queue(name: QueueName, scope: InScope, by: By) -> Response:
+        """Let nobody claim from this queue; what is running goes on."""
+        scope.only_queue(name)
+        await app.pause(name)
+        audit(app, "pause", name, by)
+        return json(await _queue(app, name))
+
+    @api.post("/queues/{name:path}/resume", response_model=models.Queue, responses=UNKNOWN)
+    async def resume_queue(name: QueueName, scope: InScope, by: By) -> Response:
+        """Let the jobs of a paused queue be claimed again."""
+        scope.only_queue(name)
+        await app.resume(name)
+        audit(app, "resume", name, by)
+        return json(await _queue(app, name))
+
+    @api.get("/workers", response_model=models.Workers, dependencies=read)
+    async def list_workers(scope: InScope) -> Response:
+        """Workers that have been heard of lately."""
+        scope.only_all()
+        return json({"workers": await app.workers()})
+
+
+def look_at_trains(api: APIRouter, app: Dibs, guards: Guards) -> None:
+    InScope = Annotated[Scope, guards.scope]
+    By = Annotated[Any, guards.write]
+
+    @api.get("/trains", response_model=models.Trains, dependencies=[guards.read])
+    async def list_trains(
+        scope: InScope, held: bool = False, limit: Limit = 50, after: Named = None
+    ) -> Response:
+        """Trains with jobs on them, by name; or only those that wait for a person."""
+        scope.only_all()
+        most = min(limit, MOST_PER_PAGE)
+        trains = await app.trains.held() if held else await app.trains.list(limit=most, after=after)
+        return json({"trains": [_train(train) for train in trains]})
+
+    @api.post("/trains/{name:path}/release", response_model=models.Train, responses={**UNKNOWN, **REFUSED})
+    async def release_train(name: QueueName, scope: InScope, by: By) -> Response:
+        """Let the next job of a held train go."""
+        train = await app.trains.get(name)
+        if train is None or (train.head is not None and not scope.allows(train.head)):
+            return problem(404, f"no train {name!r}: no job is on it")
+        if not await app.trains.release(name):
+            return problem(409, f"the train {name!r} is not held: there is nothing to release")
+        audit(app, "release", name, by)
+        now = await app.trains.get(name)
+        return json(_train(now or Train(name=name, head=None, length=0, held=False)))
+
+
+def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
+    InScope = Annotated[Scope, guards.scope]
+    read = [guards.read]
+
+    def stream(request: Request, scope: Scope, topic: Topic, whole: bool = False) -> Response:
+        watching = app._core.watching
+        if watching.watchers >= MOST_STREAMS:
+            return problem(503, f"{MOST_STREAMS} clients listen already")
+        return EventStream(
+            watching,
+            topic,
+            encode=encode_job if whole else encode_summary,
+            allows=scope.allows,
+            last_event_id=request.headers.get("last-event-id"),
+        )
+
+    @api.get(
+        "/jobs/{id}/events",
+        response_class=Response,
+        dependencies=read,
+        responses={**EVENTS, **SEEN_ALL, **UNKNOWN},
+    )
+    async def follow_job(request: Request, id: Id, scope: InScope) -> Response:
+        """Progress and every change of a job's state, as it happens, until it has finished."""
+        job = await job_within(app, scope, id)
+        if job.is_finished and request.headers.get("last-event-id") == event_id_of(job):
+            return Response(status_code=204)  # tells a browser not to come back
+        return stream(request, scope, app._core.topic(id, None, None), whole=True)
+
+    @api.get(
+        "/pipelines/{id}/events",
+        response_class=Response,
+        dependencies=read,
+        responses={**EVENTS, **UNKNOWN},
+    )
+    async def follow_pipeline(request: Request, id: Annotated[UUID, Path()], scope: InScope) -> Response:
+        """The same of all jobs of a pipeline, until all have finished."""
+        await pipeline_within(app, scope, id)
+        return stream(request, scope, app._core.topic(None, id, None))
+
+    @api.get("/events", response_class=Response, dependencies=read, responses=EVENTS)
+    async def follow_store(request: Request, scope: InScope, queue: Named = None) -> Response:
+        """Changes of all jobs, or of those of a queue, as they happen."""
+        only = scope.narrowed(queue=queue).get("queue")
+        return stream(request, scope, app._core.topic(None, None, only))
+
+
+def watch_over(api: APIRouter, app: Dibs, guards: Guards, metrics: Metrics) -> None:
+
+    @api.get(
+        "/healthz",
+        response_model=models.Health,
+        responses={503: {"model": models.Health, "description": "The store or the worker is not well"}},
+    )
+    async def health(request: Request) -> Response:
+        """For whatever restarts this process; needs no permission and tells nothing else."""
+        living = getattr(request.app.state, "dibs", None)
+        try:
+            await app.schema_version()
+        except DibsError:
+            return json({"status": "unhealthy"}, 503)
+        if living is not None and not living.is_well:
+            return json({"status": "unhealthy"}, 503)
+        return json({"status": "ok"})
+
+    @api.get("/metrics", dependencies=[guards.read], response_class=Response, responses=_METRICS)
+    async def show_metrics(scope: Annotated[Scope, guards.scope]) -> Response:
+        """For Prometheus."""
+        scope.only_all()
+        return Response(await metrics.text(), media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})
+
+
+_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+ALL = (look_at_jobs, act_on_jobs, look_at_store, look_at_trains, follow)
+
+
+# -- what the routes share ----------------------------------------------------------------------
+
+
+async def job_within(app: Dibs, scope: Scope, id: UUID) -> Job:
+    """The job; one outside of the scope is as unknown as one that never was."""
+    job = await app.get(id)
+    if job is None or not scope.allows(job):
+        raise NotFound(id)
+    return job
+
+
+async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> dict[str, Any]:
+    jobs = await app.find(pipeline_id=id, limit=1000, **scope.narrowed())
+    if not jobs:
+        raise NotFound(id, "pipeline")
+    states = [str(job.state) for job in jobs]
+    done = [1.0 if job.state in FINISHED else job.progress for job in jobs]
+    return {
+        "id": id,
+        "counts": {state.value: states.count(state.value) for state in JobState},
+        "progress": sum(done) / len(done),
+    }
+
+
+def audit(app: Dibs, verb: str, about: UUID | str, by: Any) -> None:
+    """What a person did is told like everything else that happens; who, if the permission gives a name."""
+    app._core.events.acted(verb, str(about), by if isinstance(by, str) else None)
+
+
+def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
+    given = {name: getattr(new, name) for name in new.model_fields_set}
+    if isinstance(given.get("slot"), list):
+        given["slot"] = tuple(given["slot"])
+    wanted = {name: given.get(name) for name in scope.filter}
+    return NewJob(**{**given, **scope.narrowed(**wanted)})
+
+
+def _train(train: Train) -> dict[str, Any]:
+    head = None if train.head is None else summary(train.head)
+    return {"name": train.name, "head": head, "length": train.length, "held": train.held}
+
+
+async def _queue(app: Dibs, name: str) -> dict[str, Any]:
+    found = [queue for queue in await app.queues() if queue.name == name]
+    nothing = {"name": name, "paused": False, "limit": None, "counts": {}}
+    return msgspec.to_builtins(found[0]) if found else nothing
