@@ -8,14 +8,51 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dibs.cli import demo, enqueue, jobs, migrate, queues, why, work
+from dibs.cli import (
+    demo,
+    doctor,
+    enqueue,
+    jobs,
+    migrate,
+    move,
+    outbox,
+    prune,
+    queues,
+    schedules,
+    serve,
+    tables,
+    top,
+    trains,
+    verify,
+    why,
+    work,
+)
 from dibs.cli.options import Url
 from dibs.cli.printing import complain
 from dibs.errors import DibsError
 
+PANELS = {
+    "Run jobs": ["work", "enqueue", "serve"],
+    "Look and act": ["jobs", "why", "queues", "trains", "top", "schedules"],
+    "Look after the store": ["doctor", "migrate", "prune", "move", "tables", "outbox"],
+    "Try it": ["demo", "verify"],
+}
+ORDER = [name for names in PANELS.values() for name in names]
+
 
 class Commands(TyperGroup):
     """All commands; what dibs refuses or fails to do is one line on stderr and exit code 1."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        for panel, names in PANELS.items():
+            for name in self.commands.keys() & set(names):
+                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which one needs them; typer would list all groups last."""
+        rest = [name for name in super().list_commands(ctx) if name not in ORDER]
+        return [*(name for name in ORDER if name in self.commands), *rest]
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -30,18 +67,29 @@ app = typer.Typer(
     cls=Commands,
     help="Many workers, one store of work: no job done twice at once, none lost.",
     epilog="The store is named by --url, else $DIBS_URL, else tool.dibs.url in the nearest pyproject.toml, "
-    "else it is the file dibs.db here. Exit code 0: done; 1: refused or failed; 2: bad usage.",
+    "else it is the file dibs.db here. Exit code 0: done; 1: refused or failed; 2: bad usage. "
+    "To see it at work: dibs demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("work", epilog=work.EXAMPLE)(work.command)
 app.command("enqueue", epilog=enqueue.EXAMPLE)(enqueue.command)
 app.add_typer(jobs.app, name="jobs")
+app.command("top", epilog=top.EXAMPLE)(top.command)
 app.command("why", epilog=why.EXAMPLE)(why.command)
 app.add_typer(queues.app, name="queues")
+app.add_typer(trains.app, name="trains")
+app.command("schedules", epilog=schedules.EXAMPLE)(schedules.command)
+app.command("prune", epilog=prune.EXAMPLE)(prune.command)
+app.add_typer(outbox.app, name="outbox")
 app.command("migrate", epilog=migrate.EXAMPLE)(migrate.command)
+app.add_typer(tables.app, name="tables")
+app.command("move", epilog=move.EXAMPLE)(move.command)
+app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
+app.command("serve", epilog=serve.EXAMPLE)(serve.command)
+app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 
 

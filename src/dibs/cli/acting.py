@@ -6,8 +6,9 @@ from typing import TypeVar
 import typer
 
 from dibs.cli.config import open_store
-from dibs.cli.printing import complain, one_line, print_json
+from dibs.cli.printing import complain, print_json
 from dibs.errors import BadRequest, NotFound, Refused
+from dibs.lines import one_line
 from dibs.sync import SyncDibs
 
 T = TypeVar("T")

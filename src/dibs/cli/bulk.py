@@ -1,4 +1,4 @@
-"""`--all`: retry or cancel every job that matches, after asking, with a bar while it lasts."""
+"""Many jobs at once: retry, cancel or prune all that match, after asking, with a bar while it lasts."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from dibs.cli.config import open_store
 from dibs.cli.options import bad_usage
 from dibs.cli.printing import numbered, print_json
+from dibs.durations import spoken
 from dibs.errors import DibsError, Refused
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
@@ -39,17 +40,24 @@ CANCEL = Verb(
 
 
 def change_all(
-    context: typer.Context, url: str | None, verb: Verb, filter: dict[str, Any], *, yes: bool, json: bool
+    context: typer.Context,
+    url: str | None,
+    verb: Verb,
+    filter: dict[str, Any],
+    *,
+    yes: bool,
+    json: bool,
+    **more: Any,
 ) -> None:
-    """Ask, change them all, say how many."""
+    """Ask, change them all, say how many; `more` is what the verb takes beside the filter."""
     states = _states(verb, filter)
     with open_store(context, url) as store:
         left = _countable(store, states, filter)
         before = left()
         if before != {} and not yes:
             _confirm(verb, states, before, filter)
-        with _bar(verb, _sum(before), left):
-            changed = verb.change(store, **filter)
+        with _bar(verb.name, _sum(before), left):
+            changed = verb.change(store, **filter, **more)
     if json:
         print_json({verb.past: changed})
     else:
@@ -62,6 +70,29 @@ def _states(verb: Verb, filter: dict[str, Any]) -> list[JobState]:
         if state not in verb.states:
             bad_usage(f"can't {verb.name} {state} jobs, only those that are {', '.join(verb.states)}")
     return states
+
+
+def prune_all(
+    context: typer.Context,
+    url: str | None,
+    older_than: float,
+    states: Sequence[JobState],
+    *,
+    yes: bool,
+    json: bool,
+) -> None:
+    """Ask, remove them, say how many. How many are old enough is not known before."""
+    with open_store(context, url) as store:
+        left = _countable(store, states, {})
+        if left() != {} and not yes:
+            question = f"prune {_and(states)} jobs that finished more than {spoken(older_than)} ago?"
+            _refuse_unless(_agrees(question))
+        with _bar("prune", None, left):
+            pruned = store.prune(older_than, state=states)
+    if json:
+        print_json({"pruned": pruned})
+    else:
+        typer.echo(f"pruned {numbered(pruned, 'job')}")
 
 
 # -- how many -----------------------------------------------------------------------------------
@@ -88,7 +119,11 @@ def _countable(store: SyncDibs, states: Sequence[JobState], filter: dict[str, An
 def _confirm(
     verb: Verb, states: Sequence[JobState], counts: dict[str, int] | None, filter: dict[str, Any]
 ) -> None:
-    if not _agrees(f"{verb.name} {_what(states, counts)} jobs{_where(filter)}?"):
+    _refuse_unless(_agrees(f"{verb.name} {_what(states, counts)} jobs{_where(filter)}?"))
+
+
+def _refuse_unless(agreed: bool) -> None:
+    if not agreed:
         raise Refused("nothing was changed; answer y, or add --yes")
 
 
@@ -123,16 +158,17 @@ def _and(words: Sequence[str]) -> str:
 
 
 @contextmanager
-def _bar(verb: Verb, total: int | None, left: Left) -> Iterator[None]:
+def _bar(name: str, total: int | None, left: Left) -> Iterator[None]:
     """A bar on stderr, for people; a thread of its own looks how far the work has come."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    columns = (TextColumn(verb.name), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
+    columns = (TextColumn(name), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
+    before = _sum(left()) if total is None else total
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total)
-        with _looking(lambda: _update(progress, task, total, left)):
+        with _looking(lambda: _update(progress, task, before, left)):
             yield
 
 
@@ -154,11 +190,11 @@ def _looking(look: Callable[[], None]) -> Iterator[None]:
         watcher.join()
 
 
-def _update(progress: Progress, task: TaskID, total: int | None, left: Left) -> None:
+def _update(progress: Progress, task: TaskID, before: int | None, left: Left) -> None:
     with suppress(DibsError):  # the work itself will say it better
         now = _sum(left())
-        if total is not None and now is not None:
-            progress.update(task, completed=max(0, total - now))
+        if before is not None and now is not None:
+            progress.update(task, completed=max(0, before - now))
 
 
 def _sum(counts: dict[str, int] | None) -> int | None:

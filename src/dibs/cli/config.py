@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import typer
@@ -28,6 +28,8 @@ class ToolDibs(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     keep: str | None = None
     keep_for: float | None = None
     max_payload: int | None = None
+    listen_url: str | None = None
+    pooled: bool | None = None
 
 
 @contextmanager
@@ -38,6 +40,11 @@ def open_store(context: typer.Context, url: str | None) -> Iterator[SyncDibs]:
         yield store.open()
     finally:
         store.close()
+
+
+def store_name(context: typer.Context, url: str | None) -> str:
+    """The store that is meant, for people: who finds nothing there may have meant another one."""
+    return without_password(settings_of(context, url).url)
 
 
 def settings_of(context: typer.Context, url: str | None) -> Settings:
@@ -53,21 +60,44 @@ def given(context: typer.Context, url: str | None) -> dict[str, Any]:
 
 def from_pyproject(folder: Path) -> dict[str, Any]:
     """`[tool.dibs]` of the nearest pyproject.toml, from this folder upwards."""
-    file = next((file for up in (folder, *folder.parents) if (file := up / "pyproject.toml").is_file()), None)
+    file, table = table_in(folder)
     if file is None:
         return {}
-    said: dict[str, Any] = msgspec.to_builtins(_read(file))
+    said: dict[str, Any] = msgspec.to_builtins(_settings(file, table))
     return {**said, "url": _anchored(said["url"], file.parent)} if "url" in said else said
 
 
-def _read(file: Path) -> ToolDibs:
+def table_in(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The nearest pyproject.toml, from this folder upwards, and what it says under `[tool.dibs]`."""
+    file = next((file for up in (folder, *folder.parents) if (file := up / "pyproject.toml").is_file()), None)
+    if file is None:
+        return None, {}
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("dibs", {})
+        return file, dict(table)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise _unusable(file, error) from None
+
+
+def _settings(file: Path, table: dict[str, Any]) -> ToolDibs:
+    try:
         return msgspec.convert(
             {name: one for name, one in table.items() if not isinstance(one, dict)}, ToolDibs
         )
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadRequest(f"can't use tool.dibs in {file}: {error}") from None
+    except ValueError as error:
+        raise _unusable(file, error) from None
+
+
+def _unusable(file: Path, error: Exception) -> BadRequest:
+    return BadRequest(f"can't use tool.dibs in {file}: {error}")
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown to anybody: who, where and which database, nothing more."""
+    parts = urlsplit(url)
+    user = f"{parts.username}@" if parts.username else ""
+    where = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    return f"{parts.scheme}://{user}{where}{parts.path}"
 
 
 def _anchored(url: str, folder: Path) -> str:

@@ -33,12 +33,16 @@ MOST_FOUND = 1000
 
 
 def command(
-    jobs: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many jobs to enqueue.")] = 5000,
-    workers: Annotated[int, typer.Option(min=2, max=32, help="How many worker processes.")] = 4,
-    seed: Annotated[int, typer.Option(help="Decides who is killed and how long each job takes.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=100, max=1_000_000, metavar="N", help="How many jobs to enqueue.")
+    ] = 5000,
+    workers: Annotated[int, typer.Option(min=2, max=32, metavar="N", help="How many worker processes.")] = 4,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Decides who is killed and how long each job takes.")
+    ] = 1,
     json: AsJson = False,
 ) -> None:
-    """Watch several processes share jobs while one of them is killed; then count.
+    """Watch processes share jobs while one of them is killed.
 
     Everything happens in a SQLite file in a temporary folder. The worker processes write down when
     they begin and end each job. In the middle one of them is killed (SIGKILL) while it holds jobs.

@@ -1,15 +1,17 @@
 """`dibs enqueue KIND [JSON]`: put a job into the store without any of the code that runs it."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage, duration, json_object, moment
+from dibs.cli.options import slot as slot_key
 from dibs.cli.printing import note, print_json
 from dibs.errors import Refused
 from dibs.jobs import Job, NewJob
+from dibs.states import SLOT_POLICIES
 from dibs.sync import SyncDibs
 
 EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail --delay 10m"""
@@ -41,7 +43,29 @@ def command(
     train: Annotated[
         str | None, typer.Option(metavar="NAME", help="Run strictly after the train's earlier jobs.")
     ] = None,
-    slot: Annotated[str | None, typer.Option(metavar="KEY", help="Share this slot with other jobs.")] = None,
+    slot: Annotated[
+        Any,
+        typer.Option(
+            parser=slot_key,
+            metavar="KEY",
+            help="One at a time of all with this key: a name, or its parts as a JSON array.",
+        ),
+    ] = None,
+    slot_policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD", help=f"If the slot is taken: {', '.join(SLOT_POLICIES)}. Default: wait."
+        ),
+    ] = None,
+    slot_limit: Annotated[
+        int | None, typer.Option(metavar="N", help="How many of the slot at a time. Default: 1.")
+    ] = None,
+    on_cancelled: Annotated[
+        str | None, typer.Option(metavar="WORD", help="Then its train will advance (default) or hold.")
+    ] = None,
+    on_failed: Annotated[
+        str | None, typer.Option(metavar="WORD", help="Then its train will advance (default) or hold.")
+    ] = None,
     pipeline_id: Annotated[str | None, typer.Option(metavar="ID", help="The pipeline it belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="A tag; may be given again.")] = None,
     meta: Annotated[
@@ -64,12 +88,16 @@ def command(
         unique=unique,
         train=train,
         slot=slot,
+        slot_policy=slot_policy,
+        slot_limit=slot_limit,
+        on_cancelled=on_cancelled,
+        on_failed=on_failed,
         pipeline_id=pipeline_id,
         tags=tag or (),
         meta=json_object(meta, "--meta"),
     )
     with open_store(context, url) as store:
-        _say(_enqueue(store, new), json)
+        _say(_enqueue(store, new), new, json)
 
 
 def _from_stdin() -> bytes:
@@ -83,10 +111,16 @@ def _enqueue(store: SyncDibs, new: NewJob) -> Job:
     return job
 
 
-def _say(job: Job, json: bool) -> None:
+def _say(job: Job, new: NewJob, json: bool) -> None:
     if json:
         print_json(job)
         return
     if not job.is_new:
-        note(f"nothing new: a job with the unique key {job.unique!r} is {job.state}")
+        note(f"nothing new: {_taken(job, new)} is {job.state}")
     typer.echo(job.id)
+
+
+def _taken(job: Job, new: NewJob) -> str:
+    if new.unique is not None and job.unique == new.unique:
+        return f"a job with the unique key {job.unique!r}"
+    return f"a job of the slot {job.slot!r}"

@@ -1,7 +1,7 @@
 """`dibs jobs …`: look at jobs, and act on some or all of them."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -11,7 +11,7 @@ import typer
 
 from dibs.cli import bulk
 from dibs.cli.acting import change_each
-from dibs.cli.config import open_store
+from dibs.cli.config import open_store, store_name
 from dibs.cli.options import (
     All,
     AsJson,
@@ -20,6 +20,8 @@ from dibs.cli.options import (
     OfKind,
     OfPipeline,
     OfQueue,
+    OfSlot,
+    OfTrain,
     SomeIds,
     States,
     Tags,
@@ -29,10 +31,11 @@ from dibs.cli.options import (
     duration,
     filter_of,
 )
-from dibs.cli.printing import json_text, moment, note, one_line, print_json, print_table, safe
+from dibs.cli.printing import json_text, moment, note, print_json, print_table
 from dibs.errors import NotFound
 from dibs.ids import parse_id
 from dibs.jobs import Job, JobError
+from dibs.lines import one_line, safe
 from dibs.states import JobState
 from dibs.why import Why
 
@@ -61,30 +64,29 @@ def list_(
     queue: OfQueue = None,
     kind: OfKind = None,
     tag: Tags = None,
+    train: OfTrain = None,
+    slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
     after: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones than this job.")] = None,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
     """List jobs, newest first, finished ones included."""
-    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
+    place = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **place)
     with open_store(context, url) as store:
         found = store.find(**filter, limit=min(limit + 1, MOST_LISTED), after=after)
     page, more = found[:limit], len(found) > limit or len(found) == MOST_LISTED
     if json:
         print_json(page)
         return
-    _print_page(page)
-    if more:
-        note(f"next page: {_next_page(filter, limit, page[-1].id)}")
-
-
-def _print_page(page: Sequence[Job]) -> None:
     if page:
         print_table(COLUMNS, [_row(job) for job in page])
     else:
-        note("no jobs")
+        note(f"no jobs{' like that' if filter or after else ''} in {store_name(context, url)}")
+    if more:
+        note(f"next page: {_next_page(filter, limit, page[-1].id)}")
 
 
 def _row(job: Job) -> list[str | int]:
@@ -114,7 +116,8 @@ def _next_page(filter: dict[str, Any], limit: int, last: UUID) -> str:
 def _flags(filter: dict[str, Any]) -> Iterator[str]:
     for name, given in filter.items():
         for value in given if isinstance(given, list) else [given]:
-            yield from (f"--{'tag' if name == 'tags' else name.replace('_', '-')}", str(value))
+            text = json_text(value) if isinstance(value, tuple) else str(value)
+            yield from (f"--{'tag' if name == 'tags' else name.replace('_', '-')}", text)
 
 
 # -- show ---------------------------------------------------------------------------------------
@@ -209,10 +212,8 @@ def cancel(
     """End waiting jobs now, and ask running ones to stop."""
     filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
     _check_ids_or_all(ids, all, filter)
-    if all and reason is not None:
-        bad_usage("--reason goes with ids: many jobs are cancelled without one")
     if all:
-        bulk.change_all(context, url, bulk.CANCEL, filter, yes=yes, json=json)
+        bulk.change_all(context, url, bulk.CANCEL, filter, yes=yes, json=json, reason=reason)
     else:
         change_each(context, url, ids, lambda store, id: store.cancel(id, reason), _cancelled, json)
 

@@ -1,6 +1,7 @@
 """`dibs migrate`: bring a store's tables up to date, or print the SQL that would."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -9,9 +10,8 @@ from dibs.app import Dibs
 from dibs.cli.config import settings_of
 from dibs.cli.options import AsJson, Url
 from dibs.cli.printing import print_json
-from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.migrations import dialect_named
 from dibs.engines.sql import Dialect, schema_files
-from dibs.engines.sqlite import SQLite
 from dibs.settings import Settings
 
 EXAMPLE = "Example: dibs migrate --url postgresql://localhost/shop"
@@ -21,10 +21,21 @@ def command(
     context: typer.Context,
     url: Url = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, run nothing.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Change nothing: exit code 1 if a column or an index is missing or wrong."
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Create or update the tables of a store. Does nothing when they are up to date."""
+    """Create or update the tables of a store.
+
+    Does nothing when they are up to date. SQLite files are kept up to date without it.
+    """
     settings = settings_of(context, url)
+    if check:
+        return _check(settings, json)
     answer = _look(settings) if sql else _migrate(settings)
     if json:
         print_json(answer)
@@ -32,6 +43,21 @@ def command(
         typer.echo(_script(answer["pending"]), nl=False)
     else:
         typer.echo(_sentence(answer))
+    return None
+
+
+def _check(settings: Settings, json: bool) -> None:
+    with_store = Dibs(settings.url, prefix=settings.prefix).sync
+    try:
+        problems = with_store.check_schema()
+    finally:
+        with_store.close()
+    if json:
+        print_json([{**asdict(problem), "problem": str(problem)} for problem in problems])
+    else:
+        typer.echo("\n".join(map(str, problems)) or "the tables are as they should be")
+    if problems:
+        raise typer.Exit(1)
 
 
 def _migrate(settings: Settings) -> dict[str, Any]:
@@ -52,14 +78,7 @@ def _look(settings: Settings) -> dict[str, Any]:
 
 
 def _dialect(settings: Settings) -> Dialect | None:
-    scheme = settings.url.split("://", 1)[0].split("+", 1)[0].lower()
-    match scheme:
-        case "sqlite":
-            return SQLite(settings.prefix).dialect
-        case "postgresql" | "postgres":
-            return PostgreSQL(settings.prefix).dialect
-        case _:
-            return None
+    return dialect_named(settings.url.split("://", 1)[0].split("+", 1)[0], settings.prefix)
 
 
 def _pending(dialect: Dialect | None, found: int) -> Iterator[dict[str, Any]]:

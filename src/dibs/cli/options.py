@@ -56,12 +56,33 @@ def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
     return value
 
 
+def slot(text: str) -> str | tuple[Any, ...]:
+    """A slot's key: a name, or its parts as a JSON array."""
+    if not text.startswith("["):
+        return text
+    try:
+        return tuple(msgspec.json.decode(text, type=list[Any]))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise typer.BadParameter(f"{text!r} can't be read as a JSON array: {error}") from None
+
+
 # -- shared options -----------------------------------------------------------------------------
+
+
+def not_empty(url: str | None) -> str | None:
+    """`--url "$SHOP_URL"` with a variable that is not set must not become the file dibs.db here."""
+    if url is not None and not url.strip():
+        raise typer.BadParameter("it is empty: name a store, or leave it out to use $DIBS_URL")
+    return url
 
 
 Url = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The store; before or after the command. Default: $DIBS_URL."),
+    typer.Option(
+        metavar="URL",
+        callback=not_empty,
+        help="The store; before or after the command. Default: $DIBS_URL.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
@@ -79,6 +100,10 @@ OfKind = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only
 Tags = Annotated[
     list[str] | None,
     typer.Option("--tag", metavar="TAG", help="Only with this tag; may be given again, then with all."),
+]
+OfTrain = Annotated[str | None, typer.Option("--train", metavar="NAME", help="Only of this train.")]
+OfSlot = Annotated[
+    Any, typer.Option("--slot", parser=slot, metavar="KEY", help="Only of this slot: a name or a JSON array.")
 ]
 OfPipeline = Annotated[str | None, typer.Option("--pipeline-id", metavar="ID", help="Only of this pipeline.")]
 

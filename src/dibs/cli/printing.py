@@ -4,7 +4,6 @@ Whatever comes from a store passes `safe`: text that somebody put into a job mus
 cursor of the person who looks at it.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dibs.lines import one_line
 from dibs.states import JobState
 
 Cell = str | int
@@ -37,19 +37,8 @@ ROOM_FOR_TABLES = 80  # columns of a terminal; on less the terminal may wrap the
 ROOM_FOR_ABOUT = 100  # on less `about` would be a heap of syllables
 LONGEST_CELL = 200
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
 
 # -- lines --------------------------------------------------------------------------------------
-
-
-def safe(text: str) -> str:
-    """The text with its control characters shown instead of obeyed; lines and tabs stay."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def one_line(text: str) -> str:
-    return safe(" ".join(text.split()))
 
 
 def complain(what: object) -> None:

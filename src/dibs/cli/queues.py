@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from dibs.cli.config import open_store
+from dibs.cli.config import open_store, store_name
 from dibs.cli.options import AsJson, Url, bad_usage
-from dibs.cli.printing import note, one_line, print_json, print_table
+from dibs.cli.printing import note, print_json, print_table
+from dibs.lines import one_line
 from dibs.operations import Queue
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
@@ -25,7 +26,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
 
 @app.callback()
 def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
-    """Show every queue that has live jobs or a setting; pause, resume or limit one."""
+    """Show the queues; pause, resume or limit one.
+
+    Those are shown that have live jobs or a setting.
+    """
     context.obj = url or context.obj
     if context.invoked_subcommand is not None:
         return
@@ -34,7 +38,7 @@ def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
     if json:
         print_json(queues)
     else:
-        _print(queues, counts)
+        _print(queues, counts, store_name(context, url))
 
 
 @app.command("pause", epilog="Example: dibs queues pause mail")
@@ -97,11 +101,11 @@ def _filled(queue: Queue) -> Queue:
     return replace(queue, counts={state: queue.counts.get(state, 0) for state in LIVE})
 
 
-def _print(queues: list[Queue], counts: dict[str, int]) -> None:
+def _print(queues: list[Queue], counts: dict[str, int], name: str) -> None:
     if queues:
         print_table(["queue", "paused", "limit", *LIVE], [_row(queue) for queue in queues])
     else:
-        note("no queue has live jobs or a setting")
+        note(f"no queue has live jobs or a setting in {name}")
     total = ", ".join(f"{number:,} {state}" for state, number in counts.items() if number)
     typer.echo(f"total: {total or 'no jobs'}")
 

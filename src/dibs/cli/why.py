@@ -4,13 +4,17 @@ import typer
 
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Id, Url
-from dibs.cli.printing import one_line, print_json
+from dibs.cli.printing import print_json
+from dibs.lines import one_line
 
 EXAMPLE = "Example: dibs why 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"
 
 
 def command(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) -> None:
-    """Say in one sentence why a job is not running, or who runs it, or how it ended."""
+    """Say in one sentence why a job is not running.
+
+    Or who runs it since when, or how it ended.
+    """
     with open_store(context, url) as store:
         why = store.why(id)
     if json:

@@ -1,53 +1,97 @@
 """`dibs work jobs:app`: run a worker, or several processes of them, until told to stop."""
 
 import asyncio
-import importlib
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dibs.app import Dibs
-from dibs.cli.options import bad_usage, duration
+from dibs.cli.choices import Choices
+from dibs.cli.config import given, without_password
+from dibs.cli.health import HEALTH_SOCKET, Answering, health_of_processes, health_of_worker
+from dibs.cli.lines import set_up
+from dibs.cli.loading import load
+from dibs.cli.options import Url, bad_usage, duration
+from dibs.clock import monotonic
+from dibs.durations import spoken
 from dibs.errors import BadRequest
+from dibs.events import Event, log
+from dibs.lines import NOTICE
 from dibs.worker import Worker
 
 EXAMPLE = "Example: dibs work jobs:app --queues mail,slow --concurrency 20"
 RESTART_PAUSE = 1.0  # seconds before a process that died is replaced
 
-Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app is, like jobs:app.")]
+MOST_NAMED = 8  # kinds in the first line of the log
+
+Target = Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="Where the app is, like jobs:app.")]
 Queues = Annotated[
     str | None, typer.Option(metavar="A,B", help="Only these queues, with commas between. Default: all.")
 ]
 
 
 def command(
-    target: Target,
+    context: typer.Context,
+    target: Target = None,
     queues: Queues = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Jobs at a time, per process.")] = 10,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes; dead ones are replaced.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Jobs at a time, per process. Default: 10.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many processes; dead ones are replaced.")
+    ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
     grace: Annotated[
-        str, typer.Option(metavar="TIME", help="How long running jobs may take to end.")
-    ] = "10s",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every job.")] = False,
+        float | None,
+        typer.Option(
+            parser=duration, metavar="TIME", help="How long running jobs may take to end. Default: 10s."
+        ),
+    ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz here: 200, or 503 and why."),
+    ] = None,
+    health_host: Annotated[
+        str, typer.Option(metavar="HOST", help="The address to answer on; 0.0.0.0 for every one.")
+    ] = "127.0.0.1",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every job.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what somebody should look at.")] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
+    ] = False,
+    url: Url = None,
 ) -> None:
-    """Run the jobs of an app. Ctrl-C or SIGTERM ends it kindly, a second one at once."""
-    logging.basicConfig(
-        format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level="DEBUG" if verbose else "INFO"
-    )
-    if processes > 1:
-        raise typer.Exit(_supervise(processes))
-    app = _load(target)
-    names = None if queues is None else [name for name in queues.split(",") if name]
-    worker = Worker(app, queues=names, concurrency=concurrency, grace=duration(grace))
-    asyncio.Runner().run(_work(app, worker, until_idle))
+    """Run the jobs of an app, until Ctrl-C or SIGTERM.
+
+    Jobs that are running then may end first, for as long as --grace says; a second Ctrl-C ends it at once.
+
+    The log on stderr has a line for what an operator wants to know: → a job was claimed (with -v), ✓ it
+    succeeded (with -v), ↻ it will run again, ✗ it failed for good or its lease was lost.
+    """
+    level = logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
+    set_up(level=level, json=log_json)
+    chosen = Choices.made(target, queues, concurrency, processes, grace)
+    said = _name_store(context, url)
+    if chosen.processes > 1:
+        with health_of_processes(chosen.processes, health_host, health_port) as places:
+            raise typer.Exit(_supervise(places))
+    app = load_app(chosen.target)
+    if said is not None and said != app._core.settings.url:
+        bad_usage(
+            f"{chosen.target} names a store of its own: leave --url out, or let it say Dibs() without one"
+        )
+    worker = Worker(app, queues=chosen.queues, concurrency=chosen.concurrency, grace=chosen.grace)
+    answering = health_of_worker(worker, health_host, health_port)
+    asyncio.Runner(loop_factory=_fastest_loop()).run(_work(app, worker, chosen, until_idle, answering))
     sys.stdout.flush()
     sys.stderr.flush()
     # Neither the loop nor the threads are waited for: a handler's thread that still runs must not keep
@@ -55,40 +99,102 @@ def command(
     os._exit(0)
 
 
-async def _work(app: Dibs, worker: Worker, until_idle: bool) -> None:
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (`pip install 'dibs[fast]'`), else what asyncio takes."""
     try:
-        await worker.run(until_idle=until_idle)
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    return new_event_loop
+
+
+async def _work(app: Dibs, worker: Worker, chosen: Choices, until_idle: bool, answering: Answering) -> None:
+    began, tally = monotonic(), Tally()
+    app._core.events.subscribe(tally.hear, list(tally.counts))
+    _greet(app, worker, chosen)
+    try:
+        async with answering:
+            await worker.run(until_idle=until_idle)
     finally:
         await app.close()
+        _say_goodbye(worker, tally, monotonic() - began)
 
 
-def _load(target: str) -> Dibs:
-    """The app that `module:name` names; modules are looked for in the current folder first."""
-    module, _, name = target.partition(":")
-    if not module or not name:
-        bad_usage(f"{target!r} names no app: write MODULE:APP, like jobs:app")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        app: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadRequest(f"can't load {target!r}: {error}") from None
+class Tally:
+    """How often things went wrong. Successes are not counted one by one: there may be very many."""
+
+    def __init__(self) -> None:
+        self.counts = {"retried": 0, "failed": 0, "lost": 0}
+
+    def hear(self, event: Event) -> None:
+        self.counts[event.about.get("as", event.name)] += len(event.jobs)
+
+
+def _greet(app: Dibs, worker: Worker, chosen: Choices) -> None:
+    about = {
+        "version": version("dibs"),
+        "store": without_password(app._core.settings.url),
+        "queues": chosen.queues,
+        "kinds": sorted(app._core.registry.tasks),
+        "concurrency": chosen.concurrency,
+        "worker": worker.name,
+    }
+    log.info(
+        "● dibs %s at %s · queues: %s · kinds: %s · %s at a time · %s",
+        about["version"],
+        about["store"],
+        "all" if chosen.queues is None else ", ".join(chosen.queues),
+        _some(sorted(app._core.registry.tasks)),
+        chosen.concurrency,
+        worker.name,
+        extra={"fields": {"event": "started", **about}},
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMED])
+    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"
+
+
+def _say_goodbye(worker: Worker, tally: Tally, seconds: float) -> None:
+    counts = {"settled": worker.settled, **tally.counts}
+    log.info(
+        "● stopped after %s: %s",
+        spoken(seconds),
+        ", ".join(f"{number:,} {name}" for name, number in counts.items()),
+        extra={"fields": {"event": "stopped", "seconds": round(seconds, 3), **counts}},
+    )
+
+
+def _name_store(context: typer.Context, url: str | None) -> str | None:
+    """What is said here goes for an app that leaves it open, as `Dibs()` does; answers a URL."""
+    for name, value in given(context, url).items():
+        os.environ[f"DIBS_{name.upper()}"] = str(value)
+    said: str | None = url or context.obj
+    return said
+
+
+def load_app(target: str) -> Dibs:
+    """The app that `module:name` names."""
+    app = load(target, "an app", "MODULE:APP, like jobs:app")
     if not isinstance(app, Dibs):
         raise BadRequest(f"{target!r} is a {type(app).__name__}, not a Dibs app")
     return app
 
 
-def _supervise(processes: int) -> int:
-    """Keep this many processes of the same command running; pass on the signals that end it."""
-    arguments = _without_processes(sys.argv[1:])
-    children = [_start(arguments) for _ in range(processes)]
+def _supervise(places: Sequence[Path | None]) -> int:
+    """Keep a process of the same command running for each place; pass on the signals that end it."""
+    arguments = _without(["--processes", "--health-port", "--health-host"], sys.argv[1:])
+    arguments.append("--processes=1")  # else they would supervise, too
+    children = [_start(arguments, health) for health in places]
     stopping = "--until-idle" in arguments
     told: set[int] = set()
 
-    def stop(number: int, _: object) -> None:
+    def stop(_: int, __: object) -> None:
         nonlocal stopping
         stopping = True
         for child in children:
-            child.send_signal(number)
+            child.send_signal(signal.SIGTERM)  # a SIGINT would show where in its imports Python was
             told.add(child.pid)
 
     signal.signal(signal.SIGTERM, stop)
@@ -97,10 +203,8 @@ def _supervise(processes: int) -> int:
         time.sleep(0.1)
         for place, child in enumerate(children):
             if child.poll() is not None and not stopping:
-                logging.getLogger("dibs").warning(
-                    "a worker process ended (%s); starting another", child.returncode
-                )
-                children[place] = _start(arguments)
+                log.warning("✗ a worker process ended (%s); starting another", child.returncode)
+                children[place] = _start(arguments, places[place])
                 time.sleep(RESTART_PAUSE)
     for child in children:
         if told and child.pid not in told:  # it was being started when the signal came
@@ -109,19 +213,18 @@ def _supervise(processes: int) -> int:
     return 1 if set(ended) - {0, -signal.SIGTERM, -signal.SIGINT} else 0
 
 
-def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+def _start(arguments: list[str], health: Path | None) -> "subprocess.Popen[bytes]":
     """A session of its own: a Ctrl-C in the terminal must reach it once, from us."""
     command = [sys.executable, "-m", "dibs.cli", *arguments]
-    return subprocess.Popen(command, start_new_session=True)  # noqa: S603
+    environment = os.environ if health is None else {**os.environ, HEALTH_SOCKET: str(health)}
+    return subprocess.Popen(command, start_new_session=True, env=environment)  # noqa: S603
 
 
-def _without_processes(words: list[str]) -> list[str]:
+def _without(options: list[str], words: list[str]) -> list[str]:
     kept, skip = [], False
     for word in words:
-        if skip or word.startswith("--processes="):
-            skip = False
-        elif word == "--processes":
-            skip = True
+        if skip or word.partition("=")[0] in options:
+            skip = not skip and "=" not in word
         else:
             kept.append(word)
     return kept

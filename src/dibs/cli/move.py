@@ -1,0 +1,208 @@
+"""`dibs move`: everything of one store, into another."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dibs.app import Dibs
+from dibs.cli.config import given, without_password
+from dibs.cli.options import AsJson, bad_usage, duration
+from dibs.cli.printing import complain, note, numbered, print_json
+from dibs.errors import Refused, SchemaOutdated
+from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
+
+EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
+
+
+class Running(StrEnum):
+    """What becomes of jobs that run."""
+
+    wait = "wait"
+    leave = "leave"
+
+
+From = Annotated[str, typer.Option("--from", metavar="URL", help="The store to empty.")]
+To = Annotated[
+    str | None, typer.Option("--to", metavar="URL", help="The store to move to; its tables must be there.")
+]
+OfRunning = Annotated[
+    Running,
+    typer.Option(
+        "--running",
+        metavar="wait|leave",
+        help="Wait for running jobs and move them, too, or leave them where they are.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        parser=duration, metavar="TIME", help="Wait no longer than this for running jobs: 30s, 10m."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be moved, change nothing.")]
+FromPrefix = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The prefix of the tables there. Default: $DIBS_PREFIX.")
+]
+ToPrefix = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The prefix of the tables here. Default: $DIBS_PREFIX.")
+]
+GiveBack = Annotated[
+    bool,
+    typer.Option(
+        "--give-back",
+        help="Instead of moving: let jobs be claimed there again that an interrupted move took out. "
+        "Only if its target is gone for good.",
+    ),
+]
+
+
+def command(
+    context: typer.Context,
+    from_: From,
+    to: To = None,
+    running: OfRunning = Running.wait,
+    timeout: Timeout = None,
+    dry_run: DryRun = False,
+    from_prefix: FromPrefix = None,
+    to_prefix: ToPrefix = None,
+    give_back: GiveBack = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --give-back: don't ask first.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Move all jobs to another store, just as they are.
+
+    They keep their ids, attempts, tokens, keys, errors and results. Settings of queues and last ticks of
+    schedules are copied. Both stores may be in use meanwhile: a job can be claimed in one of them at a time.
+    It is safe to interrupt: the same move again goes on where it was. The exit code is 1 if something was
+    left behind or does not add up.
+    """
+    if give_back:
+        _give_back(context, from_, from_prefix, yes=yes, json=json)
+    elif to is None:
+        bad_usage("say where to move to: --to URL")
+    elif dry_run:
+        with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target):
+            _say_planned(look_sync(source, target), json)
+    else:
+        with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target), _bar() as told:
+            moved = move_sync(source, target, running=running.value, timeout=timeout, told=told)
+        _say_moved(moved, json)
+
+
+# -- The stores ---------------------------------------------------------------------------------
+
+Address = tuple[str, str | None]  # URL and prefix
+
+
+@contextmanager
+def _both(context: typer.Context, source: Address, target: Address) -> Iterator[tuple[Dibs, Dibs]]:
+    _refuse_what_is_not_there(source[0])
+    with _opened(context, *source) as from_app, _opened(context, *target) as to_app:
+        yield from_app, to_app
+
+
+@contextmanager
+def _opened(context: typer.Context, url: str, prefix: str | None) -> Iterator[Dibs]:
+    if urlsplit(url).scheme == "memory":
+        raise Refused(
+            "memory:// lives and ends with one process: there is nothing to move there or from there"
+        )
+    app = Dibs(**{**given(context, url), **({} if prefix is None else {"prefix": prefix})})
+    try:
+        app.sync.open()
+        yield app
+    except SchemaOutdated as error:
+        raise Refused(f"{without_password(url)}: {_instead(error, url)}") from None
+    finally:
+        app.sync.close()
+
+
+def _instead(error: SchemaOutdated, url: str) -> str:
+    """The same with the command that is meant."""
+    return str(error).replace("`dibs migrate`", f"`dibs migrate --url {without_password(url)}`")
+
+
+def _refuse_what_is_not_there(url: str) -> None:
+    """A SQLite file is made when it is opened; one that is to be emptied should have something in it."""
+    parts = urlsplit(url)
+    file = Path(unquote(parts.path.removeprefix("/")))
+    if parts.scheme.startswith("sqlite") and not file.is_file():
+        raise Refused(f"there is no file {file} to move from")
+
+
+# -- Saying -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _bar() -> Iterator[Told | None]:
+    """A bar on stderr, for people; and a word to who gets impatient."""
+    console = Console(stderr=True)
+    try:
+        if not console.is_terminal:
+            yield None
+            return
+        columns = (TextColumn("move"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("", total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+    except KeyboardInterrupt:
+        complain("interrupted; nothing is lost: run the same move again, and it goes on where it was")
+        raise typer.Exit(130) from None
+
+
+def _say_planned(planned: Planned, json: bool) -> None:
+    if json:
+        print_json(planned)
+        return
+    typer.echo(f"would move {_counted(planned.jobs)}{_along(planned.queues, planned.schedules)}")
+    if planned.running:
+        note(f"{numbered(planned.running, 'job')} running now: waited for, or left with --running leave")
+
+
+def _say_moved(moved: Moved, json: bool) -> None:
+    if json:
+        print_json(moved)
+    else:
+        typer.echo(f"moved {_counted(moved.jobs)}{_along(moved.queues, moved.schedules)}")
+        if moved.known:
+            note(f"{numbered(moved.known, 'job')} had been there already")
+        if left := moved.source["running"]:
+            note(f"{numbered(left, 'job')} still running in the source: run the move again later")
+    for problem in moved.problems:
+        complain(problem)
+    if moved.problems:
+        raise typer.Exit(1)
+
+
+def _counted(jobs: Mapping[str, int]) -> str:
+    states = ", ".join(f"{number:,} {state}" for state, number in jobs.items())
+    return f"{numbered(sum(jobs.values()), 'job')}{f': {states}' if states else ''}"
+
+
+def _along(queues: int, schedules: int) -> str:
+    said = [numbered(queues, "queue setting")] if queues else []
+    said += [numbered(schedules, "schedule")] if schedules else []
+    return f"; and {' and '.join(said)}" if said else ""
+
+
+# -- Instead ------------------------------------------------------------------------------------
+
+
+def _give_back(context: typer.Context, url: str, prefix: str | None, *, yes: bool, json: bool) -> None:
+    _refuse_what_is_not_there(url)
+    question = "what had arrived in the other store would be in both: is that store gone for good?"
+    if not yes and not typer.confirm(question, err=True):
+        raise Refused("nothing was changed; run the same move again, and it goes on where it was")
+    with _opened(context, url, prefix) as app:
+        back = give_back_sync(app)
+    if json:
+        print_json({"given_back": back})
+    else:
+        typer.echo(f"gave back {numbered(back, 'job')}")

@@ -1,0 +1,164 @@
+"""`dibs serve`: the HTTP API of a store, behind a token or a password."""
+
+import ipaddress
+import secrets
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dibs.app import Dibs
+from dibs.cli.config import given, without_password
+from dibs.cli.options import AsJson, Url
+from dibs.cli.printing import note, print_json
+from dibs.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dibs.integrations.service import Access
+
+EXAMPLE = "Example: dibs serve, or DIBS_TOKEN=… dibs serve --host 0.0.0.0 --allow-host jobs.example.org"
+SHORT = 16  # characters: a token that can be guessed
+SHUTDOWN = 10  # seconds that requests get to end
+
+Host = Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")]
+Port = Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DIBS_TOKEN",
+        metavar="TOKEN",
+        show_envvar=False,
+        help="Bearer token of who may do everything. Default: $DIBS_TOKEN, which `ps` does not show.",
+    ),
+]
+ReadToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DIBS_READ_TOKEN",
+        metavar="TOKEN",
+        show_envvar=False,
+        help="Bearer token of who may only look. Default: $DIBS_READ_TOKEN.",
+    ),
+]
+Basic = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DIBS_BASIC",
+        metavar="USER:PASSWORD",
+        show_envvar=False,
+        help="Basic authentication, instead of or beside a token. Default: $DIBS_BASIC.",
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A host name under which we may be called; may be given again; '*' for any.",
+    ),
+]
+
+
+def command(
+    context: typer.Context,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
+    read_token: ReadToken = None,
+    basic: Basic = None,
+    allow_host: AllowHost = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Serve the HTTP API: look at jobs, act on them, follow them.
+
+    There are /healthz and /metrics, too. Without a token or password only this machine is listened to, and a
+    token for this one run is printed.
+    """
+    access = _access(token or None, read_token or None, basic or None, host)
+    app = Dibs(**given(context, url))
+    app.sync.open()
+    with _listening(host, port) as place:
+        where = _address(place)
+        said = {"url": where, "store": without_password(app._core.settings.url)}
+        if token is None and access.token is not None:
+            said["token"] = access.token
+        _announce(said, json)
+        _serve(app, access, place, _hosts(host, allow_host or []))
+
+
+def _access(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Access":
+    try:
+        from dibs.integrations.service import Access
+    except ImportError:
+        raise BadRequest("dibs serve needs a web framework and a server: pip install 'dibs[serve]'") from None
+    for secret in (token, read_token):
+        if secret is not None and len(secret) < SHORT:
+            note(f"a token of {len(secret)} characters can be guessed; take {SHORT} or more")
+    if basic is not None and (":" not in basic or basic.endswith(":")):
+        raise BadRequest("basic authentication is USER:PASSWORD, both of them")
+    access = Access(token=token, read_token=read_token, basic=basic)
+    if not access.is_open:
+        return access
+    if not _is_loopback(host):
+        raise BadRequest(
+            f"{host} can be reached from other machines, and nothing keeps anybody out: set $DIBS_TOKEN or "
+            "$DIBS_BASIC, or listen on 127.0.0.1"
+        )
+    return Access(token=secrets.token_urlsafe(24))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadRequest(f"can't listen on {host}: {error}") from None
+    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise BadRequest(f"can't listen on {host}:{port}: {error}; choose another --port or --host") from None
+
+
+def _address(place: socket.socket) -> str:
+    host, port = place.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _hosts(host: str, allowed: list[str]) -> list[str]:
+    from dibs.integrations.service.serving import LOOPBACK
+
+    return [*LOOPBACK, host, socket.gethostname(), *allowed]
+
+
+def _announce(said: dict[str, str], json: bool) -> None:
+    if json:
+        print_json(said)
+        return
+    typer.echo(f"serving {said['store']} on {said['url']}")
+    if "token" in said:
+        typer.echo(f"for this run: Authorization: Bearer {said['token']}")
+
+
+def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str]) -> None:
+    import uvicorn
+
+    from dibs.integrations.service import make_service
+
+    config = uvicorn.Config(
+        make_service(app, access, hosts),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=SHUTDOWN,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again once it has ended
+        signal.signal(number, lambda *_: sys.exit(0))
+    uvicorn.Server(config).run(sockets=[place])

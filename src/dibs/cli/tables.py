@@ -1,0 +1,108 @@
+"""`dibs tables`: turn a table of your own into a queue."""
+
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from dibs.app import Dibs
+from dibs.cli.config import without_password
+from dibs.cli.loading import load
+from dibs.cli.options import AsJson, not_empty
+from dibs.cli.printing import print_json
+from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
+
+EXAMPLE = "Example: dibs tables sql shop:Report --url postgresql://localhost/shop"
+DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mysql+pymysql",
+    "sqlite": "sqlite",
+}
+
+app = typer.Typer(no_args_is_help=True, help="Your own tables as queues (needs SQLAlchemy).")
+
+Described = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:MODEL", help="A model, a table, or the Claims on one, like shop:Report."),
+]
+Asked = Annotated[
+    str | None,
+    typer.Option(metavar="URL", callback=not_empty, help="Ask this database what is there already."),
+]
+
+
+@app.callback()
+def tables() -> None:
+    """Your own tables as queues (needs SQLAlchemy)."""
+
+
+@app.command("sql", epilog=EXAMPLE)
+def sql(
+    context: typer.Context,
+    described: Described,
+    dialect: Annotated[
+        str, typer.Option(metavar="NAME", help="Without --url: postgresql, mysql, mariadb or sqlite.")
+    ] = "postgresql",
+    url: Asked = None,
+    json: AsJson = False,
+) -> None:
+    """Print what a table lacks to be claimed from: its columns and its index. Runs nothing.
+
+    Given Claims, the index serves their order.
+    """
+    if find_spec("sqlalchemy") is None:
+        raise BadRequest("dibs tables needs SQLAlchemy: pip install 'dibs[sqlalchemy]'")
+    found = load(described, "a model", "MODULE:MODEL, like shop:Report")
+    where = url or context.obj
+    lines = _missing(found, where) if where else _all(found, dialect)
+    if json:
+        print_json(lines)
+    else:
+        typer.echo("\n".join(f"{line};" for line in lines) or "-- nothing to do: columns and index are there")
+
+
+def _all(found: Any, name: str) -> list[str]:
+    from sqlalchemy.engine import URL
+
+    from dibs.tables.schema import statements
+
+    return statements(found, URL.create(_driver(name)).get_dialect()())
+
+
+def _missing(found: Any, where: str) -> list[str]:
+    from sqlalchemy.exc import NoSuchTableError, SQLAlchemyError
+
+    from dibs.tables.schema import missing
+
+    engine = _engine(where)
+    try:
+        with engine.connect() as connection:
+            return missing(found, connection)
+    except NoSuchTableError as error:
+        raise Refused(
+            f"there is no table {error} at {without_password(where)}: create it first, or leave --url out"
+        ) from None
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error)
+        raise StoreUnavailable(f"{without_password(where)} can't be asked: {reason}") from None
+    finally:
+        engine.dispose()
+
+
+def _engine(where: str) -> Any:
+    from sqlalchemy import create_engine
+
+    Dibs(where)  # which says what is wrong with a URL, and never quotes a password
+    scheme, _, rest = where.partition("://")
+    try:
+        return create_engine("://".join([_driver(scheme.partition("+")[0]), rest]))
+    except ImportError as error:
+        raise BadRequest(f"{error}; install what this database needs, or leave --url out") from None
+
+
+def _driver(name: str) -> str:
+    if name.lower() not in DRIVERS:
+        raise UnknownEngine(f"no tables of SQLAlchemy on {name!r}; known are {', '.join(sorted(DRIVERS))}")
+    return DRIVERS[name.lower()]

@@ -1,0 +1,140 @@
+"""`dibs trains …`: who is at the head of which train, and those that wait for a person."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from dibs.cli.acting import change_each
+from dibs.cli.config import open_store
+from dibs.cli.options import AsJson, Url
+from dibs.cli.printing import moment, note, print_json, print_table
+from dibs.errors import NotFound, Refused
+from dibs.jobs import Job
+from dibs.lines import one_line
+from dibs.states import JobState
+from dibs.sync import SyncDibs
+from dibs.trains import Train
+
+app = typer.Typer(
+    invoke_without_command=True,
+    epilog="Example: dibs trains --held, or dibs trains release dest_123",
+)
+
+MOST_LISTED = 1000
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The train's name.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME", help="The names of one or more trains.")]
+
+
+@app.callback()
+def list_(
+    context: typer.Context,
+    held: Annotated[bool, typer.Option("--held", help="Only those that wait for a person.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those whose names come after this one.")
+    ] = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """List the trains that jobs are on, by name; show one, or release one that is held."""
+    context.obj = url or context.obj
+    if context.invoked_subcommand is not None:
+        return
+    with open_store(context, url) as store:
+        found = store.trains.list(held=held, limit=min(limit + 1, MOST_LISTED), after=after)
+    page, more = found[:limit], len(found) > limit or len(found) == MOST_LISTED
+    if json:
+        print_json([_builtins(train) for train in page])
+        return
+    _print(page, held=held)
+    if more:
+        note(f"next page: {_next_page(held, limit, page[-1].name)}")
+
+
+@app.command("show", epilog="Example: dibs trains show dest_123")
+def show(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
+    """Show one train: its head, who runs it, how many follow, and what it waits for."""
+    with open_store(context, url) as store:
+        train = store.trains.get(name)
+    if train is None:
+        raise NotFound(name)
+    if json:
+        print_json(_builtins(train))
+    else:
+        typer.echo("\n".join(_lines(train)))
+
+
+@app.command("release", epilog="Example: dibs trains release dest_123")
+def release(context: typer.Context, names: Names, url: Url = None, json: AsJson = False) -> None:
+    """Let the next job of held trains go; what held them stays as it ended."""
+    change_each(context, url, names, _release, _released, json)
+
+
+def _release(store: SyncDibs, name: str) -> dict[str, object]:
+    if not store.trains.release(name):
+        raise Refused(f"the train {name!r} is not held: there is nothing to release")
+    train = store.trains.get(name)
+    return _builtins(train or Train(name=name, head=None, length=0, held=False))
+
+
+def _released(train: dict[str, object]) -> str:
+    return f"released {train['name']}: {train['length']} to go"
+
+
+# -- printing -----------------------------------------------------------------------------------
+
+
+def _print(page: Sequence[Train], *, held: bool) -> None:
+    if page:
+        print_table(["train", "held", "jobs", "head", "state", "kind", "about"], [_row(one) for one in page])
+    else:
+        note("no train is held" if held else "no job is on a train")
+
+
+def _row(train: Train) -> list[str | int]:
+    head = train.head
+    about = ["-", "-", "-", "-"] if head is None else [str(head.id), head.state, head.kind, _about(head)]
+    return [train.name, "held" if train.held else "-", train.length, *about]
+
+
+def _lines(train: Train) -> Iterator[str]:
+    yield f"{'train':<8}{one_line(train.name)}"
+    yield f"{'jobs':<8}{train.length}"
+    if train.head is not None:
+        head = train.head
+        yield f"{'head':<8}{head.id} ({one_line(head.kind)}), {head.state} {one_line(_about(head))}"
+    if train.held:
+        yield f"{'held':<8}it waits for a person: dibs jobs retry its head, or dibs trains release the train"
+
+
+def _about(head: Job) -> str:
+    match head.state:
+        case JobState.running:
+            return f"at {head.worker}"
+        case JobState.scheduled:
+            return f"until {moment(head.run_at)}"
+        case JobState.failed if head.errors:
+            return f"{head.errors[-1].type}: {head.errors[-1].message}"
+        case JobState.cancelled if head.message:
+            return head.message
+        case _:
+            return f"since {moment(head.finished_at or head.run_at)}"
+
+
+def _builtins(train: Train) -> dict[str, object]:
+    told: dict[str, object] = msgspec.to_builtins(train)
+    return told
+
+
+def _next_page(held: bool, limit: int, last: str) -> str:
+    words = [
+        "dibs",
+        "trains",
+        *(["--held"] if held else []),
+        *(["--limit", str(limit)] if limit != 50 else []),
+    ]
+    return shlex.join([*words, "--after", last])
