@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import shutil
+import signal
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,12 +15,27 @@ import psycopg
 import pytest
 
 import servers
+from collected import all_tests
 from dibs import Dibs
+from emptying import emptied_mariadb
 from faces import Face, Make, open_face
 from leaks import check_leaks
-from servers import PostgreSQL
+from servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
+
+ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "redis", "redis-cluster"]
 
 _failed = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pgbouncer", action="store_true", help="reach PostgreSQL through PgBouncer in transaction mode"
+    )
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +52,65 @@ def own_postgresql() -> Iterator[PostgreSQL]:
         yield server
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql: PostgreSQL) -> Iterator[PgBouncer]:
+    """A pooler in front of the shared server, as people get it: in transaction mode, all else by default."""
+    with PgBouncer(postgresql) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """The server all tests share; never to be stopped by one of them."""
+    with MariaDB() as server:
+        yield server
+
+
+@pytest.fixture
+def own_mariadb() -> Iterator[MariaDB]:
+    """A server of the test's own, that it may kill."""
+    with MariaDB() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Redis]:
+    """The Redis that all tests share; what it writes is not forced to disk."""
+    with Redis({"appendfsync": "no", "save": ""}) as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Redis]:
+    """A Redis of the test's own, that it may kill; every change is on disk before it is acknowledged."""
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    with RedisCluster({"appendonly": "no"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def empty_redis(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Answers the address of a database of Redis, or of the cluster, without a key in it."""
+
+    def emptied(engine: str, database: int = 0) -> str:
+        if engine == "redis":
+            server: Redis = request.getfixturevalue("redis_server")
+            assert server.say(f"SELECT {database}", "FLUSHDB") == "+OK\r\n+OK\r\n"
+            return server.url(database)
+        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        for node in cluster.nodes:
+            assert node.say("FLUSHDB") == "+OK\r\n"
+        return cluster.url()
+
+    return emptied
+
+
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """Names the store a test runs on; tests themselves ask `app.traits`, never this."""
     return request.param
@@ -55,6 +129,10 @@ def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if engine == "sqlite":
         shutil.copyfile(request.getfixturevalue("migrated_file"), tmp_path / "jobs.db")
         return f"sqlite:///{tmp_path}/jobs.db"
+    if engine in ("redis", "redis-cluster"):
+        return request.getfixturevalue("empty_redis")(engine)
+    if engine == "mariadb":
+        return emptied_mariadb(request.getfixturevalue("migrated_mariadb"))
     return _emptied(request.getfixturevalue("migrated_database"))
 
 
@@ -67,8 +145,21 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def migrated_database(postgresql: PostgreSQL) -> str:
+def migrated_database(postgresql: PostgreSQL, request: pytest.FixtureRequest) -> Iterator[str]:
     url = postgresql.create_database("conformance")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--pgbouncer"):
+            patch.setenv("DIBS_LISTEN_URL", url)
+            url = request.getfixturevalue("pgbouncer").url("conformance")
+        migrator = Dibs(url).sync
+        migrator.migrate()
+        migrator.close()
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_mariadb(mariadb: MariaDB) -> str:
+    url = mariadb.create_database("conformance")
     migrator = Dibs(url).sync
     migrator.migrate()
     migrator.close()
@@ -108,6 +199,11 @@ def pytest_runtest_makereport(
     report = yield
     item.stash[_failed] = item.stash.get(_failed, False) or report.failed
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[all_tests] = list(items)
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,8 @@ import pytest
 
 from dibs import Claim, Dibs, Job, NewJob, Task, operations, upkeep
 from dibs.clock import SECOND
+from dibs.gates import Slots, Trains
+from dibs.pipeline_faces import NewPipeline, Pipelines
 
 T = TypeVar("T")
 
@@ -33,6 +35,10 @@ class Face:
     @property
     def job(self) -> Callable[..., Any]:
         return self.app.job
+
+    @property
+    def every(self) -> Callable[..., Any]:
+        return self.app.every
 
     def age(self, seconds: float) -> None:
         """Let time pass: everything in the store becomes this much older."""
@@ -51,6 +57,14 @@ class Face:
 
     def race(self, times: int, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call one verb several times at once; errors are answered, not raised."""
+        raise NotImplementedError
+
+    def race_to_ask(self, *operations: Callable[[], Any]) -> list[Any]:
+        """Run operations that have no public name all at once."""
+        raise NotImplementedError
+
+    def race_to_succeed(self, claims: list[Any]) -> None:
+        """Settle all of these at once."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -80,6 +94,26 @@ class SyncFace(Face):
         with ThreadPoolExecutor(times) as threads:
             return list(threads.map(call, range(times)))
 
+    def race_to_ask(self, *operations: Callable[[], Any]) -> list[Any]:
+        gate = threading.Barrier(len(operations))
+
+        def ask(operation: Callable[[], Any]) -> Any:
+            gate.wait()
+            return self.ask(operation)
+
+        with ThreadPoolExecutor(len(operations)) as threads:
+            return list(threads.map(ask, operations))
+
+    def race_to_succeed(self, claims: list[Any]) -> None:
+        gate = threading.Barrier(len(claims))
+
+        def succeed(claim: Any) -> None:
+            gate.wait()
+            claim.succeed()
+
+        with ThreadPoolExecutor(len(claims)) as threads:
+            list(threads.map(succeed, claims))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.app.sync, name)
 
@@ -108,6 +142,22 @@ class AsyncFace(Face):
 
         return [_blocking(self, value) for value in self.wait_for(all_at_once())]
 
+    def race_to_ask(self, *operations: Callable[[], Any]) -> list[Any]:
+        async def all_at_once() -> list[Any]:
+            asked = [self.app._core.store.run_async(lambda _, ask=ask: ask()) for ask in operations]
+            return await asyncio.gather(*asked)
+
+        return self.wait_for(all_at_once())
+
+    def race_to_succeed(self, claims: list[Any]) -> None:
+        async def all_at_once() -> None:
+            await asyncio.gather(*(claim._claim.succeed() for claim in claims))
+
+        self.wait_for(all_at_once())
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> Any:
+        return Part(self, self.app.pipeline(*args, **kwargs))
+
     def __getattr__(self, name: str) -> Any:
         return _blocking(self, getattr(self.app, name))
 
@@ -129,11 +179,24 @@ class Waiting:
         self._face.wait_for(self._claim.__aexit__(*raised))
 
 
+class Part:
+    """`app.trains` and the like of the async face, whose coroutines are waited for."""
+
+    def __init__(self, face: AsyncFace, part: Trains | Slots | Pipelines | NewPipeline) -> None:
+        self._face = face
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return _blocking(self._face, getattr(self._part, name))
+
+
 def _blocking(face: AsyncFace, value: Any) -> Any:
     if inspect.iscoroutinefunction(value):
         return lambda *args, **kwargs: _blocking(face, face.wait_for(value(*args, **kwargs)))
     if isinstance(value, Claim):
         return Waiting(face, value)
+    if isinstance(value, Trains | Slots | Pipelines):
+        return Part(face, value)
     if isinstance(value, list):
         return [_blocking(face, each) for each in value]
     return value

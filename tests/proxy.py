@@ -55,6 +55,10 @@ class FaultProxy:
         """Accept, and swallow everything in both directions, goodbyes too, until healed."""
         self._ask(self._swallow_all())
 
+    def silence(self) -> None:
+        """Swallow everything of the current connections, in both directions; new ones are carried."""
+        self._ask(self._silence())
+
     def delay(self, seconds: float) -> None:
         """Hold back every piece of reply by this long; 0 ends it."""
         self._delay = seconds
@@ -111,6 +115,10 @@ class FaultProxy:
 
     async def _swallow_all(self) -> None:
         self._blackholed = True
+
+    async def _silence(self) -> None:
+        for link in self._links:
+            link.lost = True
 
     async def _heal(self) -> None:
         self._blackholed, self._delay = False, 0.0

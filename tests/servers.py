@@ -24,8 +24,10 @@ from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
 from typing import Any, ClassVar, LiteralString, Self
+from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 from psycopg import sql
 
 HOST = "127.0.0.1"
@@ -283,8 +285,62 @@ class PostgreSQL(Server):
             subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)
 
 
+class PgBouncer(Server):
+    """A PgBouncer in transaction mode: a client has a session of the server only while it needs one.
+
+    As Debian configures it, but for the size of the pool: few server sessions, so that clients really
+    share them. `settings` go into its file as they are.
+    """
+
+    name = "PgBouncer"
+    account = "postgres"
+    binary = "pgbouncer"
+    package = "pgbouncer"
+    stop_signal = signal.SIGINT
+
+    def __init__(self, behind: PostgreSQL, **settings: str | int) -> None:
+        self._behind = behind
+        self._settings = settings
+        super().__init__()
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@{HOST}:{self.port}/{database}"
+
+    def _prepare(self) -> None:
+        self._users, self._file = self.folder / "users", self.folder / "pgbouncer.ini"
+        self._users.write_text('"postgres" ""\n')
+        lines = [f"{key} = {value}" for key, value in self._configuration().items()]
+        databases = f"[databases]\n* = host={HOST} port={self._behind.port}\n"
+        self._file.write_text(databases + "\n".join(["[pgbouncer]", *lines, ""]))
+        self._file.chmod(0o644)
+        self._users.chmod(0o644)
+
+    def _configuration(self) -> dict[str, str | int]:
+        return {
+            "listen_addr": HOST,
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "trust",
+            "auth_file": str(self._users),
+            "pool_mode": "transaction",
+            "default_pool_size": 5,
+            "max_client_conn": 1000,
+            **self._settings,
+        }
+
+    def _command(self) -> list[str]:
+        return [self._find("pgbouncer"), str(self._file)]
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
 class MariaDB(Server):
-    """A MariaDB whose root needs no password."""
+    """A MariaDB that keeps its promises, whose root needs no password, and that hands out databases."""
 
     name = "MariaDB"
     account = "mysql"
@@ -292,34 +348,58 @@ class MariaDB(Server):
     package = "mariadb-server"
     greeting = b"MariaDB"
 
+    def __init__(self, settings: Mapping[str, str | int] | None = None) -> None:
+        self._settings = dict(settings or {})
+        self._numbers = itertools.count(1)
+        super().__init__()
+
     def url(self, database: str = "mysql") -> str:
         return f"mysql://root@{HOST}:{self.port}/{database}"
 
+    def create_database(self, name: str) -> str:
+        """In the server's own character set, which is not ours: dibs must not depend on it."""
+        self._do(f"create database `{name}`")
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        self._do(f"drop database if exists `{name}`")
+
+    def fresh_database(self) -> str:
+        """The address of a new, empty database."""
+        return self.create_database(f"fresh_{next(self._numbers)}")
+
+    def connect(self, database: str = "mysql") -> pymysql.Connection[Any]:
+        """A connection in autocommit; the caller closes it."""
+        return mysql_connection(self.url(database))
+
+    def make_user(self, name: str, password: str) -> None:
+        """Somebody who may do everything and needs a password; nothing to do when there is one."""
+        self._do(f"create user if not exists `{name}`@`%` identified by '{password}'")
+        self._do(f"grant all on *.* to `{name}`@`%`")
+
+    def _do(self, statement: str) -> None:
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+
     def _prepare(self) -> None:
-        self._run_as_account(
-            self._find("mariadb-install-db"),
-            *self._options(),
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-        )
-
-    def _run_as_account(self, *command: str) -> None:
-        _run([*_guarded(self.account, self.death_signal), *command], folder=self.folder)
-
-    def _options(self) -> list[str]:
-        return ["--no-defaults", f"--datadir={self.folder / 'data'}"]
+        subprocess.run(["cp", "-a", "--reflink=auto", _pristine_mariadb(), self.folder / "data"], check=True)
 
     def _command(self) -> list[str]:
         return [
             self._find("mariadbd"),
-            *self._options(),
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
+            # Not the one that all share: a server that starts sweeps other servers' tables out of it.
+            f"--tmpdir={self.folder}",
             f"--port={self.port}",
             f"--bind-address={HOST}",
             "--skip-name-resolve",
+            "--max-connections=500",
             # Connections that tests cut would otherwise get this host blocked after a hundred.
             "--max-connect-errors=1000000000",
+            *(f"--{key}={value}" for key, value in self._settings.items()),
         ]
 
 
@@ -332,8 +412,21 @@ class Redis(Server):
     hello = b"PING\r\n"
     greeting = b"+PONG"
 
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = settings or {}
+        super().__init__()
+
     def url(self, database: int = 0) -> str:
         return f"redis://{HOST}:{self.port}/{database}"
+
+    def say(self, *commands: str) -> str:
+        """These commands, on a connection of their own; the replies as they come."""
+        reply = ""
+        with socket.create_connection((HOST, self.port), timeout=5) as talk:
+            for words in commands:
+                talk.sendall(f"{words}\r\n".encode())
+                reply += talk.recv(65536).decode()
+        return reply
 
     def _command(self) -> list[str]:
         options = {
@@ -342,9 +435,57 @@ class Redis(Server):
             "dir": str(self.folder),
             "appendonly": "yes",
             "appendfsync": "always",
+            "enable-debug-command": "yes",
+            **self.settings,
         }
         flags = ([f"--{key}", value] for key, value in options.items())
         return [self._find("redis-server"), *itertools.chain.from_iterable(flags)]
+
+
+class RedisCluster:
+    """Three masters that share the slots; each may be stopped and killed on its own."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        cluster = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "save": ""}
+        # The usual port for talk between nodes, 10000 above the other, may be somebody's.
+        self.nodes = [
+            Redis({**cluster, "cluster-port": str(free_port()), **(settings or {})}) for _ in range(3)
+        ]
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        used["Redis Cluster"] = f"{self.nodes[0].version}, 3 masters"
+        if not self._is_whole():
+            self._share_slots()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_whole():
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the cluster did not come together:\n{_tail(self.nodes[0].log)}")
+            time.sleep(POLL_SECONDS)
+
+    def url(self) -> str:
+        """The address of the last node, where the slot of the prefix `dibs` is."""
+        return self.nodes[-1].url()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.remove()
+
+    def _share_slots(self) -> None:
+        first, *others = self.nodes
+        for place, node in enumerate(self.nodes):
+            slots = range(place * 5462, min((place + 1) * 5462, 16384))
+            node.say(f"CLUSTER ADDSLOTS {' '.join(map(str, slots))}")
+        for node in others:
+            node.say(f"CLUSTER MEET {HOST} {first.port} {first.settings['cluster-port']}")
+
+    def _is_whole(self) -> bool:
+        return all("cluster_state:ok" in node.say("CLUSTER INFO") for node in self.nodes)
 
 
 class RabbitMQ(Server):
@@ -423,6 +564,15 @@ class Nats(Server):
     def _command(self) -> list[str]:
         place = ["-a", HOST, "-p", str(self.port)]
         return [self._find("nats-server"), "-js", "-sd", str(self.folder / "data"), *place]
+
+
+def mysql_connection(url: str, cls: Any = pymysql.Connection, **options: Any) -> Any:
+    """A connection of PyMySQL in autocommit to one of these servers; the caller closes it."""
+    parts = urlsplit(url)
+    place = {"host": parts.hostname, "port": parts.port, "database": parts.path.lstrip("/")}
+    usual = {"user": "root", "autocommit": True, "connect_timeout": 2, "binary_prefix": True}
+    usual["ssl_disabled"] = True  # these servers have no TLS, and to prepare for it takes 20 ms
+    return cls(**{**usual, **place, **options})
 
 
 def free_port() -> int:
@@ -540,6 +690,18 @@ def _pristine_cluster() -> Path:
     options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
     guard = _guarded(PostgreSQL.account, "KILL")
     _run([*guard, initdb, "-D", str(folder / "data"), *options], folder=folder)
+    return folder / "data"
+
+
+@functools.cache
+def _pristine_mariadb() -> Path:
+    """The data folder of a MariaDB that never ran, to be copied: making one takes seconds."""
+    folder = _new_folder("pristine-mariadb", MariaDB.account)
+    install = find_binary("mariadb-install-db", MariaDB.package)
+    places = [f"--datadir={folder / 'data'}", f"--tmpdir={folder}"]
+    options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    guard = _guarded(MariaDB.account, "KILL")
+    _run([*guard, install, "--no-defaults", *places, *options], folder=folder)
     return folder / "data"
 
 

@@ -161,6 +161,16 @@ def test_all_that_match_are_cancelled(app: Face, make: Make) -> None:
     assert running.cancel_reason is not None
 
 
+def test_many_are_cancelled_for_one_reason(app: Face, make: Make) -> None:
+    waiting, running = make.ready(queue="mail"), make.running(queue="mail")
+
+    app.cancel_many(queue="mail", reason="the shop is closed")
+
+    assert app.get(waiting.id).message == "the shop is closed"
+    running.renew()
+    assert running.cancel_reason == "the shop is closed"
+
+
 def test_cancelling_many_leaves_the_finished_alone(app: Face, make: Make) -> None:
     for state in ("succeeded", "failed", "cancelled"):
         make.finished(state)

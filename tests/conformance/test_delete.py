@@ -62,6 +62,22 @@ def test_jobs_that_finished_long_ago_are_removed(app: Face) -> None:
     assert app.get(kept.id) is not None
 
 
+def test_only_those_in_the_states_named_are_pruned(app: Face, make: Make) -> None:
+    made = {state: make.finished(state) for state in ("succeeded", "failed", "cancelled")}
+    app.age(60)
+
+    pruned = app.prune(0, state="succeeded") + app.prune(0, state=["cancelled"])
+
+    assert pruned == 2
+    assert {state for state, job in made.items() if app.get(job.id) is not None} == {"failed"}
+
+
+@pytest.mark.parametrize("state", ["running", "ready", "nonsense"])
+def test_what_is_not_finished_cannot_be_named_for_pruning(app: Face, state: str) -> None:
+    with pytest.raises(BadRequest):
+        app.prune(0, state=state)
+
+
 def test_a_job_that_was_made_long_ago_but_finished_lately_is_kept(app: Face) -> None:
     job = _old_job(app, 30)
 
@@ -84,6 +100,13 @@ def test_a_span_may_be_seconds(app: Face, make: Make) -> None:
     app.age(86400)
 
     assert app.prune(86_000) == 1
+
+
+def test_a_job_made_by_a_clock_ahead_of_the_store_is_pruned(app: Face) -> None:
+    _old_job(app, -30 / 86400)
+    app.age(5)
+
+    assert app.prune(0) == 1
 
 
 def test_more_than_a_batch_is_pruned(app: Face) -> None:

@@ -1,23 +1,26 @@
 """Migrate: tables that make themselves, or are made on request; one version, many prefixes."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from dibs import BadRequest, Dibs, NewJob, SchemaOutdated
-from dibs.engines.sql import schema_version
+from dibs.engines.sql import schema_files, schema_version
 from faces import Face, Make, needs, open_face
-from servers import PostgreSQL
+from servers import MariaDB, PostgreSQL
 
 
 @pytest.fixture
 def bare_url(engine: str, url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store that no dibs has ever seen."""
-    if engine == "memory":
+    if engine in ("memory", "redis", "redis-cluster"):
         return url
     if engine == "sqlite":
         return f"sqlite:///{tmp_path}/bare.db"
-    server: PostgreSQL = request.getfixturevalue("postgresql")
+    server: PostgreSQL | MariaDB = request.getfixturevalue(engine)
     return server.fresh_database()
 
 
@@ -176,3 +179,39 @@ def test_one_app_serves_one_event_loop_after_another(url: str) -> None:
         return counted
 
     assert [asyncio.run(enqueue_and_close()) for _ in range(3)] == [1, 2, 3]
+
+
+# -- From an earlier version --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", ["sync"], indirect=True)
+def test_jobs_of_version_3_go_on_after_an_upgrade(tmp_path: Path, face: str) -> None:
+    url = f"sqlite:///{tmp_path}/old.db"
+    waiting, done = NewJob("work"), NewJob("work")
+    _make_version_3(tmp_path / "old.db", waiting.id, done.id)
+
+    with open_face(face, url) as app:
+        assert app.get(done.id).state == "succeeded"
+        app.claim_job(waiting.id).succeed()
+        jobs = app.enqueue(NewJob("work", train="t"), NewJob("work", train="t"))
+
+        assert app.schema_version() >= 4
+        assert [job.state for job in jobs] == ["ready", "blocked"]
+
+
+def _make_version_3(file: Path, waiting: UUID, done: UUID) -> None:
+    """A store as dibs made it before there were trains and slots."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("create table dibs_schema (version integer not null primary key)")
+        for version, text in schema_files("sqlite"):
+            if version <= 3:
+                connection.executescript(text)
+                connection.execute("insert into dibs_schema (version) values (?)", [version])
+        common = "insert into {} (id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at"
+        live = f"{common.format('dibs_jobs')}) values (?, 'work', 'default', '{{}}', 0, 'ready', 3, 1, 1)"
+        connection.execute(live, [str(waiting)])
+        rest = "attempts, on_cancelled, on_failed, progress, errors, tags, meta"
+        ended = f"{common.format('dibs_finished')}, {rest}) values (?, 'work', 'default', '{{}}', 0, "
+        ended += "'succeeded', 3, 1, 1, 1, 'advance', 'advance', 0, '[]', '[]', '{}')"
+        connection.execute(ended, [str(done)])
+        connection.commit()

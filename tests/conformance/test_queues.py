@@ -56,6 +56,14 @@ def test_no_more_run_than_the_limit(app: Face) -> None:
     assert app.claim(queues=["mail"], kinds=["work"], limit=10) == []
 
 
+def test_a_limited_queue_asked_for_by_name_gives_as_much_as_it_may(app: Face) -> None:
+    app.enqueue(*(NewJob("work", queue="mail") for _ in range(5)))
+    app.limit("mail", 2)
+
+    assert len(app.claim(queues=["mail"], kinds=["work"], limit=1)) == 1
+    assert len(app.claim(queues=["mail"], kinds=["work"], limit=10)) == 1
+
+
 def test_a_finished_job_makes_room_for_the_next(app: Face, make: Make) -> None:
     app.limit("mail", 1)
     claim = make.running(queue="mail")

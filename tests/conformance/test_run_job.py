@@ -437,16 +437,18 @@ def test_an_interrupt_gives_the_job_back(app: Face) -> None:
 
 @pytest.mark.parametrize("face", ["async"], indirect=True)
 def test_a_cancelled_run_gives_the_job_back(app: Face) -> None:
+    started = asyncio.Event()
+
     @app.job
     async def slow() -> None:
+        started.set()
         await asyncio.sleep(30)
 
     job = app.enqueue_task(slow)
 
     async def cancelled() -> None:
         task = asyncio.ensure_future(app.app.run_job(job.id))
-        while (await app.app.get(job.id)).state != "running":
-            await asyncio.sleep(0.01)
+        await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -471,6 +471,18 @@ def test_a_repeated_success_stores_its_children_once(app: Face, make: Make) -> N
     assert app.counts()["ready"] == 1
 
 
+def test_a_repeated_success_with_children_that_it_had_not_is_refused(app: Face, make: Make) -> None:
+    claim, first, second = make.running(), NewJob("audit"), NewJob("audit")
+    claim.succeed("done", then=[first])
+
+    with nothing_written(app), pytest.raises(LeaseLost, match="enqueue them on their own"):
+        claim.succeed("done", then=[first, second])
+    claim.succeed("done", then=[first])
+    claim.succeed("done")
+
+    assert [job.id for job in app.find(kind="audit")] == [first.id]
+
+
 def test_a_repeated_success_brings_no_finished_child_back(app: Face, make: Make) -> None:
     claim = make.running()
     child = NewJob("audit")

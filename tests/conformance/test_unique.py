@@ -1,9 +1,12 @@
 """Unique keys: one unfinished job per key."""
 
+import time
+from typing import Any
+
 import pytest
 
-from dibs import NewJob
-from faces import Face, Make
+from dibs import BadRequest, NewJob
+from faces import Face, Make, needs
 
 
 @pytest.mark.parametrize("delay", [0, 3600])
@@ -95,6 +98,16 @@ def test_a_finished_job_does_not_stand_in_for_a_new_one_with_its_key(app: Face) 
     assert (second.id, second.state, second.is_new) == (new.id, "ready", True)
 
 
+def test_a_finished_child_leaves_its_key_to_the_next(app: Face, make: Make) -> None:
+    parent = NewJob("work", unique="key")
+    app.enqueue(parent)
+
+    app.claim_job(parent.id).succeed(then=[parent, NewJob("child", unique="key")])
+
+    assert [job.state for job in app.find(kind="child")] == ["ready"]
+    assert app.get(parent.id).state == "succeeded"
+
+
 def test_one_job_enqueued_by_many_at_once_is_stored_once(app: Face) -> None:
     new = NewJob("work", unique="key")
 
@@ -135,3 +148,139 @@ def test_using_may_replace_or_drop_the_key_of_a_task(app: Face) -> None:
     )
 
     assert (replaced.unique, dropped.unique) == ("mine", None)
+
+
+# -- For a time, or instead ---------------------------------------------------------------------
+
+
+def test_a_key_may_last_for_a_time_though_its_job_has_finished(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    job = make.succeeded(unique="key", unique_for=60)
+
+    again = make.ready(unique="key")
+    assert (again.id, again.state, again.is_new) == (job.id, "succeeded", False)
+
+    app.age(61)
+    assert make.ready(unique="key").is_new
+
+
+def test_a_key_that_lasts_is_kept_while_its_job_lives(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    job = make.scheduled(delay=3600, unique="key", unique_for=60)
+    app.age(120)
+
+    assert make.ready(unique="key").id == job.id
+
+
+def test_pruning_spares_a_job_whose_key_still_lasts(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    job = make.succeeded(unique="key", unique_for=3600)
+    other = make.succeeded()
+    time.sleep(0.01)  # what is a moment old is old enough
+
+    app.prune(0)
+
+    assert make.ready(unique="key").id == job.id
+    assert app.get(other.id) is None
+
+
+def test_keys_that_last_and_plain_ones_mix_in_one_call(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    done = make.succeeded(unique="done", unique_for=60)
+
+    jobs = app.enqueue(
+        NewJob("a"), NewJob("b", unique="done", unique_for=60), NewJob("c", unique="free", unique_for=60)
+    )
+
+    assert [job.is_new for job in jobs] == [True, False, True]
+    assert jobs[1].id == done.id
+
+
+def test_many_who_want_a_key_that_lasts_get_one_job(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    done = make.succeeded(unique="key", unique_for=60)
+
+    answers = app.race(6, "enqueue", NewJob("work", unique="key", unique_for=60))
+
+    assert {job.id for [job] in answers} == {done.id}
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled"])
+def test_a_conflict_may_replace_what_a_waiting_job_does_and_when(app: Face, make: Make, state: str) -> None:
+    needs(app, "gates")
+    job = getattr(make, state)(unique="key", args={"n": 1})
+
+    [later] = app.enqueue(NewJob("work", args={"n": 2}, delay=60, unique="key", on_conflict="replace"))
+    assert (later.id, later.is_new, later.args, later.state) == (job.id, False, {"n": 2}, "scheduled")
+
+    [now] = app.enqueue(NewJob("work", args={"n": 3}, unique="key", on_conflict="replace"))
+    assert (now.id, now.args, now.state) == (job.id, {"n": 3}, "ready")
+    assert app.claim(limit=5)[0].job.args == {"n": 3}
+
+
+def test_a_running_job_is_kept_whatever_the_conflict_says(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    claim = make.running(unique="key", args={"n": 1})
+
+    [kept] = app.enqueue(NewJob("work", args={"n": 2}, unique="key", on_conflict="replace"))
+
+    assert (kept.id, kept.args, kept.state) == (claim.job.id, {"n": 1}, "running")
+
+
+def test_keep_is_what_a_conflict_does_by_default(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    make.ready(unique="key", args={"n": 1})
+
+    [kept] = app.enqueue(NewJob("work", args={"n": 2}, unique="key", on_conflict="keep"))
+
+    assert kept.args == {"n": 1}
+
+
+def test_a_replaced_follower_keeps_its_place_on_its_train(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    head = make.ready(train="t")
+    follower = make.ready(train="t", unique="key", args={"n": 1})
+
+    [replaced] = app.enqueue(NewJob("work", args={"n": 2}, unique="key", on_conflict="replace"))
+
+    assert (replaced.id, replaced.args, replaced.state) == (follower.id, {"n": 2}, "blocked")
+    app.claim_job(head.id).succeed()
+    assert app.get(follower.id).state == "ready"
+
+
+def test_replacing_the_time_of_who_is_ready_frees_its_slot(app: Face, make: Make) -> None:
+    needs(app, "gates")
+    make.ready(slot="s", unique="key")
+    second = make.ready(slot="s")
+
+    app.enqueue(NewJob("work", delay=60, unique="key", on_conflict="replace"))
+
+    assert app.get(second.id).state == "ready"
+
+
+def test_a_task_says_how_its_keys_conflict(app: Face) -> None:
+    needs(app, "gates")
+
+    @app.job(unique="order-{order_id}", unique_for=60, on_conflict="replace")
+    def send(order_id: int, text: str) -> None: ...
+
+    app.enqueue_task(send, 1, "a")
+    again = app.enqueue_task(send, 1, "b")
+
+    assert (again.is_new, again.args["text"]) == (False, "b")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique_for": 60},
+        {"on_conflict": "replace"},
+        {"unique": "key", "unique_for": 0},
+        {"unique": "key", "unique_for": "long"},
+        {"unique": "key", "on_conflict": "merge"},
+    ],
+    ids=repr,
+)
+def test_a_key_that_makes_no_sense_is_refused(app: Face, options: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        app.enqueue(NewJob("work", **options))

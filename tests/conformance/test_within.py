@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncmy
 import asyncpg
 import psycopg
+import pymysql
 import pytest
 import sqlalchemy
+from django.db.backends.base.base import BaseDatabaseWrapper
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from dibs import Context as JobContext
 from dibs import DibsError, LeaseLost, NewJob, UnsupportedConnection
+from django_here import connected
 from faces import Face, Make, needs, nothing_written, open_face
 from naming import named
-from servers import PostgreSQL
+from servers import MariaDB, PostgreSQL, mysql_connection
 
 
 class Yours:
@@ -103,6 +107,47 @@ async def _make_pool(url: str) -> Any:
     return await asyncpg.create_pool(url, min_size=1, max_size=1)
 
 
+@contextlib.contextmanager
+def _pymysql(face: Face, url: str) -> Iterator[Yours]:
+    connection = mysql_connection(url, autocommit=False, cursorclass=pymysql.cursors.DictCursor)
+    with contextlib.closing(connection):
+        yield Yours(face, connection, lambda how: getattr(connection, how)(), _by_cursor(connection))
+
+
+@contextlib.contextmanager
+def _pymysql_begun(face: Face, url: str) -> Iterator[Yours]:
+    connection = mysql_connection(url)
+    connection.begin()
+    with contextlib.closing(connection):
+        yield Yours(face, connection, lambda how: getattr(connection, how)(), _by_cursor(connection))
+
+
+def _by_cursor(connection: Any) -> Callable[[str], Any]:
+    def execute(sql: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    return execute
+
+
+@contextlib.contextmanager
+def _asyncmy(face: Face, url: str) -> Iterator[Yours]:
+    place = sqlalchemy.make_url(url)
+    given = {"host": place.host, "port": place.port, "user": "root", "database": place.database}
+    connection = face.wait_for(_asyncmy_connected(given))
+
+    async def execute(sql: str) -> None:
+        async with connection.cursor() as cursor:
+            await cursor.execute(sql)
+
+    yield Yours(face, connection, lambda how: getattr(connection, how)(), execute)
+    face.wait_for(connection.ensure_closed())
+
+
+async def _asyncmy_connected(given: dict[str, Any]) -> Any:
+    return await asyncmy.connect(**given)
+
+
 def _alchemy(driver: str, *, session: bool) -> Any:
     @contextlib.contextmanager
     def opened(face: Face, url: str) -> Iterator[Yours]:
@@ -128,15 +173,25 @@ def _alchemy_async(driver: str, *, session: bool) -> Any:
     return opened
 
 
+@contextlib.contextmanager
+def _django(face: Face, url: str) -> Iterator[Yours]:
+    with connected(url) as connection:
+        connection.set_autocommit(False)
+        yield Yours(face, connection, lambda how: getattr(connection, how)(), _by_cursor(connection))
+        connection.rollback()
+
+
 CONNECTIONS: dict[tuple[str, str, str], Any] = {
     ("sqlite", "sync", "sqlite3"): _sqlite3,
     ("sqlite", "async", "sqlite3"): _sqlite3,
     ("sqlite", "sync", "Connection"): _alchemy("sqlite", session=False),
+    ("sqlite", "sync", "Django"): _django,
     ("sqlite", "sync", "Session"): _alchemy("sqlite", session=True),
     ("sqlite", "async", "AsyncConnection"): _alchemy_async("sqlite+aiosqlite", session=False),
     ("sqlite", "async", "AsyncSession"): _alchemy_async("sqlite+aiosqlite", session=True),
     ("postgresql", "sync", "psycopg"): _psycopg,
     ("postgresql", "sync", "Connection"): _alchemy("postgresql+psycopg", session=False),
+    ("postgresql", "sync", "Django"): _django,
     ("postgresql", "sync", "Session"): _alchemy("postgresql+psycopg", session=True),
     ("postgresql", "async", "psycopg"): _psycopg_async,
     ("postgresql", "async", "asyncpg"): _asyncpg,
@@ -145,6 +200,14 @@ CONNECTIONS: dict[tuple[str, str, str], Any] = {
     ("postgresql", "async", "AsyncSession asyncpg"): _alchemy_async("postgresql+asyncpg", session=True),
     ("postgresql", "async", "AsyncConnection psycopg"): _alchemy_async("postgresql+psycopg", session=False),
     ("postgresql", "async", "AsyncSession psycopg"): _alchemy_async("postgresql+psycopg", session=True),
+    ("mariadb", "sync", "PyMySQL"): _pymysql,
+    ("mariadb", "sync", "PyMySQL begun"): _pymysql_begun,
+    ("mariadb", "sync", "Connection"): _alchemy("mysql+pymysql", session=False),
+    ("mariadb", "sync", "Django"): _django,
+    ("mariadb", "sync", "Session"): _alchemy("mariadb+pymysql", session=True),
+    ("mariadb", "async", "asyncmy"): _asyncmy,
+    ("mariadb", "async", "AsyncConnection"): _alchemy_async("mysql+asyncmy", session=False),
+    ("mariadb", "async", "AsyncSession"): _alchemy_async("mariadb+asyncmy", session=True),
 }
 
 
@@ -224,12 +287,69 @@ def test_the_callers_own_rows_share_the_fate_of_the_job(
 @contextlib.contextmanager
 def _notes(url: str) -> Iterator[Callable[[], int]]:
     """A table of the caller's, and how many rows others see in it."""
-    opened = sqlite3.connect(url[10:]) if url.startswith("sqlite") else psycopg.connect(url, autocommit=True)
-    with contextlib.closing(opened) as connection:
-        connection.execute("create table if not exists notes (text text)")
-        connection.execute("delete from notes")
+    with contextlib.closing(_beside(url)) as connection, contextlib.closing(connection.cursor()) as cursor:
+        cursor.execute("create table if not exists notes (text text)")
+        cursor.execute("delete from notes")
         connection.commit()
-        yield lambda: connection.execute("select count(*) from notes").fetchone()[0]
+
+        def count() -> int:
+            cursor.execute("select count(*) from notes")
+            return int(cursor.fetchone()[0])
+
+        yield count
+
+
+def _beside(url: str) -> Any:
+    """Another connection to the same store."""
+    if url.startswith("sqlite"):
+        return sqlite3.connect(url.removeprefix("sqlite:///"))
+    if url.startswith("mysql"):
+        return mysql_connection(url)
+    return psycopg.connect(url, autocommit=True)
+
+
+@every_connection
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_place_on_a_train_lives_and_dies_with_the_transaction(app: Face, yours: Yours, how: str) -> None:
+    needs(app, "gates")
+    first, second = app.enqueue(NewJob("work", train="t"), NewJob("work", train="t"), within=yours.given)
+    assert [job.state for job in (first, second)] == ["ready", "blocked"]
+    assert app.trains.get("t") is None
+
+    getattr(yours, how)()
+
+    third = app.enqueue(NewJob("work", train="t"))[0]
+    assert third.state == ("blocked" if how == "commit" else "ready")
+    assert app.trains.get("t").length == (3 if how == "commit" else 1)
+
+
+@every_connection
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_train_advances_with_the_transaction_that_completes_its_head(
+    app: Face, yours: Yours, how: str
+) -> None:
+    needs(app, "gates")
+    first, second = app.enqueue(NewJob("work", train="t"), NewJob("work", train="t"))
+    claim = app.claim_job(first.id)
+    claim.succeed(within=yours.given)
+    assert app.get(second.id).state == "blocked"
+
+    getattr(yours, how)()
+
+    assert app.get(second.id).state == ("ready" if how == "commit" else "blocked")
+
+
+@every_connection
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_slot_is_freed_with_the_transaction(app: Face, yours: Yours, how: str) -> None:
+    needs(app, "gates")
+    first, second = app.enqueue(NewJob("work", slot="s"), NewJob("work", slot="s"))
+    claim = app.claim_job(first.id)
+    claim.succeed(within=yours.given)
+
+    getattr(yours, how)()
+
+    assert app.get(second.id).state == ("ready" if how == "commit" else "blocked")
 
 
 @every_connection
@@ -408,6 +528,16 @@ def _idle(app: Face, url: str, yours: Yours) -> Iterator[Any]:
             connection = app.wait_for(psycopg.AsyncConnection.connect(url, autocommit=True))
             yield connection
             app.wait_for(connection.close())
+        case pymysql.Connection():
+            with contextlib.closing(mysql_connection(url)) as connection:
+                yield connection
+        case BaseDatabaseWrapper():
+            with connected(url) as connection:
+                yield connection
+        case asyncmy.connection.Connection():
+            yours.commit()
+            app.wait_for(yours.given.autocommit(True))
+            yield yours.given
         case sqlalchemy.Connection():
             engine = yours.given.engine.execution_options(isolation_level="AUTOCOMMIT")
             with engine.connect() as connection:
@@ -450,9 +580,9 @@ def test_a_store_without_transactions_refuses_every_connection(app: Face, make: 
     claim = make.running()
 
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection, nothing_written(app):
-        with pytest.raises(UnsupportedConnection, match="memory"):
+        with pytest.raises(UnsupportedConnection, match="within"):
             app.enqueue(NewJob("work"), within=connection)
-        with pytest.raises(UnsupportedConnection, match="memory"):
+        with pytest.raises(UnsupportedConnection, match="within"):
             claim.succeed(within=connection)
 
 
@@ -487,6 +617,35 @@ def test_another_database_is_refused(app: Face, postgresql: PostgreSQL) -> None:
     with psycopg.connect(other) as connection:
         with nothing_written(app), pytest.raises(DibsError):
             app.enqueue(NewJob("work"), within=connection)
+
+
+@pytest.mark.parametrize(("engine", "face"), [("mariadb", "sync")], indirect=True)
+def test_another_database_of_mariadb_is_refused(app: Face, mariadb: MariaDB) -> None:
+    other = mariadb.fresh_database()
+
+    with contextlib.closing(mysql_connection(other, autocommit=False)) as connection:
+        with nothing_written(app), pytest.raises(UnsupportedConnection, match="no dibs tables"):
+            app.enqueue(NewJob("work"), within=connection)
+
+
+@pytest.mark.parametrize(("engine", "face"), [("mariadb", "sync")], indirect=True)
+def test_a_mariadb_connection_without_a_transaction_is_refused(app: Face, url: str) -> None:
+    with contextlib.closing(mysql_connection(url)) as connection:
+        with nothing_written(app), pytest.raises(UnsupportedConnection, match="no transaction"):
+            app.enqueue(NewJob("work"), within=connection)
+
+
+@pytest.mark.parametrize(("engine", "face"), [("mariadb", "sync")], indirect=True)
+def test_a_key_taken_after_the_caller_looked_at_the_database_is_still_seen(app: Face, url: str) -> None:
+    """MariaDB's transactions see an old snapshot by default; who holds a key is asked of now."""
+    with contextlib.closing(mysql_connection(url, autocommit=False)) as connection:
+        _by_cursor(connection)("select count(*) from dibs_jobs")
+        [holder] = app.enqueue(NewJob("work", unique="key"))
+
+        [known] = app.enqueue(NewJob("work", unique="key"), within=connection)
+
+        connection.commit()
+    assert (known.id, known.is_new) == (holder.id, False)
 
 
 @pytest.mark.parametrize(("engine", "face"), [("postgresql", "sync"), ("postgresql", "async")], indirect=True)
@@ -534,3 +693,16 @@ def test_an_awaited_connection_on_the_sync_face_says_where_it_belongs(app: Face,
 def test_a_claim_takes_no_transaction(app: Face) -> None:
     with pytest.raises(TypeError, match="within"):
         app.claim(within=object())
+
+
+@every_connection
+def test_a_success_that_was_rolled_back_may_be_followed_by_one_with_children(
+    app: Face, make: Make, yours: Yours
+) -> None:
+    claim, child = make.running(), NewJob("audit")
+    claim.succeed(within=yours.given)
+    yours.rollback()
+
+    claim.succeed(then=[child])
+
+    assert app.get(child.id).parent_id == claim.job.id

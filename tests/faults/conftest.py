@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ import pytest
 from rig import Place, Places
 
 from dibs import Dibs
-from servers import PostgreSQL
+from servers import MariaDB, PostgreSQL, mysql_connection
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,37 @@ class Databases:
                 "where datname = current_database() and pid <> pg_backend_pid()"
             )
             connection.execute("delete from dibs_jobs; delete from dibs_finished; delete from dibs_queues")
+            connection.execute("delete from dibs_schedules; delete from dibs_gates")
         self._clean.append(place.url)
+
+
+class MariadbDatabases:
+    """The same on MariaDB, which has no templates."""
+
+    def __init__(self, server: MariaDB) -> None:
+        self._server = server
+        self._clean: list[str] = []
+
+    def take(self) -> str:
+        if self._clean:
+            return self._clean.pop()
+        url = self._server.fresh_database()
+        _migrate(url)
+        return url
+
+    def give_back(self, place: Place) -> None:
+        if place.spoilt:
+            self._server.drop_database(place.url.rpartition("/")[2])
+            return
+        with closing(mysql_connection(place.url)) as connection, connection.cursor() as cursor:
+            for table in ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_schedules", "dibs_gates"):
+                cursor.execute(f"delete from {table}")
+        self._clean.append(place.url)
+
+
+@pytest.fixture(scope="session")
+def mariadb_databases(mariadb: MariaDB) -> MariadbDatabases:
+    return MariadbDatabases(mariadb)
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +89,7 @@ def _migrate(url: str) -> None:
 @pytest.fixture
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
     """Makes empty stores, as many as the test wants, of the engines that it names."""
+    databases_of_redis = itertools.count()
     with ExitStack() as stack:
 
         def make(engine: str) -> Place:
@@ -66,6 +98,13 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
                     databases: Databases = request.getfixturevalue("databases")
                     place = Place(engine, databases.take())
                     stack.callback(databases.give_back, place)
+                case "redis":
+                    emptied = request.getfixturevalue("empty_redis")
+                    place = Place(engine, emptied("redis", next(databases_of_redis)))
+                case "mariadb":
+                    others: MariadbDatabases = request.getfixturevalue("mariadb_databases")
+                    place = Place(engine, others.take())
+                    stack.callback(others.give_back, place)
                 case "sqlite":
                     place = Place(engine, f"sqlite:///{tmp_path}/jobs-{uuid4().hex}.db")
                 case _:
@@ -82,6 +121,11 @@ def postgres(places: Places) -> Place:
 
 
 @pytest.fixture
+def on_redis(places: Places) -> Place:
+    return places("redis")
+
+
+@pytest.fixture
 def sqlite(places: Places) -> Place:
     return places("sqlite")
 
@@ -91,12 +135,18 @@ def memory(places: Places) -> Place:
     return places("memory")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["postgresql", "mariadb"])
+def locking(request: pytest.FixtureRequest, places: Places) -> Place:
+    """A store that locks single rows."""
+    return places(request.param)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "redis"])
 def shared(request: pytest.FixtureRequest, places: Places) -> Place:
     """A store that several processes may work on."""
     return places(request.param)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])
 def place(request: pytest.FixtureRequest, places: Places) -> Place:
     return places(request.param)

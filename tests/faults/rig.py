@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import inspect
 import json
+import re
 import select
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,20 +17,44 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+from uuid import UUID
 
 import psycopg
+import pymysql
 
 from dibs import Dibs, NewJob, operations, upkeep
 from dibs.claims import Claim
 from dibs.operations import Wish
 from dibs.scripts import Script, Step
+from servers import mysql_connection
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 30.0
 ACTOR = Path(__file__).with_name("actor.py")
+
+
+class MysqlHands(pymysql.Connection):
+    """A connection to MariaDB that is used as one of psycopg's; ids are given as they are."""
+
+    def execute(self, text: str, params: Sequence[Any] | None = None) -> Any:
+        cursor = self.cursor()
+        cursor.execute(text, params and [one.bytes if isinstance(one, UUID) else one for one in params])
+        return cursor
+
+    @contextlib.contextmanager
+    def transaction(self, *, force_rollback: bool = False) -> Iterator[None]:
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.rollback()
+            raise
+        (self.rollback if force_rollback else self.commit)()
 
 
 # -- A place where jobs live --------------------------------------------------------------------
@@ -42,7 +68,8 @@ class Place:
         self.spoilt = False
         self.broken_by: Callable[[Dibs], object] = lambda app: None
         self._apps: list[Dibs] = []
-        self._raw: psycopg.Connection[Any] | None = None
+        self._raw: psycopg.Connection[Any] | MysqlHands | None = None
+        self._ends = contextlib.ExitStack()
 
     def app(self, url: str | None = None, **options: Any) -> Dibs:
         """An app of its own, as another process would have; memory has only one."""
@@ -69,13 +96,15 @@ class Place:
         if self._raw is None:
             self._raw = self.connect()
         cursor = self._raw.execute(text, params or None)
-        return cursor.fetchall() if cursor.description else []
+        return list(cursor.fetchall()) if cursor.description else []
 
     def connect(self) -> Any:
         """A connection of the test's own, in autocommit; the caller closes it."""
         if self.kind == "sqlite":
             path = self.url.removeprefix("sqlite:///")
             return sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+        if self.kind == "mariadb":
+            return mysql_connection(self.url, cls=MysqlHands)
         return psycopg.connect(self.url, autocommit=True)
 
     def close(self) -> None:
@@ -83,6 +112,11 @@ class Place:
             app.sync.close()
         if self._raw is not None:
             self._raw.close()
+        self._ends.close()
+
+    def until_closed(self, context: AbstractContextManager[T]) -> T:
+        """Something of the test's own that ends with this place."""
+        return self._ends.enter_context(context)
 
 
 Places = Callable[[str], Place]
@@ -101,9 +135,11 @@ def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, operation
     return {id: one for (id, _), one in standing.items()}
 
 
-def exchange(app: Dibs, claims: Sequence[Any], **wish: Any) -> tuple[list[Any], list[Any]]:
-    """Let these claims succeed and claim the next ones, in one commit."""
-    settled = [app._core.settlement(claim._held, claim._held.succeeded(None)) for claim in claims]
+def exchange(
+    app: Dibs, claims: Sequence[Any], then: Sequence[NewJob] = (), **wish: Any
+) -> tuple[list[Any], list[Any]]:
+    """Let these claims succeed, with these children, and claim the next ones, in one commit."""
+    settled = [app._core.settlement(claim._held, claim._held.succeeded(None), then) for claim in claims]
     asked = Wish(worker="exchanger", lease=60_000_000, leases={}, **wish)
     lost, jobs = app._core.store.run(lambda _: operations.exchange(settled, asked))
     return [one.id for one in lost], jobs
@@ -306,6 +342,19 @@ end;
 """
 
 
+_MARIADB_JOURNAL = """
+create table journal (n bigint auto_increment primary key, job binary(16), became text, token bigint);
+create trigger note_new after insert on dibs_jobs for each row
+    insert into journal (job, became, token) values (new.id, new.state, new.token);
+create trigger note_change after update on dibs_jobs for each row
+    insert into journal (job, became, token)
+    select new.id, new.state, new.token from dual
+    where old.state <> new.state or not (old.token <=> new.token);
+create trigger note_end after insert on dibs_finished for each row
+    insert into journal (job, became, token) values (new.id, new.state, new.token);
+"""
+
+
 def keep_journal(place: Place) -> Callable[[Any], list[tuple[str, int | None]]]:
     """Write down every state of every job from now on; answers how to read one job's."""
     if place.kind == "sqlite":
@@ -313,5 +362,64 @@ def keep_journal(place: Place) -> Callable[[Any], list[tuple[str, int | None]]]:
         with contextlib.closing(place.connect()) as connection:
             connection.executescript(_SQLITE_JOURNAL)
         return lambda id: place.sql("select became, token from journal where job = ? order by n", str(id))
+    if place.kind == "redis":
+        return place.until_closed(Monitor(place.url)).states_of
+    if place.kind == "mariadb":
+        for statement in filter(str.strip, _MARIADB_JOURNAL.split(";\n")):
+            place.sql(statement)
+        return lambda id: place.sql(
+            "select became, token from journal where job = %s order by n", UUID(str(id))
+        )
     place.sql(_PG_JOURNAL)
     return lambda id: place.sql("select became, token from journal where job = %s order by n", id)
+
+
+class Monitor:
+    """Hears every command that a Redis executes, those of scripts too."""
+
+    _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname, parts.port)
+        self._heard: list[list[str]] = []
+        self._changed = threading.Condition()
+
+    def states_of(self, id: Any) -> list[tuple[str, int | None]]:
+        """What was written of this job's state and token, up to now."""
+        self._wait_for(f"mark-{time.monotonic_ns()}")
+        states: list[tuple[str, int | None]] = []
+        for command, *words in self._heard:
+            if command == "HSET" and words[0].endswith(f":job:{id}"):
+                fields = dict(zip(words[1::2], words[2::2], strict=True))
+                last = states[-1] if states else ("", None)
+                now = fields.get("state", last[0]), int(fields["token"]) if "token" in fields else last[1]
+                states += [now] if now != last else []
+        return states
+
+    def __enter__(self) -> Self:
+        self._socket = socket.create_connection(self._address)
+        self._socket.sendall(b"MONITOR\r\n")
+        self._lines = self._socket.makefile("rb")
+        assert self._lines.readline() == b"+OK\r\n"
+        self._thread = threading.Thread(target=self._hear)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._lines.close()
+        self._socket.close()
+
+    def _hear(self) -> None:
+        for line in self._lines:
+            with self._changed:
+                self._heard.append(self._WORD.findall(line.decode()) or [""])
+                self._changed.notify_all()
+
+    def _wait_for(self, mark: str) -> None:
+        with socket.create_connection(self._address) as talk:
+            talk.sendall(f"ECHO {mark}\r\n".encode())
+            with self._changed:
+                assert self._changed.wait_for(lambda: any(mark in words for words in self._heard[-99:]), 10)

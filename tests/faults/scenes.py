@@ -10,11 +10,14 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rig import Place, age, answers_within, exchange, renew, together, write_after_the_look
 
-from dibs import Dibs, DibsError, LeaseLost, NewJob, Refused
+from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused, operations
+from dibs.schedules import enqueue_due
+from dibs.scripts import Script
 
 AT_ONCE_SECONDS = 1.0
 
@@ -44,6 +47,37 @@ def each_claimer_gets_a_job_of_its_own(place: Place, *, rounds: int = 6, **wish:
         if wrong := _claimed_once_each(apps, **wish):
             return wrong
     return None
+
+
+def each_taker_of_a_line_gets_jobs_of_its_own(place: Place, *, rounds: int = 6) -> str | None:
+    """Workers that hear of one line at the same moment: together they get what there is, each job once."""
+    apps = place.apps(8)
+    for number in range(rounds):
+        line = f"line-{number}"
+        jobs = {job.id for job in enqueue(apps[0], 2 * len(apps), line)}
+        answers = together(*((lambda app=app, line=line: _take(app, line, limit=3)) for app in apps))
+        taken = Counter(job.id for answer in answers for job in answer)
+        if twice := [id for id, times in taken.items() if times > 1]:
+            return f"claimed twice: {twice}"
+        if missing := jobs - taken.keys() - {job.id for job in _take(apps[0], line, limit=len(jobs))}:
+            return f"starved: {missing}"
+    return None
+
+
+def a_taker_of_a_line_never_waits(place: Place) -> str | None:
+    app = place.apps(1)[0]
+    jobs = enqueue(app, 5)
+    with locked(place, jobs[0].id) as free:
+        answer = answers_within(AT_ONCE_SECONDS, lambda: _take(app, jobs[0].kind, limit=10), then=free)
+    taken = {job.id for job in answer[0]} if answer else set()
+    return None if taken == {job.id for job in jobs[1:]} else f"it waited, or took {taken}"
+
+
+def _take(app: Dibs, kind: str, *, limit: int) -> list[Job]:
+    """As a worker does that heard of this line."""
+    line = {"queues": ["default"], "kinds": [kind]}
+    wish = operations.Wish(worker="taker", lease=60_000_000, leases={}, limit=limit, **line)
+    return app._core.store.run(lambda _: operations.take(wish))
 
 
 def each_claimer_gets_a_job_of_many_lines(place: Place, *, rounds: int = 6, **wish: Any) -> str | None:
@@ -158,6 +192,11 @@ def crowd(
 ) -> None:  # fmt: skip
     """That many jobs in no time, by SQL; those that are scheduled are due in a year."""
     lease = state == "running"
+    if place.kind == "redis":
+        assert state == "ready"
+        for _ in range(many // 1000):
+            enqueue(place.app(), 1000, kind, queue=queue, priority=priority)
+        return
     if place.kind == "postgresql":
         place.sql(
             f"""
@@ -170,6 +209,21 @@ def crowd(
             from generate_series(1, {many})
             """,
             *(kind, queue, priority, state, state == "scheduled", *[lease] * 4, table == "dibs_finished"),
+        )
+        return
+    if place.kind == "mariadb":
+        due = "1 year" if state == "scheduled" else "-1 hour"
+        place.sql(
+            f"""
+            insert into {table} (id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at,
+                attempts, token, worker, lease_until, finished_at)
+            select unhex(md5(concat(seq, rand()))), %s, %s, '{{}}', %s, %s, 3,
+                utc_timestamp(6) + interval {due}, utc_timestamp(6), if(%s, 1, 0), if(%s, 0, null),
+                if(%s, 'crowd', null), if(%s, utc_timestamp(6) + interval 1 hour, null),
+                if(%s, utc_timestamp(6), null)
+            from seq_1_to_{many}
+            """,
+            *(kind, queue, priority, state, *[lease] * 4, table == "dibs_finished"),
         )
         return
     with contextlib.closing(place.connect()) as connection:
@@ -484,3 +538,52 @@ def a_retry_respects_the_unique_key(place: Place) -> str | None:
         states = {job.id: job.state for job in app.sync.find()}
         return None if states == {old.id: "failed", new.id: "ready"} else f"a refused retry left {states}"
     return "two jobs wait with one unique key"
+
+
+# -- Schedules ----------------------------------------------------------------------------------
+
+MORNING = datetime(2026, 5, 1, 6, tzinfo=UTC)
+
+
+def a_tick_is_enqueued_once(place: Place, *, rounds: int = 5) -> str | None:
+    """Workers whose ideas of the time differ by a second; all of them have looked before one writes."""
+    apps = place.apps(4)
+    for app in {id(app): app for app in apps}.values():
+        app.every("* * * * * *")(app.job(lambda: None, name="work"))
+    _look_at_schedules(apps[0], MORNING)
+    for number in range(1, rounds + 1):
+        looked = threading.Barrier(len(apps))
+        nows = [MORNING + timedelta(seconds=2 * number - late) for late in (0, 1, 0, 1)]
+        together(
+            *(
+                (lambda app=app, now=now, looked=looked: _look_at_schedules(app, now, looked))
+                for app, now in zip(apps, nows, strict=True)
+            )
+        )
+        for claim in apps[0].sync.claim(limit=100):
+            claim.succeed()
+        for now in nows:
+            _look_at_schedules(apps[-1], now)
+    ticks = Counter(job.meta["tick"] for job in apps[0].sync.find(limit=1000))
+    if twice := sorted(tick for tick, times in ticks.items() if times > 1):
+        return f"enqueued twice: {twice}"
+    if len(ticks) != 2 * rounds:
+        return f"{len(ticks)} of {2 * rounds} ticks were enqueued"
+    return None
+
+
+def _look_at_schedules(app: Dibs, now: datetime, looked: threading.Barrier | None = None) -> None:
+    """As a worker does; with a barrier, nobody writes before all have looked."""
+    core = app._core
+
+    def script() -> Script[None]:
+        inner = enqueue_due(list(core.schedules), core.registry, now)
+        with contextlib.suppress(StopIteration):
+            step = next(inner)
+            while True:
+                rows = yield step
+                if looked is not None and step.question == "schedules":
+                    looked.wait(10)
+                step = inner.send(rows)
+
+    core.store.run(lambda _: script())

@@ -18,12 +18,12 @@ from servers import PostgreSQL
 LEASE = 0.5
 
 
-def test_renewing_ten_jobs_does_not_wait_for_one_that_is_being_completed(postgres: Place) -> None:
-    app = postgres.apps(1)[0]
+def test_renewing_ten_jobs_does_not_wait_for_one_that_is_being_completed(locking: Place) -> None:
+    app = locking.apps(1)[0]
     scenes.enqueue(app, 10)
     claims = app.sync.claim(limit=10, lease=30)
     tenth = claims[9]
-    with postgres.connect() as connection:
+    with locking.connect() as connection:
         with connection.transaction(force_rollback=True):
             tenth.succeed("not yet committed", within=connection)
 
@@ -40,11 +40,11 @@ def test_renewing_ten_jobs_does_not_wait_for_one_that_is_being_completed(postgre
     assert app.sync.get(tenth.job.id).result == "after the rollback"
 
 
-def test_a_completion_that_was_committed_is_no_longer_renewed(postgres: Place) -> None:
-    app = postgres.apps(1)[0]
+def test_a_completion_that_was_committed_is_no_longer_renewed(locking: Place) -> None:
+    app = locking.apps(1)[0]
     scenes.enqueue(app, 2)
     claims = app.sync.claim(limit=2, lease=30)
-    with postgres.connect() as connection, connection.transaction():
+    with locking.connect() as connection, connection.transaction():
         claims[0].succeed(within=connection)
 
     standing = renew(app, claims, 600)
@@ -52,12 +52,12 @@ def test_a_completion_that_was_committed_is_no_longer_renewed(postgres: Place) -
     assert set(standing) == {claims[1].job.id}
 
 
-def test_the_sweep_does_not_wait_for_a_job_that_is_being_completed(postgres: Place) -> None:
-    app = postgres.apps(1)[0]
+def test_the_sweep_does_not_wait_for_a_job_that_is_being_completed(locking: Place) -> None:
+    app = locking.apps(1)[0]
     scenes.enqueue(app, 10)
     claims = app.sync.claim(limit=10, lease=30)
     age(app, 31)
-    with postgres.connect() as connection:
+    with locking.connect() as connection:
         with connection.transaction():
             claims[9].succeed("in time", within=connection)
 
@@ -72,24 +72,25 @@ def test_the_sweep_does_not_wait_for_a_job_that_is_being_completed(postgres: Pla
     "scene",
     [scenes.a_locked_row_does_not_stall_renewals, scenes.a_locked_row_does_not_stall_the_sweep],
 )
-def test_one_locked_row_stalls_nobody(postgres: Place, scene: scenes.Scene) -> None:
-    assert scene(postgres) is None
+def test_one_locked_row_stalls_nobody(locking: Place, scene: scenes.Scene) -> None:
+    assert scene(locking) is None
 
 
-def test_a_kept_claim_whose_row_stays_locked_is_given_up_before_its_lease_ends(postgres: Place) -> None:
-    app = postgres.apps(1)[0]
+def test_a_kept_claim_whose_row_stays_locked_is_given_up_before_its_lease_ends(locking: Place) -> None:
+    app = locking.apps(1)[0]
     scenes.enqueue(app, 1)
     [claim] = app.sync.claim(lease=1)
 
     with pytest.raises(LeaseLost):
-        with claim as job, scenes.locked(postgres, job.id):
-            wait_until(lambda: claim.lost or _expired(postgres, job.id), seconds=5)
-            assert not _expired(postgres, job.id), "the lease ended, and its holder was not told"
+        with claim as job, scenes.locked(locking, job.id):
+            wait_until(lambda: claim.lost or _expired(locking, job.id), seconds=5)
+            assert not _expired(locking, job.id), "the lease ended, and its holder was not told"
 
 
 def _expired(place: Place, id: Any) -> bool:
     """Whether the store may take the job back."""
-    query = "select lease_until < clock_timestamp() from dibs_jobs where id = %s"
+    now = "utc_timestamp(6)" if place.kind == "mariadb" else "clock_timestamp()"
+    query = f"select lease_until < {now} from dibs_jobs where id = %s"
     [(expired,)] = place.sql(query, id)
     return bool(expired)
 

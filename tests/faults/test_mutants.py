@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -42,7 +42,22 @@ class Mutant:
 
 LOCK = "for update skip locked"
 TAKE_BY_ID = "where job.id = any (array(select picked.id from picked))"
-FENCE = "and job.token = given.token"
+FENCE = "and ((job.id, job.token) in (select given.id, given.token from given)) is true"
+
+SCHEDULES = [
+    Mutant(
+        "a schedule is moved from anywhere", "move_schedule", "and last_tick = :since", "",
+        scenes.a_tick_is_enqueued_once, "enqueued twice",
+    ),
+    Mutant(
+        "a schedule is moved to any other tick", "move_schedule", "last_tick = :since", "last_tick <> :tick",
+        scenes.a_tick_is_enqueued_once, "enqueued twice",
+    ),
+    Mutant(
+        "a schedule is moved to any later tick", "move_schedule", "last_tick = :since", "last_tick < :tick",
+        scenes.a_tick_is_enqueued_once, "enqueued twice",
+    ),
+]  # fmt: skip
 
 POSTGRESQL = [
     Mutant(
@@ -52,6 +67,14 @@ POSTGRESQL = [
     Mutant(
         "claim waits for locks", "claim", LOCK, "for update",
         scenes.a_claim_never_waits, "waited",
+    ),
+    Mutant(
+        "claim of a line takes no lock", "claim_line", LOCK, "",
+        scenes.each_taker_of_a_line_gets_jobs_of_its_own, "claimed twice",
+    ),
+    Mutant(
+        "claim of a line waits for locks", "claim_line", LOCK, "for update",
+        scenes.a_taker_of_a_line_never_waits, "waited",
     ),
     Mutant(
         "claim by id takes no lock", "claim_job", LOCK, "",
@@ -91,7 +114,7 @@ POSTGRESQL = [
         scenes.a_zombie_renews_nothing, "changed",
     ),
     Mutant(
-        "renew waits for locks", "renew", "of job skip locked", "of job",
+        "renew waits for locks", "renew", "for update skip locked", "for update",
         scenes.a_locked_row_does_not_stall_renewals, "waited",
     ),
     Mutant(
@@ -116,7 +139,7 @@ POSTGRESQL = [
         scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
     ),
     Mutant(
-        "a unique key that is taken answers nothing", "enqueue_unique",
+        "a unique key that is taken answers nothing", "enqueue_placed",
         "do update\nset unique_key = excluded.unique_key", "do nothing",
         scenes.a_unique_key_that_is_taken_names_its_holder,
     ),
@@ -201,7 +224,106 @@ SQLITE = [
 ]  # fmt: skip
 
 
-ALL = [("postgresql", one) for one in POSTGRESQL] + [("sqlite", one) for one in SQLITE]
+HELD = "and job.token = given.token"
+
+MARIADB = [
+    Mutant(
+        "claim takes no lock", "lock_first", LOCK, "",
+        scenes.each_claimer_gets_a_job_of_its_own, "claimed twice",
+    ),
+    Mutant(
+        "claim of several lines takes no lock", "lock_these", LOCK, "",
+        scenes.each_claimer_gets_a_job_of_many_lines, "claimed twice",
+    ),
+    Mutant("claim waits for locks", "lock_first", LOCK, "for update", scenes.a_claim_never_waits, "waited"),
+    Mutant(
+        "what is leased is not found by its key", "lease", "force index (primary)", "ignore index (primary)",
+        scenes.a_claim_never_waits, "waited",
+    ),
+    Mutant(
+        "claim by id takes no lock", "lock_these", LOCK, "",
+        scenes.one_of_many_wins_the_job, "claimed twice",
+    ),
+    Mutant(
+        "claim by id waits for locks", "lock_these", LOCK, "for update",
+        scenes.a_claim_by_id_never_waits, "answered []",
+    ),
+    Mutant(
+        "claim counts no attempt", "lease", "job.attempts + 1", "job.attempts",
+        scenes.poison_runs_out_of_attempts, "more often",
+    ),
+    Mutant(
+        "tokens stand still", "lock_first", "nextval(dibs_token)", "1",
+        scenes.a_zombie_succeeds_at_nothing, "greater",
+    ),
+    Mutant(
+        "limits are counted without a lock", "lock_limits", "for update", "",
+        scenes.a_limit_holds_under_race, "over the limit",
+    ),
+    Mutant("settle is not fenced", "held", HELD, "", scenes.a_zombie_succeeds_at_nothing, "changed"),
+    Mutant("giving back is not fenced", "held", HELD, "", scenes.a_zombie_gives_nothing_back, "changed"),
+    Mutant("exchange is not fenced", "held", HELD, "",
+           scenes.an_exchange_of_a_zombie_settles_nothing, "no longer held"),
+    Mutant(
+        "settle takes jobs that wait", "held", "and job.lease_until is not null", "",
+        scenes.a_released_claim_settles_nothing, "could",
+    ),
+    Mutant(
+        "settle with children is not fenced", "held", HELD, "",
+        scenes.children_come_only_with_success, "left 1 children",
+    ),
+    Mutant("renew is not fenced", "held_and_free", HELD, "", scenes.a_zombie_renews_nothing, "changed"),
+    Mutant(
+        "renew waits for locks", "held_and_free", LOCK, "for update",
+        scenes.a_locked_row_does_not_stall_renewals, "waited",
+    ),
+    Mutant("progress is not fenced", "held", HELD, "", scenes.a_zombie_reports_nothing, "changed"),
+    Mutant(
+        "sweep takes live leases", "expired", "where job.lease_until <= utc_timestamp(6)",
+        "where job.lease_until is not null",
+        scenes.a_live_lease_is_not_swept, "had a minute to go",
+    ),
+    Mutant(
+        "sweep waits for locks", "expired", LOCK, "for update",
+        scenes.a_locked_row_does_not_stall_the_sweep, "waited",
+    ),
+    Mutant(
+        "a repeated enqueue is not expected", "enqueue_again",
+        "on duplicate key update stored_by = dibs_jobs.stored_by", "",
+        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
+    ),
+    Mutant(
+        "a repeated enqueue takes what is there for its own", "enqueue_again",
+        "stored_by = dibs_jobs.stored_by", "stored_by = unhex(:stored_by)",
+        scenes.a_job_enqueued_by_many_is_stored_once, "is_new was told",
+    ),
+    Mutant(
+        "a repeated enqueue forgets what has finished", "finished", "for update", "limit 0",
+        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
+    ),
+    Mutant(
+        "a unique key that is taken answers nothing", "holders", "for update", "limit 0",
+        scenes.a_unique_key_that_is_taken_names_its_holder,
+    ),
+    Mutant(
+        "retry does not expect a taken key", "retry",
+        "on duplicate key update stored_by = dibs_jobs.stored_by", "",
+        scenes.a_retry_respects_the_unique_key, "StoreUnavailable",
+    ),
+    Mutant(
+        "retry leaves the finished copy", "forget_finished", "on job.id = unhex(given.id)",
+        "on job.id = unhex(given.id) and false",
+        scenes.a_retry_by_many_leaves_one_copy, "retried by many left",
+    ),
+]  # fmt: skip
+
+ALL = [
+    *(("postgresql", one) for one in POSTGRESQL),
+    *(("sqlite", one) for one in SQLITE),
+    *(("mariadb", one) for one in MARIADB),
+]
+ALL += [(engine, one) for engine in ("postgresql", "sqlite") for one in SCHEDULES]
+ALL += [("mariadb", replace(one, block="schedule_at")) for one in SCHEDULES]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from uuid import uuid4
 
 import pytest
 import scenes
-from rig import Place, blocks
+from rig import Place, Places, blocks
 
+from dibs.engines.poolers import SESSION
 from dibs.engines.sql import placeholders
 from servers import PostgreSQL
 
@@ -20,18 +21,8 @@ READY, RUNNING = 20, 200
 MOST_BUFFERS = 500  # 8 kB each; a walk over the jobs around would be some thousands
 MOST_STEPS = 60_000  # of SQLite's machine; a walk over the jobs around would be a million
 
-SETTLEMENT = {
-    "ids": [uuid4()],
-    "tokens": [1],
-    "states": ["succeeded"],
-    "settled_as": ["succeeded"],
-    "delays": [None],
-    "refunds": [False],
-    "results": [None],
-    "errors": ["[]"],
-    "messages": [None],
-    "pipelines": [None],
-}
+ENDED = {"token": 1, "state": "succeeded", "settled_as": "succeeded"}
+SETTLEMENT = {"settlements": json.dumps([{"id": str(uuid4()), **ENDED}])}
 WISH = {
     "worker": "planner",
     "lease": 60_000_000,
@@ -48,13 +39,14 @@ NAMED = {**WISH, "queues": ["default"], "kinds": ["work"], "walk": False}
 
 @pytest.fixture(scope="module")
 def surrounded(postgresql: PostgreSQL, template: str) -> str:
-    """A template: 100,000 scheduled, 100,000 finished, some running, a few ready; no statistics."""
+    """A template: 100,000 scheduled, finished and blocked, some running, a few ready; no statistics."""
 
     def fill(url: str) -> None:
         place = Place("postgresql", url)
         for table in ("dibs_jobs", "dibs_finished"):
             place.sql(f"alter table {table} set (autovacuum_enabled = off)")
         _surround(place)
+        _surround_gates(place)
         place.close()
 
     name = "dibs_surrounded"
@@ -64,12 +56,29 @@ def surrounded(postgresql: PostgreSQL, template: str) -> str:
     return name
 
 
-def _surround(place: Place) -> None:
-    scenes.crowd(place, AROUND, state="scheduled")
-    scenes.crowd(place, AROUND, state="succeeded", table="dibs_finished")
+def _surround(place: Place, around: int = AROUND) -> None:
+    scenes.crowd(place, around, state="scheduled")
+    scenes.crowd(place, around, state="succeeded", table="dibs_finished")
     scenes.crowd(place, RUNNING, state="running")
     scenes.crowd(place, READY, state="ready", kind="work")
     scenes.crowd(place, READY, state="ready", kind="work", queue="other")
+
+
+def _surround_gates(place: Place, around: int = AROUND) -> None:
+    """One long train, one long slot, and many gates that are none of ours."""
+    blocked = """
+        insert into dibs_jobs (id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at,
+            train, slot, slot_policy, slot_limit, position)
+        select gen_random_uuid(), 'crowd', 'default', '{}', 0, 'blocked', 3, now(), now(), """
+    place.sql(f"{blocked} 'long', null, null, null, n from generate_series(1, {around // 2}) n")
+    place.sql(f"{blocked} null, 'long', 'wait', 2, 0 from generate_series(1, {around // 4}) n")
+    place.sql(f"{blocked} null, 's' || n, 'wait', 1, 0 from generate_series(1, {around // 4}) n")
+    place.sql("""
+        insert into dibs_gates (sort, name, last_position)
+        select 'slot', slot, 0 from dibs_jobs where slot is not null group by slot
+        union all select 'train', 'long', 1000000
+        on conflict do nothing""")
+    place.sql("update dibs_jobs set state = 'ready' where train = 'long' and position = 1")
 
 
 @pytest.fixture(params=["analyzed", "never analyzed"])
@@ -85,6 +94,7 @@ def crowded(request: pytest.FixtureRequest, postgresql: PostgreSQL, surrounded: 
 HOT: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "claim by walking": ("claim", WISH, "dibs_jobs_ready"),
     "claim of named lines": ("claim", NAMED, "dibs_jobs_ready"),
+    "claim of a line": ("claim_line", {**WISH, "queue": "default", "kind": "work"}, "dibs_jobs_ready"),
     "claim of named queues": ("claim", {**WISH, "queues": ["default", "other"]}, "dibs_jobs_ready"),
     "claim within limits": ("claim_within_limits", WISH, "dibs_jobs_ready"),
     "claim by id": ("claim_job", WISH, "dibs_jobs_pkey"),
@@ -108,14 +118,129 @@ def test_postgresql_reads_only_what_a_statement_is_about(crowded: Place, mode: s
 
     plans = {name: _explain(crowded, texts[block], given) for name, (block, given, _) in HOT.items()}
 
+    found = [wrong for name, plan in plans.items() for wrong in _complaints(name, plan, HOT[name][2])]
+    assert not found, "\n".join(found)
+
+
+def _complaints(name: str, plan: Mapping[str, Any], index: str) -> Iterator[str]:
+    nodes = list(_nodes(plan))
+    walked = [(node["Node Type"], node.get("Alias")) for node in nodes if _walks(node)]
+    read = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    if walked:
+        yield f"{name} walks over dibs_jobs: {walked}"
+    if index and index not in {node.get("Index Name") for node in nodes}:
+        yield f"{name} does not use {index}"
+    if not 0 < read <= MOST_BUFFERS:
+        yield f"{name} reads {read} buffers"
+
+
+# Each with a train and a slot of tens of thousands of blocked jobs.
+NOBODY_ENDED: Mapping[str, Any] = {"ended": [], "trains": [], "positions": [], "holds": []}
+GATED_SETTLEMENT = {
+    "settlements": json.dumps([{"id": str(uuid4()), **ENDED, "train": "long"}]),
+}
+LONG = {"sorts": ["slot", "train"], "names": ["long", "long"]}
+AT_GATES: dict[str, tuple[str, Mapping[str, Any], str]] = {
+    "lock": ("lock_gates", {**LONG, "places": [1, 1]}, "dibs_gates_pkey"),
+    "lock what is free": ("lock_free_gates", LONG, "dibs_gates_pkey"),
+    "lock who is ready": ("lock_ready", {"names": ["long", "s7"]}, "dibs_jobs_slot"),
+    "open a train": ("open_trains", {"names": ["long"], "tell": True, **NOBODY_ENDED}, "dibs_jobs_train"),
+    "open slots": ("open_slots", {"names": ["long", "s7"], "tell": True, "patience": 1}, "dibs_jobs_slot"),
+    "settle": ("settle_at_gates", GATED_SETTLEMENT, "dibs_jobs_pkey"),
+    "gates of jobs": ("gates_of", {"ids": [uuid4()]}, "dibs_jobs_pkey"),
+    "gates of keys": ("gates_of_keys", {"keys": ["nobody"]}, "dibs_jobs_unique_key"),
+    "cancel": ("cancel", {"ids": [uuid4()], "reason": None}, "dibs_jobs_pkey"),
+    "overtake": ("overtake", {"job": uuid4()}, "dibs_jobs_pkey"),
+    "drop": ("take_back", {"name": "long", "later": [uuid4()], "id": uuid4(), "most": 2}, "dibs_jobs_slot"),
+    "keys that last": ("forget_kept_keys", {"ids": [uuid4()]}, "dibs_jobs_pkey"),
+    "restless slots": ("restless_slots", {"limit": 500}, "dibs_jobs_due"),
+    "stage at slots": ("stage_at_slots", {"names": ["long"], "limit": 500}, ""),
+    "pass on": ("pass_on", {"names": ["s7"]}, "dibs_gates_pkey"),
+    "the dead at gates": ("expired_at_gates", {"limit": 500}, "dibs_jobs_leases"),
+    "sweep at gates": (
+        "sweep_at_gates",
+        {"trains": ["long"], "slots": ["long"], "limit": 500},
+        "dibs_jobs_leases",
+    ),
+    "who is current": ("current", {"slots": ["long"]}, "dibs_jobs_slot_token"),
+}
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_postgresql_reads_of_a_gate_only_who_may_go(crowded: Place, mode: str) -> None:
+    texts = blocks(crowded.app())
+    crowded.sql(f"set plan_cache_mode = {mode}")
+
+    plans = {name: _explain(crowded, texts[block], given) for name, (block, given, _) in AT_GATES.items()}
+
+    found = [wrong for name, plan in plans.items() for wrong in _complaints(name, plan, AT_GATES[name][2])]
+    assert not found, "\n".join(found)
+
+
+def test_a_plan_that_was_made_for_few_jobs_serves_many(postgres: Place) -> None:
+    """Plans are kept; on our own connections they are made for any number of jobs."""
+    texts = blocks(postgres.app())
+    for name, value in SESSION.items():
+        postgres.sql(f"set {name} = '{value}'")
+    postgres.sql("alter table dibs_jobs set (autovacuum_enabled = off)")
+    hot = {name: HOT[name] for name in ("claim by walking", "claim by id", "settle", "renew", "sweep")}
+    hot |= {name: AT_GATES[name] for name in ("lock who is ready", "open a train", "open slots")}
+    scenes.crowd(postgres, 10, state="ready", kind="work")
+    _surround_gates(postgres, 20)
+    connection = postgres._raw
+    assert connection is not None
+    for nth, (block, given, _) in enumerate(hot.values()):
+        _prepare(connection, f"kept_{nth}", texts[block], given)
+    _surround_gates(postgres, 20_000)
+
+    found = []
+    for nth, (name, (block, given, index)) in enumerate(hot.items()):
+        plan = _explain_kept(connection, f"kept_{nth}", texts[block], given)
+        found += list(_complaints(name, plan, index))
+
+    assert not found, "\n".join(found)
+
+
+def _prepare(connection: Any, name: str, text: str, given: Mapping[str, Any]) -> None:
+    connection.execute(f"prepare {name} as {placeholders(text, 'numeric')[0]}")
+    _explain_kept(connection, name, text, given)
+
+
+def _explain_kept(connection: Any, name: str, text: str, given: Mapping[str, Any]) -> Any:
+    values = ", ".join(_literal(given[each]) for each in placeholders(text, "numeric")[1])
+    with connection.transaction(force_rollback=True):
+        asked = f"explain (analyze, buffers, format json) execute {name}({values})"
+        [(plan,)] = connection.execute(asked).fetchall()
+    return plan[0]["Plan"]
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_postgresql_does_not_compare_each_claim_with_each_job(crowded: Place, mode: str) -> None:
+    """Once a batch of 500 settlements cost 250,000 comparisons, because the planner expected one row."""
+    texts = blocks(crowded.app())
+    crowded.sql("update dibs_jobs set lease_until = now(), token = 7 where state = 'running'")
+    ids = [row[0] for row in crowded.sql("select id from dibs_jobs where state = 'running'")]
+    tokens = [7] * RUNNING
+    settled = {"settlements": json.dumps([{**ENDED, "id": str(id), "token": 7} for id in ids])}
+    back = {"token": 7, "state": "scheduled", "settled_as": "retried", "delay": 1}
+    returned = {"settlements": json.dumps([{**back, "id": str(id)} for id in ids])}
+    crowded.sql(f"set plan_cache_mode = {mode}")
+
+    plans = {
+        "settle": _explain(crowded, texts["settle"], settled),
+        "give back": _explain(crowded, texts["settle"], returned),
+        "exchange": _explain(crowded, texts["exchange"], {**settled, **WISH}),
+        "renew": _explain(crowded, texts["renew"], {"ids": ids, "tokens": tokens, "lease": 1}),
+        "sweep": _explain(crowded, texts["sweep"], {"limit": 500}),
+    }
+
     for name, plan in plans.items():
-        nodes = list(_nodes(plan))
-        walked = [node["Node Type"] for node in nodes if _walks(node)]
-        used = {node.get("Index Name") for node in nodes}
-        read = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-        assert walked == [], f"{name} walks over dibs_jobs: {walked}"
-        assert HOT[name][2] in used, f"{name} does not use {HOT[name][2]}"
-        assert 0 < read <= MOST_BUFFERS, f"{name} reads {read} buffers"
+        compared = sum(_compared(node) for node in _nodes(plan))
+        assert compared <= 10 * RUNNING, f"{name} compares {compared} pairs for {RUNNING} jobs"
+
+
+def _compared(node: Mapping[str, Any]) -> int:
+    return int(node.get("Rows Removed by Join Filter", 0) * max(node["Actual Loops"], 1))
 
 
 def _explain(place: Place, text: str, given: Mapping[str, Any]) -> Any:
@@ -232,3 +357,69 @@ def _claim_steps(place: Place) -> int:
     assert len(app.sync.claim(limit=3)) == 3
     connection.set_progress_handler(None, 0)
     return counted[0] * 1000
+
+
+# -- MariaDB ------------------------------------------------------------------------------------
+
+MARIADB_AROUND = 20_000
+MOST_ROWS = 30  # read by one statement
+# What the guard must be able to see: left to itself, the server reads all of a line to find the next one.
+WALK = "select queue, kind from dibs_jobs where state = 'scheduled' group by queue, kind"
+
+NOBODY = uuid4().hex
+MARIADB_HOT: dict[str, Mapping[str, Any]] = {
+    "opening": {"look": 1},
+    "line": {"queue": "default", "kind": "crowd", "limit": 3},
+    "near": {"queue": "default", "kind": "work", "limit": 3},
+    "lock_first": {"queue": "default", "kind": "work", "limit": 3},
+    "lock_these": {"ids": json.dumps([NOBODY])},
+    "lease": {"taken": json.dumps([[NOBODY, 1, None]]), "worker": "w", "now": None},
+    "held": {"claims": json.dumps([[NOBODY, 1]])},
+    "held_and_free": {"claims": json.dumps([[NOBODY, 1]])},
+    "end_settled": {"settlements": json.dumps([[NOBODY, 1, "succeeded"]])},
+    "return_settled": {"settlements": json.dumps([[NOBODY, 1, "ready"]])},
+    "forget": {"ids": json.dumps([NOBODY])},
+    "renew": {"ids": json.dumps([NOBODY]), "lease_until": None},
+    "holders": {"keys": json.dumps(["nobody"])},
+    "stored": {"ids": json.dumps([NOBODY])},
+    "due": {"limit": 5},
+    "expired": {"limit": 5},
+    "upcoming": {},
+    "get": {"ids": json.dumps([NOBODY])},
+}
+
+
+@pytest.fixture(params=["analyzed", "statistics of an empty table"])
+def crowded_mariadb(request: pytest.FixtureRequest, places: Places) -> Place:
+    place = places("mariadb")
+    place.sql("alter table dibs_jobs stats_persistent = 1, stats_auto_recalc = 0")
+    place.sql("analyze table dibs_jobs")
+    _surround(place, MARIADB_AROUND)
+    if request.param == "analyzed":
+        place.sql("analyze table dibs_jobs")
+    return place
+
+
+def test_mariadb_reads_only_what_a_statement_is_about(crowded_mariadb: Place) -> None:
+    texts = blocks(crowded_mariadb.app())
+    with contextlib.closing(crowded_mariadb.connect()) as connection:
+        read = {name: _rows_read(connection, texts[name], given) for name, given in MARIADB_HOT.items()}
+        walked = _rows_read(connection, WALK, {})
+
+    assert walked >= MARIADB_AROUND
+    assert {name: rows for name, rows in read.items() if rows > MOST_ROWS} == {}
+    assert read["lock_first"] >= 3
+
+
+def _rows_read(connection: Any, text: str, given: Mapping[str, Any]) -> int:
+    """How many rows the server's tables handed over; nothing is kept."""
+    statement, _ = placeholders(text, "pyformat")
+    connection.begin()
+    with connection.cursor() as cursor:
+        cursor.execute("flush status")
+        cursor.execute(statement, given or None)
+        cursor.fetchall()
+        cursor.execute("show session status like 'handler_read%'")
+        counted = sum(int(many) for _, many in cursor.fetchall())
+    connection.rollback()
+    return counted

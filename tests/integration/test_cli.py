@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from commands import CLOSED, UNKNOWN, answer, dibs, enqueue, failed, let_pass, lines, running
 
 from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app, bulk
 from dibs.cli.options import duration
 from dibs.ids import new_id
-from dibs.upkeep import age
 from servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]
-UNKNOWN = "01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"
-CLOSED = "postgresql://127.0.0.1:1/none"
 
 BY_ID = [
     ["jobs", "show"],
@@ -35,66 +32,18 @@ BY_ID = [
     ["jobs", "delete"],
     ["why"],
 ]
-LOOKING = [["jobs", "list"], ["queues"]]
+LOOKING = [["jobs", "list"], ["queues"], ["schedules"], ["trains"]]
 SWITCHING = [["queues", "pause", "mail"], ["queues", "resume", "mail"], ["queues", "limit", "mail", "3"]]
-MANY = [["jobs", "retry", "--all", "--yes"], ["jobs", "cancel", "--all", "--yes"]]
+MANY = [
+    ["jobs", "retry", "--all", "--yes"],
+    ["jobs", "cancel", "--all", "--yes"],
+    ["prune", "--older-than", "7d", "--yes"],
+]
 EVERY = [*([*words, UNKNOWN] for words in BY_ID), *LOOKING, *SWITCHING, *MANY, ["enqueue", "greet"]]
 
 words_of = " ".join
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith(("DIBS_", "FORCE_COLOR", "NO_COLOR"))]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def store() -> Iterator[SyncDibs]:
-    """What the commands find where nobody names a store."""
-    with Dibs().sync as store:
-        yield store
-
-
-def dibs(*words: object, input: str | bytes | None = None, **environment: str) -> Result:
-    done = CliRunner().invoke(app, list(map(str, words)), input=input, env=environment, prog_name="dibs")
-    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
-    return done
-
-
-def answer(*words: object, **more: Any) -> Any:
-    """What a command that must succeed says with --json."""
-    done = dibs(*words, "--json", **more)
-    assert (done.exit_code, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
-def lines(text: str) -> list[str]:
-    return text.splitlines()
-
-
-def enqueue(store: SyncDibs, kind: str = "greet", **options: Any) -> Job:
-    [job] = store.enqueue(NewJob(kind, **options))
-    return job
-
-
-def running(store: SyncDibs, worker: str = "pod-a", **options: Any) -> Job:
-    claim = store.claim_job(enqueue(store, **options).id, worker=worker)
-    assert claim is not None
-    return claim.job
-
-
-def failed(store: SyncDibs, error: Exception | None = None, **options: Any) -> Job:
-    claim = store.claim_job(enqueue(store, max_attempts=1, **options).id, worker="pod-a")
-    assert claim is not None
-    with pytest.raises(ValueError), claim:
-        raise error or ValueError("no such order")
-    return claim.job
-
-
-def let_pass(store: SyncDibs, seconds: int) -> None:
-    store._core.store.run(lambda _: age(seconds * 1_000_000))
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 # -- enqueue ------------------------------------------------------------------------------------
@@ -297,7 +246,7 @@ def test_show_tells_all_fields_the_errors_and_why(store: SyncDibs) -> None:
     assert '{"order":7}' in text
     assert "attempt 1 failed at pod-a" in text
     assert "ValueError: no such order" in text
-    assert "test_cli.py" in text
+    assert "commands.py" in text
 
 
 def test_show_answers_in_json_with_the_reason(store: SyncDibs) -> None:
@@ -522,6 +471,64 @@ def test_a_switched_queue_is_answered_in_json(store: SyncDibs) -> None:
     ]
 
 
+# -- schedules ----------------------------------------------------------------------------------
+
+SCHEDULED = """
+from dibs import Dibs
+
+app = Dibs()
+
+@app.every("*/5 * * * *", name="roll up")
+@app.job
+async def count() -> None: ...
+"""
+
+
+@pytest.fixture
+def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An app with one schedule, where the commands find it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "scheduled_jobs.py").write_text(SCHEDULED)
+    yield "scheduled_jobs:app"
+    if (module := sys.modules.pop("scheduled_jobs", None)) is not None:
+        module.app.sync.close()
+
+
+def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(scheduled: str) -> None:
+    before = answer("schedules", scheduled)
+    tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
+    core = sys.modules["scheduled_jobs"].app._core
+    core.store.run(core.enqueue_due(tick))
+
+    head, line = lines(dibs("schedules", scheduled).stdout)
+
+    about = {"name": "roll up", "kind": "count", "expression": "*/5 * * * *"}
+    assert before == [{**about, "last_tick": None, "next_tick": None}]
+    assert head.split("  ")[0] == "schedule"
+    assert re.split("  +", line) == [
+        *("roll up", "count", "*/5 * * * *", "2030-01-31 12:00:00", "2030-01-31 12:05:00")
+    ]
+
+
+def test_schedules_without_their_app_have_a_name_and_a_last_tick(store: SyncDibs, scheduled: str) -> None:
+    tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
+    dibs("schedules", scheduled)
+    core = sys.modules["scheduled_jobs"].app._core
+    core.store.run(core.enqueue_due(tick))
+
+    [schedule] = answer("schedules")
+
+    assert (schedule["name"], schedule["kind"]) == ("roll up", None)
+    assert (schedule["last_tick"], schedule["next_tick"]) == ("2030-01-31T12:00:00Z", None)
+
+
+def test_an_app_names_its_store_itself(scheduled: str) -> None:
+    done = dibs("schedules", scheduled, "--url", "sqlite:///other.db")
+
+    assert done.exit_code == 2
+    assert "leave --url out" in done.stderr
+
+
 # -- what goes wrong ----------------------------------------------------------------------------
 
 
@@ -581,7 +588,9 @@ def test_all_of_nothing_is_nothing(words: list[str]) -> None:
         ["jobs", "retry", UNKNOWN, "--all"],
         ["jobs", "retry", UNKNOWN, "--queue", "mail"],
         ["jobs", "retry", "--all", "--yes", "--state", "running"],
-        ["jobs", "cancel", "--all", "--yes", "--reason", "no"],
+        ["prune"],
+        ["prune", "--older-than", "soon"],
+        ["prune", "--older-than", "7d", "--state", "running"],
         ["jobs", "recover", UNKNOWN, "--stale-after", "1w"],
         ["jobs", "delete"],
         ["jobs", "nonsense"],

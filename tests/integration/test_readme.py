@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from servers import PostgreSQL
+from collected import all_tests
+from servers import MariaDB, PostgreSQL
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
@@ -25,6 +27,8 @@ SNIPPET = re.compile(
     r"^<!-- runnable(.*) -->\n```python\n((?:.*\n)*?)```\n(?:```text\n((?:.*\n)*?)```)?", re.MULTILINE
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+PLACE = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 NAMED_TEST = re.compile(r"`(?:[\w/]+\.py::)?(test_\w+)`")
 
 
@@ -32,7 +36,7 @@ def _snippets() -> list[object]:
     found = []
     for document in DOCUMENTS:
         for number, (where, code, output) in enumerate(SNIPPET.findall(document.read_text()), 1):
-            stores = {"": ["sqlite"], "postgresql": ["postgresql"]}.get(where.strip(), where.split())
+            stores = where.split() or ["sqlite"]
             name = f"{document.relative_to(ROOT)}-{number}"
             found += [pytest.param(store, code, output, id=f"{name}-{store}") for store in stores]
     return found
@@ -59,17 +63,19 @@ def test_a_snippet_prints_what_its_page_says(
     store: str, code: str, output: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = None
-    if store == "postgresql":
-        server: PostgreSQL = request.getfixturevalue("postgresql")
+    if store in ("postgresql", "mariadb"):
+        server: PostgreSQL | MariaDB = request.getfixturevalue(store)
         url = server.fresh_database()
+    if store == "redis":
+        url = request.getfixturevalue("empty_redis")("redis")
 
     assert _run(code, tmp_path, url) == output
 
 
-def test_the_readme_example_is_tried_on_both_stores() -> None:
+def test_the_readme_example_is_tried_on_every_store() -> None:
     wheres = [where.split() for where, _, _ in SNIPPET.findall((ROOT / "README.md").read_text())]
 
-    assert ["sqlite", "postgresql"] in wheres
+    assert ["sqlite", "postgresql", "mariadb"] in wheres
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -80,6 +86,25 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_a_part_of_a_page_find_it(document: Path) -> None:
+    missing = [
+        f"{file}#{place}"
+        for file, place in PLACE.findall(document.read_text())
+        if place not in _places(document.parent / file if file else document)
+    ]
+
+    assert missing == []
+
+
+def _places(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = (
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in HEADING.findall(page.read_text())
+    )
+    return {heading.replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_tests_that_a_page_names_exist(document: Path) -> None:
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(NAMED_TEST.findall(document.read_text()))
@@ -87,18 +112,18 @@ def test_the_tests_that_a_page_names_exist(document: Path) -> None:
     assert {name for name in named if f"def {name}(" not in tests} == set()
 
 
+def test_the_tables_of_the_guarantees_are_up_to_date(request: pytest.FixtureRequest) -> None:
+    """By the tests that this very run has found; where those are only some, pytest looks for all of them."""
+    script, text = ROOT / "docs" / "draw_guarantees.py", (ROOT / "docs" / "guarantees.md").read_text()
+    drawing = runpy.run_path(str(script))
+    where = drawing["where_tests_run"](request.config.stash[all_tests])
+    if set(NAMED_TEST.findall(text)) <= where.keys():
+        assert drawing["page"](text, where) == text, "run `make docs`"
+    else:
+        subprocess.run([sys.executable, script, "--check"], cwd=ROOT, check=True, timeout=200)
+
+
 def test_the_drawing_of_the_states_is_up_to_date() -> None:
     drawn = runpy.run_path(str(ROOT / "docs" / "draw_states.py"))
 
     assert drawn["drawing"]() in (ROOT / "docs" / "states.md").read_text()
-
-
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-def test_the_example_of_two_processes_does_all_jobs(
-    store: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    url = request.getfixturevalue("postgresql").fresh_database() if store == "postgresql" else None
-
-    output = _run((ROOT / "examples" / "two_processes.py").read_text(), tmp_path, url)
-
-    assert output.endswith("100 succeeded\n")

@@ -18,10 +18,13 @@ from uuid import UUID
 
 import msgspec
 import psycopg
+import redis
 
 from dibs import Dibs, DibsError, Job, Retry, upkeep
 from dibs.claims import SyncClaim
 from dibs.clock import SECOND
+from redis_places import break_script, misplaced
+from servers import mysql_connection
 
 CLOCKS_DIFFER_BY = 5  # seconds; the machine lets 30 or more pass where it matters
 
@@ -158,7 +161,7 @@ from dibs_finished
 where state not in ('succeeded', 'failed', 'cancelled') or finished_at is null or lease_until is not null
 """
 
-TABLES = ("dibs_jobs", "dibs_finished", "dibs_queues")
+TABLES = ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_schedules")
 
 
 class SqlStore:
@@ -183,10 +186,55 @@ class SqlStore:
         self._connection.close()
 
 
+class RedisStore:
+    """The same for Redis."""
+
+    def __init__(self, url: str) -> None:
+        self.app = make_app(url)
+        self._client = redis.Redis.from_url(url, decode_responses=True)
+
+    def empty(self) -> None:
+        self._client.flushdb()
+
+    def never_rows(self) -> list[tuple[str, str]]:
+        return misplaced(self._client)
+
+    def take_out(self, question: str, text: str, instead: str) -> None:
+        break_script(self.app, question, text, instead)
+
+    def close(self) -> None:
+        self.app.sync.close()
+        self._client.close()
+
+
+RealStore = SqlStore | RedisStore
+
+
 def sqlite_store(path: str) -> SqlStore:
     url = f"sqlite:///{path}"
     make_app(url).sync.open()
     return SqlStore(url, sqlite3.connect(path, isolation_level=None))
+
+
+class _ByCursor:
+    """A connection to MariaDB that is used as one of psycopg's."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = mysql_connection(url)
+        self.close = self._connection.close
+
+    def execute(self, text: str) -> Any:
+        cursor = self._connection.cursor()
+        cursor.execute(
+            text.replace("cast(id as text)", "hex(id)").replace("cast(live.id as text)", "hex(live.id)")
+        )
+        return cursor
+
+
+def mariadb_store(url: str) -> SqlStore:
+    store = SqlStore(url, _ByCursor(url))
+    store.app.sync.migrate()
+    return store
 
 
 def postgresql_store(url: str) -> SqlStore:

@@ -19,10 +19,13 @@ from beside import (
     KINDS,
     QUEUES,
     Moment,
+    RealStore,
+    RedisStore,
     Seen,
     Side,
     SqlStore,
     make_app,
+    mariadb_store,
     old_ids,
     postgresql_store,
     sqlite_store,
@@ -53,7 +56,7 @@ from dibs.states import (
     settle,
     swept,
 )
-from servers import PostgreSQL
+from servers import MariaDB, PostgreSQL, Redis
 
 # Between two operations, so that the millisecond of SQLite's clock orders jobs as memory's does.
 TICK = 0.01
@@ -502,7 +505,7 @@ PHASES = (Phase.generate, Phase.shrink)
 
 
 def check_agreement(
-    store: SqlStore, *, examples: int, derandomize: bool = True, phases: Sequence[Phase] = PHASES
+    store: RealStore, *, examples: int, derandomize: bool = True, phases: Sequence[Phase] = PHASES
 ) -> None:
     machine = type("Agreement", (Agreement,), {"store": store})
     run_state_machine_as_test(
@@ -529,10 +532,26 @@ def sqlite(tmp_path: Path) -> Iterator[SqlStore]:
 
 
 @pytest.fixture
+def on_redis(redis_server: Redis) -> Iterator[RedisStore]:
+    store = RedisStore(redis_server.url())
+    yield store
+    store.close()
+
+
+@pytest.fixture
 def postgres(postgresql: PostgreSQL) -> Iterator[SqlStore]:
     store = postgresql_store(postgresql.fresh_database())
     yield store
     store.close()
+
+
+@pytest.fixture
+def mariadb_beside() -> Iterator[SqlStore]:
+    """On a server that need not survive a crash: it is asked ten thousand times."""
+    with MariaDB({"innodb-flush-log-at-trx-commit": 0}) as server:
+        store = mariadb_store(server.fresh_database())
+        yield store
+        store.close()
 
 
 def test_sqlite_does_what_memory_does(sqlite: SqlStore) -> None:
@@ -543,6 +562,14 @@ def test_postgresql_does_what_memory_does(postgres: SqlStore) -> None:
     check_agreement(postgres, examples=80)
 
 
+def test_mariadb_does_what_memory_does(mariadb_beside: SqlStore) -> None:
+    check_agreement(mariadb_beside, examples=60)
+
+
+def test_redis_does_what_memory_does(on_redis: RedisStore) -> None:
+    check_agreement(on_redis, examples=50)
+
+
 LOST_RULES = {
     "anybody settles": ("settle_ended", "and job.token = :token", ""),
     "a lease ends at once": ("expired", "job.lease_until <=", "job.claimed_at <="),
@@ -550,8 +577,8 @@ LOST_RULES = {
     "pausing a queue does not keep its jobs": ("wanted", "and not coalesce(setting.paused, 0)", ""),
     "a retried job keeps its attempts": (
         "retry_finished",
-        "    0,\n    'ready'",
-        "    attempts,\n    'ready'",
+        "    0,\n    case",
+        "    attempts,\n    case",
     ),
 }
 
@@ -566,6 +593,30 @@ def test_a_store_that_lost_a_rule_no_longer_agrees(
         check_agreement(sqlite, examples=200, phases=[Phase.generate])
 
 
+LOST_IN_LUA = {
+    "anybody settles": ("settle", " and job.token == token", ""),
+    "a lease ends at once": ("sweep", "':leases', '-inf', now,", "':leases', '-inf', '+inf',"),
+    "the less urgent first": ("enqueue", "32767 - job.priority", "32767 + job.priority"),
+    "pausing a queue does not keep its jobs": ("claim_job", " or paused[job.queue]", ""),
+    "a retried job keeps its attempts": ("retry", "'attempts', 0, ", ""),
+    "a finished job keeps its unique key": (
+        "settle",
+        "  if not keeps_key(job) then\n    free_key(job)\n  end\n",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("question", "text", "instead"), LOST_IN_LUA.values(), ids=LOST_IN_LUA)
+def test_a_script_that_lost_a_rule_no_longer_agrees(
+    on_redis: RedisStore, question: str, text: str, instead: str
+) -> None:
+    on_redis.take_out(question, text, instead)
+
+    with pytest.raises(AssertionError):
+        check_agreement(on_redis, examples=200, phases=[Phase.generate])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_sqlite_does_what_memory_does_at_length(sqlite: SqlStore) -> None:
@@ -574,5 +625,17 @@ def test_sqlite_does_what_memory_does_at_length(sqlite: SqlStore) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+def test_redis_does_what_memory_does_at_length(on_redis: RedisStore) -> None:
+    check_agreement(on_redis, examples=800, derandomize=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_postgresql_does_what_memory_does_at_length(postgres: SqlStore) -> None:
     check_agreement(postgres, examples=800, derandomize=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_mariadb_does_what_memory_does_at_length(mariadb_beside: SqlStore) -> None:
+    check_agreement(mariadb_beside, examples=600, derandomize=False)

@@ -20,7 +20,7 @@ from journal import install_journal, read_journal
 from protocol import Deed, Mutant, Protocol, World
 
 from dibs.states import FINISHED, JobState
-from servers import PostgreSQL
+from servers import MariaDB, PostgreSQL
 
 FLAGGED_BY = {
     Mutant.claim_looks_first: Rule.claimed_when_ready,
@@ -297,28 +297,41 @@ def run_for_real(
     return history
 
 
-def test_a_real_run_makes_a_history_the_checker_accepts(postgresql: PostgreSQL) -> None:
-    history = run_for_real(postgresql.fresh_database(), seconds=3)
+def accept_a_run(server: PostgreSQL | MariaDB, *, seconds: float, **options: int) -> None:
+    """Every run must be accepted; on a busy machine it takes a longer one until enough has happened."""
+    for longer in (1, 2, 4):
+        history = run_for_real(server.fresh_database(), seconds=seconds * longer, **options)
+        found = check(history)
+        assert found == [], explain(found)
+        if longer == 4 or not too_little(history):
+            break
+    assert too_little(history) == []
 
-    found = check(history)
-    assert found == [], explain(found)
-    assert_not_vacuous(history)
+
+def test_a_real_run_makes_a_history_the_checker_accepts(postgresql: PostgreSQL) -> None:
+    accept_a_run(postgresql, seconds=3)
+
+
+def test_a_real_run_on_mariadb_makes_a_history_the_checker_accepts(mariadb: MariaDB) -> None:
+    accept_a_run(mariadb, seconds=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_a_long_real_run_on_mariadb_makes_a_history_the_checker_accepts(mariadb: MariaDB, seed: int) -> None:
+    accept_a_run(mariadb, seconds=20, seed=seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 5))
 def test_a_long_real_run_makes_a_history_the_checker_accepts(postgresql: PostgreSQL, seed: int) -> None:
-    history = run_for_real(postgresql.fresh_database(), seconds=20, seed=seed)
-
-    found = check(history)
-    assert found == [], explain(found)
-    assert_not_vacuous(history)
+    accept_a_run(postgresql, seconds=20, seed=seed)
 
 
 LOST_GUARDS = {
     "settle by anybody": (
         Rule.settled_by_the_holder,
-        ("settle", "and job.token = given.token", ""),
+        ("settle", "and ((job.id, job.token) in (select given.id, given.token from given)) is true", ""),
     ),
     "sweep at any time": (
         Rule.lease_kept,
@@ -326,7 +339,7 @@ LOST_GUARDS = {
     ),
     "sweep gives the attempt back": (
         Rule.attempts_count,
-        ("sweep", "set state = 'ready', worker", "set state = 'ready', attempts = job.attempts - 1, worker"),
+        ("sweep", "        worker = null,", "        worker = null, attempts = job.attempts - 1,"),
     ),
 }
 
@@ -340,19 +353,29 @@ def test_a_real_store_that_lost_a_guard_is_flagged(
     assert rule in rules_broken(history)
 
 
-def assert_not_vacuous(history: History) -> None:
-    """A run that never met its faults proves nothing."""
+def test_a_mariadb_that_lost_a_guard_is_flagged(mariadb: MariaDB) -> None:
+    guard = ("held", "and job.token = given.token", "")
+
+    history = run_for_real(mariadb.fresh_database(), seconds=2, guard=guard)
+
+    assert Rule.settled_by_the_holder in rules_broken(history)
+
+
+def too_little(history: History) -> list[str]:
+    """Of what a run had too few to prove anything."""
     told = Counter((each.verb, each.answer) for each in history.told)
     seen = Counter((each.before, each.after, each.settled is not None) for each in history.changes)
-
-    assert seen["running", "ready", False] >= 10, "leases that ran out"
-    assert told["settle", "lost"] >= 10, "settlements that were fenced off"
-    assert told["renew", "lost"] >= 5, "renewals that were fenced off"
-    assert sum(each.renewed for each in history.changes) >= 10, "renewals"
-    assert sum(each.asked for each in history.changes) >= 5, "requests to cancel"
-    assert told["retry", "ok"] >= 5, "retries by a person"
-    assert repeated_wins(history) >= 5, "settlements that won and were repeated"
-    assert set(history.final.values()) == {"succeeded", "failed", "cancelled"}
+    happened = {
+        "leases that ran out": seen["running", "ready", False] >= 10,
+        "settlements that were fenced off": told["settle", "lost"] >= 10,
+        "renewals that were fenced off": told["renew", "lost"] >= 5,
+        "renewals": sum(each.renewed for each in history.changes) >= 10,
+        "requests to cancel": sum(each.asked for each in history.changes) >= 5,
+        "retries by a person": told["retry", "ok"] >= 5,
+        "settlements that won and were repeated": repeated_wins(history) >= 5,
+        "ends": set(history.final.values()) == {"succeeded", "failed", "cancelled"},
+    }
+    return [what for what, enough in happened.items() if not enough]
 
 
 def repeated_wins(history: History) -> int:

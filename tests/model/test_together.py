@@ -15,15 +15,17 @@ from dibs import Claim, Dibs, LeaseLost, NewJob, upkeep
 from dibs.clock import SECOND
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "memory":
             return "memory://"
         case "sqlite":
             return f"sqlite:///{tmp_path}/jobs.db"
+        case "redis":
+            return request.getfixturevalue("empty_redis")("redis")
         case _:
-            return request.getfixturevalue("postgresql").fresh_database()
+            return request.getfixturevalue(request.param).fresh_database()
 
 
 @pytest.mark.parametrize("holder_first", [False, True])

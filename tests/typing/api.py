@@ -4,12 +4,27 @@ Every `type: ignore` below stands on a line that must be an error; `warn_unused_
 check fail should it ever be accepted.
 """
 
-from typing import assert_type
+from datetime import timedelta
+from typing import Any, assert_type
 from uuid import UUID
 
-from dibs import Claim, Context, Dibs, Job, JobState, NewJob, Retry, SyncClaim, Why
+from sqlalchemy import MetaData, Row, Table, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from dibs import Claim, Context, Dibs, Job, JobState, NewJob, Retry, ScheduleInfo, SyncClaim, Why
+from dibs.tables import Claims, claim_rows
+from dibs.tables import sync as tables
 
 app = Dibs("memory://")
+
+
+class Report(DeclarativeBase):
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str]
+
+
+task = Table("task", MetaData())
 
 
 @app.job
@@ -20,6 +35,8 @@ async def send(order_id: int, note: str = "") -> dict[str, int]:
 @app.job(queue="mail", max_attempts=5, retry=Retry.exponential(base=2, cap=3600), timeout=30)
 def print_label(ctx: Context, order_id: int) -> str:
     ctx.chain(send.new(order_id))
+    ctx.sync.progress(0.5, "half")
+    ctx.sync.progress("half")  # type: ignore[arg-type]
     return ctx.job.kind
 
 
@@ -27,6 +44,26 @@ def print_label(ctx: Context, order_id: int) -> str:
 async def audit(ctx: Context, order_id: UUID, *, deep: bool = False) -> None:
     await ctx.progress(0.5, "half")
     await ctx.complete({"n": 1}, within=object())
+    await ctx.fence(object(), "report", key={"id": 7}, column="token")
+
+
+@app.every("0 6 * * *", tz="Europe/Berlin", missed="skip", args={"order_id": 1}, tags=["daily"])
+@app.job
+async def recount(order_id: int) -> int:
+    return order_id
+
+
+@app.every(timedelta(minutes=5))
+def beat(ctx: Context) -> None: ...
+
+
+async def schedules() -> None:
+    assert_type(await recount.enqueue(1), Job)
+    assert_type(await beat.enqueue(), Job)
+    assert_type(await app.schedules(), list[ScheduleInfo])
+    assert_type(app.sync.schedules(), list[ScheduleInfo])
+    await recount.enqueue("one")  # type: ignore[arg-type]
+    app.every("* * * * *", missed="some")  # type: ignore[arg-type]
 
 
 async def enqueues() -> None:
@@ -90,5 +127,25 @@ async def looks() -> None:
     assert_type(app.sync.delete("…"), bool)
 
 
+async def follows() -> None:
+    async for change in app.watch(job_id="…"):
+        assert_type(change.job, Job | None)
+        assert_type(change.state, JobState | None)
+    for change in app.sync.watch(queue="mail"):
+        assert_type(change.id, UUID)
+
+
 async def calling_a_task_runs_the_function() -> None:
     assert_type(await send(42), dict[str, int])
+
+
+async def rows_of_your_own_tables_have_their_types() -> None:
+    awaited, engine = create_async_engine(""), create_engine("")
+    ready = Report.status == "ready"
+    assert_type(await claim_rows(awaited, Report, ready, {"status": "taken"}, 1), list[Report])
+    assert_type(tables.claim_rows(engine, task, None, {"state": "taken"}, 1), list[Row[Any]])
+    claims = Claims(Report, awaited, ready=ready, lease=timedelta(minutes=1))
+    assert_type(await claims.claim(10), list[Report])
+    async for row in claims.stream():
+        assert_type(row, Report)
+        await claims.done(row)  # type: ignore[call-arg]

@@ -6,17 +6,24 @@ import typing
 import pytest
 
 import dibs
-from dibs import Claim, Dibs, SyncClaim, SyncDibs, SyncTask, Task
+import dibs.testing.sync
+from dibs import Claim, Context, Dibs, SyncClaim, SyncContext, SyncDibs, SyncTask, Task, testing
+from dibs.gates import Slots, SyncSlots, SyncTrains, Trains
+from dibs.pipeline_faces import NewPipeline, Pipelines, SyncNewPipeline, SyncPipelines
 
 ONLY_ASYNC = {"sync", "job", "every", "on"}  # registering is the same for both faces
-PAIRS = [(Dibs, SyncDibs), (Claim, SyncClaim), (Task, SyncTask)]
+WHOLE = [
+    *((Dibs, SyncDibs), (Claim, SyncClaim), (Trains, SyncTrains), (Slots, SyncSlots)),
+    *((Pipelines, SyncPipelines), (NewPipeline, SyncNewPipeline)),
+]
+PAIRS = [*WHOLE, (Task, SyncTask), (Context, SyncContext)]
 
 
 def _public(face: type) -> set[str]:
     return {name for name in dir(face) if not name.startswith("_")} - ONLY_ASYNC
 
 
-@pytest.mark.parametrize(("face", "twin"), PAIRS[:2], ids=str)
+@pytest.mark.parametrize(("face", "twin"), WHOLE, ids=str)
 def test_both_faces_have_the_same_names(face: type, twin: type) -> None:
     assert _public(face) == _public(twin)
 
@@ -37,18 +44,24 @@ def test_both_faces_take_the_same_arguments(face: type, twin: type) -> None:
 
 @pytest.mark.parametrize(("face", "twin"), PAIRS, ids=str)
 def test_one_face_is_awaited_and_the_other_never(face: type, twin: type) -> None:
-    for name in _public(twin) - {"traits", "check"}:
+    for name in _public(twin) - {"traits", "check", "watch", "pipeline", "add"}:
         if callable(getattr(face, name)):
             assert inspect.iscoroutinefunction(getattr(face, name)), name
             assert not inspect.iscoroutinefunction(getattr(twin, name)), name
 
 
-@pytest.mark.parametrize(("face", "twin"), PAIRS[:2], ids=str)
+@pytest.mark.parametrize(("face", "twin"), WHOLE, ids=str)
 def test_both_faces_say_what_they_do(face: type, twin: type) -> None:
     for name in _public(twin):
         if callable(getattr(face, name)):
             assert getattr(face, name).__doc__, name
             assert getattr(face, name).__doc__ == getattr(twin, name).__doc__, name
+
+
+def test_whatever_is_awaited_on_a_context_has_a_blocking_twin() -> None:
+    awaited = {name for name in _public(Context) if inspect.iscoroutinefunction(getattr(Context, name))}
+
+    assert awaited == _public(SyncContext)
 
 
 def test_both_faces_can_be_opened_by_with() -> None:
@@ -72,8 +85,18 @@ def test_all_names_what_there_is() -> None:
     assert all(hasattr(dibs, name) for name in dibs.__all__)
 
 
+def test_trains_and_slots_are_on_both_faces() -> None:
+    app = Dibs("memory://")
+
+    assert isinstance(app.trains, Trains)
+    assert isinstance(app.sync.trains, SyncTrains)
+    assert isinstance(app.slots, Slots)
+    assert isinstance(app.sync.slots, SyncSlots)
+
+
 VERBS = """open close enqueue claim claim_job run_job get find counts wait cancel retry delete
-    cancel_many retry_many recover why pause resume limit queues sweep prune migrate schema_version""".split()  # noqa: SIM905
+    cancel_many retry_many recover doctor why pause resume limit queues workers sweep prune migrate
+    schema_version""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -106,5 +129,24 @@ def test_the_package_is_typed() -> None:
     assert (__import__("pathlib").Path(dibs.__file__).parent / "py.typed").exists()
 
 
+def test_watching_is_iterated_over_on_either_face() -> None:
+    assert inspect.isasyncgenfunction(Dibs._watch)
+    assert inspect.isgeneratorfunction(SyncDibs._watch)
+
+
 def _blocking(annotation: str) -> str:
-    return annotation.replace("SyncClaim", "Claim").replace("dibs.claims.", "")
+    twin = annotation.replace("SyncClaim", "Claim").replace("SyncNewPipeline", "NewPipeline")
+    return twin.replace("dibs.claims.", "").replace("AsyncIter", "Iter")
+
+
+def test_the_helpers_for_tests_have_two_faces() -> None:
+    assert testing.__all__ == testing.sync.__all__
+    faces = (testing, testing.sync)
+    different = [name for name in testing.__all__ if len({getattr(face, name) for face in faces}) > 1]
+    awaited, blocking = testing.run_pending, testing.sync.run_pending
+
+    assert different == ["run_pending"]
+    assert inspect.iscoroutinefunction(awaited)
+    assert not inspect.iscoroutinefunction(blocking)
+    options = [list(inspect.signature(each).parameters.values())[1:] for each in (awaited, blocking)]
+    assert options[0] == options[1]

@@ -12,7 +12,7 @@ from dibs import Dibs, NewJob
 from faces import Make, SyncFace
 
 pytestmark = [
-    pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True),
+    pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 
@@ -22,7 +22,7 @@ def _in_child(work: Callable[[], None]) -> int:
     if (child := os.fork()) == 0:
         # A child that hangs must end, and not by the handler of the test's own timeout.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(5)
+        signal.alarm(30)
         try:
             work()
         except BaseException:

@@ -36,12 +36,15 @@ def test_each_setting_has_its_variable() -> None:
             "DIBS_KEEP": "failed",
             "DIBS_KEEP_FOR": "86400",
             "DIBS_MAX_PAYLOAD": "1000",
+            "DIBS_LISTEN_URL": "postgresql://server/shop",
+            "DIBS_POOLED": "true",
         },
     )
 
     assert (settings.url, settings.prefix, settings.pool_size) == ("memory://", "shop", 3)
     assert (settings.poll, settings.stale_after, settings.keep) == (0.5, 60, "failed")
     assert (settings.keep_for, settings.max_payload) == (timedelta(days=1), 1000)
+    assert (settings.listen_url, settings.pooled) == ("postgresql://server/shop", True)
 
 
 def test_what_is_given_beats_the_environment() -> None:

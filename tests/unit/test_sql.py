@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.contract import QUESTIONS
+from dibs.contract import GATE_QUESTIONS, QUESTIONS
 from dibs.engines.memory import Memory
+from dibs.engines.mysql import MySQL
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import SqlEngine, placeholders, schema_files, statements
 from dibs.engines.sqlite import SQLite
 
 every_engine = pytest.mark.parametrize(
-    "engine", [PostgreSQL(), SQLite()], ids=lambda engine: engine.dialect.name
+    "engine", [PostgreSQL(), SQLite(), MySQL()], ids=lambda engine: engine.dialect.name
 )
 
 
@@ -24,6 +25,13 @@ every_engine = pytest.mark.parametrize(
 @pytest.mark.parametrize("question", sorted(QUESTIONS))
 def test_every_question_has_an_answer(engine: SqlEngine, question: str) -> None:
     assert hasattr(engine, f"_{question}") or question in engine.dialect.blocks
+
+
+@pytest.mark.parametrize("question", sorted(GATE_QUESTIONS))
+def test_what_is_asked_of_gates_has_an_answer(question: str) -> None:
+    assert callable(getattr(Memory, f"_{question}"))
+    for engine in (SQLite(), PostgreSQL()):
+        assert hasattr(engine, f"_{question}") or question in engine.dialect.blocks
 
 
 @pytest.mark.parametrize("question", sorted(QUESTIONS))
@@ -42,7 +50,11 @@ def test_every_block_that_a_plan_names_exists(engine: SqlEngine) -> None:
 @every_engine
 def test_no_block_is_left_without_use(engine: SqlEngine) -> None:
     sources = Path(dibs.__file__).parent.rglob("*.py")
-    used = QUESTIONS | {word for source in sources for word in re.findall(r'"(\w+)"', source.read_text())}
+    used = (
+        QUESTIONS
+        | GATE_QUESTIONS
+        | {word for source in sources for word in re.findall(r'"(\w+)"', source.read_text())}
+    )
 
     assert set(engine.dialect.blocks) <= used
 
@@ -86,7 +98,7 @@ def test_a_percent_sign_survives_pyformat() -> None:
     assert placeholders("select 10 % :n", "pyformat") == ("select 10 %% %(n)s", ("n",))
 
 
-@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite", "mysql"])
 def test_migrations_count_up_from_one(dialect: str) -> None:
     versions = [version for version, _ in schema_files(dialect)]
 

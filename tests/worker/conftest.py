@@ -11,6 +11,8 @@ import psycopg
 import pytest
 from working import Apps
 
+from emptying import emptied_mariadb
+
 PATIENCE_SECONDS = 40
 
 
@@ -27,7 +29,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 async def _story(item: pytest.Function, given: dict[str, Any]) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS * (5 if item.get_closest_marker("long") else 1)):
             await item.obj(**given)
     finally:
         if (apps := item.funcargs.get("apps")) is not None:
@@ -41,9 +43,13 @@ def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return "memory://"
     if engine == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
+    if engine in ("redis", "redis-cluster"):
+        return request.getfixturevalue("empty_redis")(engine)
+    if engine == "mariadb":
+        return emptied_mariadb(request.getfixturevalue("migrated_mariadb"))
     url = request.getfixturevalue("migrated_database")
     with psycopg.connect(url, autocommit=True) as connection:
-        for table in ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_workers"):
+        for table in ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_workers", "dibs_schedules"):
             connection.execute(f"delete from {table}")
     return url
 

@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiosqlite
+import asyncmy
 import asyncpg
 import pytest
-from working import Apps, drain, finished, holds_for, is_idle, state_of, wait_until, working
+from working import Apps, drain, finished, holds_for, is_idle, state_of, take_back, wait_until, working
 
-from dibs import BadRequest, Cancel, Context, Dibs, Fail, LeaseLost, NewJob, Retry, Snooze, Worker
+from dibs import BadRequest, Cancel, Context, Dibs, Fail, Job, LeaseLost, NewJob, Retry, Snooze, Worker
 from naming import named
 
 SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine
@@ -110,6 +112,34 @@ async def test_a_worker_never_runs_more_handlers_than_it_has_places(app: Dibs) -
 
     assert ran == 30
     assert most == 3
+
+
+async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_places(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, asked = 0, 0, []
+    exchange = Worker._exchange
+
+    async def noted(worker: Worker, settled: list[Any], places: int) -> Any:
+        asked.append(places)
+        return await exchange(worker, settled, places)
+
+    @app.job
+    async def work(pauses: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        running -= 1
+
+    monkeypatch.setattr(Worker, "_exchange", noted)
+    await app.enqueue(*(work.new(n % 7) for n in range(2000)))
+    await drain(app, concurrency=120)
+
+    assert (await app.counts())["succeeded"] == 2000
+    assert most <= 120
+    assert 0 <= min(asked) <= max(asked) <= 60
 
 
 async def test_a_worker_claims_no_more_than_it_has_places(app: Dibs) -> None:
@@ -576,8 +606,11 @@ async def test_a_cancelled_job_leaves_running_only_when_its_thread_has_ended(app
     assert done.state == "cancelled"
 
 
-async def test_a_success_that_comes_before_the_cancel_is_noticed_wins(app: Dibs) -> None:
+async def test_a_success_that_comes_before_the_cancel_is_noticed_wins(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started, go = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(app._core.keeper, "look", lambda _: None)  # the hint got lost
 
     @app.job(lease=60)
     async def work() -> str:
@@ -694,7 +727,7 @@ async def test_a_handler_knows_its_job_and_its_token(app: Dibs) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
 async def test_a_job_completed_in_a_transaction_is_done_when_that_commits(app: Dibs, url: str) -> None:
     @app.job
     async def work(ctx: Context) -> str:
@@ -710,7 +743,7 @@ async def test_a_job_completed_in_a_transaction_is_done_when_that_commits(app: D
     assert (done.state, done.result, done.errors) == ("succeeded", "by hand", [])
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
 async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(
     app: Dibs, url: str, raises: bool
@@ -731,7 +764,7 @@ async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(
     assert "not committed" in done.errors[0].message or "rolled back" in done.errors[0].message
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
 async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transaction(
     app: Dibs, url: str
 ) -> None:
@@ -760,6 +793,48 @@ async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transacti
 
 
 # -- Starting in time ---------------------------------------------------------------------------
+
+
+async def test_a_job_whose_holder_dies_while_all_others_rest_is_back_in_time(app: Dibs) -> None:
+    app.job(lease=1)(_unused)
+    async with working(app, queues=["here"]):
+        await is_idle(app)
+        [job] = await app.enqueue(NewJob("work", queue="elsewhere"))
+        assert await app.claim_job(job.id, worker="dies", lease=1) is not None
+        claimed_at = time.monotonic()
+
+        await wait_until(lambda: _is_ready(app, job), seconds=5)
+
+        assert time.monotonic() - claimed_at <= 2
+
+
+async def _unused() -> None: ...
+
+
+async def test_an_error_that_is_not_the_store_s_ends_the_worker_and_loses_nothing(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = asyncio.Event()
+
+    @app.job
+    async def work() -> str:
+        ran.set()
+        return "done"
+
+    job = await work.enqueue()
+    exchange, failures = Worker._exchange, [AssertionError("a bug")]
+
+    async def failing(worker: Worker, settled: list[Any], places: int) -> Any:
+        if settled and failures:
+            raise failures.pop()
+        return await exchange(worker, settled, places)
+
+    monkeypatch.setattr(Worker, "_exchange", failing)
+    with pytest.raises(AssertionError, match="a bug"):
+        await Worker(app).run(until_idle=True)
+
+    assert ran.is_set()
+    assert (await app.get(job.id)).result == "done"
 
 
 async def test_a_delayed_job_starts_at_its_time(app: Dibs) -> None:
@@ -817,7 +892,7 @@ async def test_a_job_for_an_idle_worker_starts_at_once(apps: Apps) -> None:
     assert max(waits) < SOON, waits
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True)
 async def test_a_job_from_another_process_starts_at_once(app: Dibs, url: str) -> None:
     started = asyncio.Event()
 
@@ -1061,10 +1136,9 @@ async def test_a_lost_lease_cancels_the_handler_and_its_outcome_counts_for_nothi
     with caplog.at_level(logging.WARNING, "dibs"):
         async with working(app):
             await started.wait()
-            await app._core.store.run_async(lambda _: _age(5))
-            await app.sweep()
-            await asyncio.wait_for(ended.wait(), 3)
-            done = await finished(app, job, seconds=5)
+            await asyncio.to_thread(take_back, app, job.id)
+            await wait_until(ended.is_set)
+            done = await finished(app, job)
 
     assert (done.result, done.attempts) == ("second", 2)
     assert [error.message for error in done.errors] == ["worker died"]
@@ -1243,13 +1317,6 @@ async def _data_version(watch: aiosqlite.Connection) -> int:
     return version
 
 
-def _age(seconds: float) -> Any:
-
-    from dibs import upkeep
-
-    return upkeep.age(round(seconds * 1_000_000))
-
-
 def _sweep_until(app: Dibs, stop: threading.Event, moved: list[Any]) -> None:
     """Take back every expired lease at once, as other workers would."""
     while not stop.wait(0.02):
@@ -1267,15 +1334,56 @@ class _transaction:
             path = self._url.removeprefix("sqlite:///")
             self._connection: Any = sqlite3.connect(path, isolation_level=None)
             self._connection.execute("begin immediate")
+        elif self._url.startswith("mysql"):
+            place = urlsplit(self._url)
+            self._connection = await asyncmy.connect(
+                host=place.hostname, port=place.port, user="root", database=place.path.lstrip("/")
+            )
         else:
             self._connection = await asyncpg.connect(self._url)
             await self._connection.execute("begin")
         return self._connection
 
     async def __aexit__(self, *raised: object) -> None:
-        ending = self._connection.execute("commit" if self._commit and raised[0] is None else "rollback")
+        end = "commit" if self._commit and raised[0] is None else "rollback"
+        if self._url.startswith("mysql"):
+            await getattr(self._connection, end)()
+            await self._connection.ensure_closed()
+            return
+        ending = self._connection.execute(end)
         if not self._url.startswith("sqlite"):
             await ending
         closing = self._connection.close()
         if closing is not None:
             await closing
+
+
+# -- Kinds that nobody here knows ---------------------------------------------------------------
+
+
+async def test_a_kind_that_the_worker_does_not_know_is_said_once_and_left_alone(
+    apps: Apps, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = apps(poll=0.2)
+    app.job(name="known")(_nothing)
+    [stranger, _, known] = await app.enqueue(NewJob("stranger"), NewJob("stranger"), NewJob("known"))
+
+    with caplog.at_level(logging.WARNING, "dibs"):
+        async with working(app):
+            await finished(app, known)
+            await wait_until(lambda: _about_strangers(caplog))
+            await holds_for(1.0, lambda: _is_ready(app, stranger))
+
+    assert len(_about_strangers(caplog)) == 1
+    assert "'stranger'" in _about_strangers(caplog)[0]
+
+
+def _about_strangers(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "no handler here" in record.getMessage()]
+
+
+async def _is_ready(app: Dibs, job: Job) -> bool:
+    return await state_of(app, job) == "ready"
+
+
+async def _nothing() -> None: ...

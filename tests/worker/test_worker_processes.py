@@ -13,14 +13,15 @@ from working import Process, boot_time, look, processes, read_record, write_jobs
 
 from dibs import Dibs, NewJob
 from dibs.app import SyncDibs
-from servers import PostgreSQL
+from servers import MariaDB, PgBouncer, PostgreSQL, Server
 
 LEASE = 1
 LOAD_SLACK = 1.5  # seconds for a machine of two cores that does other things, too
 
 Start = Callable[..., Process]
 
-shared_engines = pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+SHARED = ["sqlite", "postgresql", "mariadb", "redis"]
+shared_engines = pytest.mark.parametrize("engine", SHARED, indirect=True)
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
 
@@ -101,7 +102,7 @@ def test_a_second_sigterm_ends_the_grace(store: SyncDibs, start: Start, tmp_path
 def test_workers_that_are_killed_again_and_again_lose_and_double_nothing(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
-    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=350, seconds=3, every=0.4)
+    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=300, kills=5, every=0.4)
 
 
 @pytest.mark.long
@@ -109,39 +110,54 @@ def test_workers_that_are_killed_again_and_again_lose_and_double_nothing(
 def test_workers_that_are_killed_for_half_a_minute_lose_and_double_nothing(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
-    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=20_000, seconds=30, every=1)
+    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=20_000, kills=30, every=0.5)
+
+
+ENOUGH_CUT_OFF = 5
 
 
 def _kill_again_and_again(
-    store: SyncDibs, start: Start, file: Path, *, jobs: int, seconds: float, every: float
+    store: SyncDibs, start: Start, file: Path, *, jobs: int, kills: int, every: float
 ) -> None:
-    """Of two workers one is always at work: the next is killed when its predecessor's heir has begun."""
+    """Of two workers one is always at work: the next is killed when its predecessor's heir has begun.
+
+    However long a process takes to start, there is work until the last kill: jobs are added as they get few.
+    """
     places, each = ("3", 0.1) if jobs < 1000 else ("40", 0.15)
-    for batch in range(0, jobs, 1000):
-        size = min(1000, jobs - batch)
-        store.enqueue(*(NewJob("quick", {"seconds": each}, max_attempts=50) for _ in range(size)))
+    _stock(store, jobs, each)
     alive, deaths = [start("--concurrency", places) for _ in range(2)], {}
     look(lambda: _all_at_work(file, alive))
 
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not (drained := store.counts()["succeeded"] == jobs):
+    while len(deaths) < kills or (_cut_off(file, deaths) < ENOUGH_CUT_OFF and len(deaths) < 4 * kills):
         time.sleep(every)
+        if store.counts()["ready"] < 300:
+            jobs += _stock(store, 300, each)
         victim = alive.pop(0)
         deaths[victim.pid] = victim.kill()
         alive.append(start("--concurrency", places))
-        look(lambda: _all_at_work(file, alive) or store.counts()["succeeded"] == jobs)
+        look(lambda: _all_at_work(file, alive), seconds=30)
     look(lambda: store.counts()["succeeded"] == jobs, seconds=120)
 
     record = read_record(file)
     record.close(deaths)
     waits = record.recoveries(deaths)
-    assert not drained
-    assert len(deaths) >= seconds / (every + 2)
-    assert len(waits) >= 5
+    assert len(waits) >= ENOUGH_CUT_OFF
     assert len(record.by_job) == jobs
     assert record.overlaps() == []
     assert max(waits) <= LEASE + 1 + LOAD_SLACK, sorted(waits)[-10:]
     assert all("Traceback" not in worker.said() for worker in alive)
+
+
+def _cut_off(file: Path, deaths: dict[int, float]) -> int:
+    """How many runs a kill has ended; on a busy machine a victim may just be between two jobs."""
+    return sum(run.pid in deaths for run in read_record(file).open())
+
+
+def _stock(store: SyncDibs, jobs: int, seconds: float) -> int:
+    for batch in range(0, jobs, 1000):
+        size = min(1000, jobs - batch)
+        store.enqueue(*(NewJob("quick", {"seconds": seconds}, max_attempts=50) for _ in range(size)))
+    return jobs
 
 
 def _all_at_work(file: Path, workers: list[Process]) -> bool:
@@ -159,15 +175,15 @@ def test_a_zombie_changes_nothing_says_so_once_and_goes_on_working(
     [job] = store.enqueue(NewJob("first_time_long", {"seconds": 30}, max_attempts=5))
     zombie = start("--concurrency", "1", name="zombie")
     look(lambda: read_record(file).runs())
-    zombie.stop()
+    zombie.freeze()
     other = start("--concurrency", "1", name="other")
-    done = store.wait(job.id, timeout=10)
+    done = store.wait(job.id, timeout=30)
     other.send(signal.SIGTERM)
     assert other.ended() == 0
 
     zombie.send(signal.SIGCONT)
     [later] = store.enqueue(NewJob("quick"))
-    later = store.wait(later.id, timeout=5)
+    later = store.wait(later.id, timeout=30)
 
     assert store.get(job.id) == done
     assert (done.state, done.attempts) == ("succeeded", 2)
@@ -189,6 +205,28 @@ def test_workers_carry_on_when_a_killed_postgresql_is_back(
     _kill_the_server(own_postgresql, tmp_path, jobs=300, away=1)
 
 
+def test_workers_carry_on_when_a_killed_postgresql_is_back_behind_a_pooler(
+    own_postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    # By default PgBouncer waits 15 s from one try to reach its server to the next.
+    with PgBouncer(own_postgresql, server_login_retry=1) as pooler:
+        _kill_the_server(own_postgresql, tmp_path, jobs=300, away=1, pooler=pooler)
+
+
+def test_workers_carry_on_when_a_killed_pooler_is_back(own_postgresql: PostgreSQL, tmp_path: Path) -> None:
+    with PgBouncer(own_postgresql) as pooler:
+        _kill_the_server(own_postgresql, tmp_path, jobs=300, away=1, pooler=pooler, killed=pooler)
+
+
+def test_workers_carry_on_when_a_killed_mariadb_is_back(own_mariadb: MariaDB, tmp_path: Path) -> None:
+    _kill_the_server(own_mariadb, tmp_path, jobs=300, away=1)
+
+
+@pytest.mark.long
+def test_workers_carry_on_when_mariadb_was_away_for_long(own_mariadb: MariaDB, tmp_path: Path) -> None:
+    _kill_the_server(own_mariadb, tmp_path, jobs=600, away=25)
+
+
 @pytest.mark.long
 def test_workers_carry_on_when_postgresql_was_away_for_long(
     own_postgresql: PostgreSQL, tmp_path: Path
@@ -196,8 +234,18 @@ def test_workers_carry_on_when_postgresql_was_away_for_long(
     _kill_the_server(own_postgresql, tmp_path, jobs=600, away=25)
 
 
-def _kill_the_server(server: PostgreSQL, folder: Path, *, jobs: int, away: float) -> None:
+def _kill_the_server(
+    server: PostgreSQL | MariaDB,
+    folder: Path,
+    *,
+    jobs: int,
+    away: float,
+    pooler: PgBouncer | None = None,
+    killed: Server | None = None,
+) -> None:
     url = server.create_database("work")
+    url = url if pooler is None else pooler.url("work")
+    killed = killed or server
     store = Dibs(url).sync
     store.migrate()
     file = write_jobs(folder, lease=LEASE)
@@ -205,10 +253,10 @@ def _kill_the_server(server: PostgreSQL, folder: Path, *, jobs: int, away: float
     with processes(folder, url) as start:
         workers = [start("--concurrency", "4"), start("--concurrency", "4")]
         look(lambda: len(read_record(file).runs()) > jobs / 10)
-        server.kill()
+        killed.kill()
         time.sleep(away)
         before = len(read_record(file).runs())
-        server.start()
+        killed.start()
         back = boot_time()
         look(lambda: len(read_record(file).runs()) > before + 20)
         look(lambda: store.counts()["succeeded"] == jobs, seconds=60)
@@ -241,6 +289,7 @@ def test_a_killed_child_is_replaced_and_sigterm_is_passed_on(
 
     os.kill(first[0], signal.SIGKILL)
     second = look(lambda: len(set(supervisor.children) - set(first)) == 1 and supervisor.children)
+    look(lambda: len(store.workers()) == 3)  # the dead one is still on the list, its successor is up
     store.enqueue(*(NewJob("quick", {"seconds": 0.1}) for _ in range(100)))
     look(lambda: {run.pid for run in read_record(file).runs()} == set(second))
     supervisor.send(signal.SIGTERM)
@@ -290,7 +339,7 @@ def test_an_idle_worker_asks_next_to_nothing(postgresql: PostgreSQL, tmp_path: P
     store.migrate()
     with postgresql.connect() as connection:
         connection.execute("alter database idle set log_min_duration_statement = 0")
-    file = write_jobs(tmp_path)
+    file = write_jobs(tmp_path, lease=60)  # the usual one; shorter ones are looked after as often as they end
     with processes(tmp_path, url) as start:
         worker = start()
         store.enqueue(*(NewJob("quick") for _ in range(100)))

@@ -6,17 +6,21 @@ import asyncio
 import itertools
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from dibs import Dibs, Job, Worker
+import pytest
+
+from dibs import Dibs, Job, Worker, upkeep
 
 WAIT_SECONDS = 15.0
 
@@ -34,6 +38,10 @@ class Apps:
         self._made.append(Dibs(self.url, **settings))
         return self._made[-1]
 
+    def adopt(self, app: Dibs) -> None:
+        """An app that a module made; closed with the others."""
+        self._made.append(app)
+
     async def close(self) -> None:
         for app in self._made:
             await app.close()
@@ -42,14 +50,20 @@ class Apps:
 @asynccontextmanager
 async def working(app: Dibs, **options: Any) -> AsyncIterator[Worker]:
     """A worker beside the test, stopped at once when the body ends; its errors are the test's."""
-    worker = Worker(app, **options)
-    running = asyncio.create_task(worker.run())
+    async with running(Worker(app, **options)) as worker:
+        yield worker
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[Worker]:
+    """The same for a worker that the test has made."""
+    run = asyncio.create_task(worker.run())
     try:
         yield worker
     finally:
         worker.stop()
         worker.stop()
-        await running
+        await run
 
 
 async def drain(app: Dibs, **options: Any) -> None:
@@ -81,6 +95,26 @@ async def _as_many(app: Dibs, workers: int) -> bool:
     return len(await app.workers()) >= workers
 
 
+def take_back(app: Dibs, job: UUID) -> None:
+    """This job's lease ends and somebody takes it back; a holder that renews just then only delays it."""
+    store = app._core.store
+
+    def holder() -> int | None:
+        found = app.sync.get(job)
+        assert found is not None
+        return found.token if found.state == "running" else None
+
+    token = holder()
+    while token is not None and holder() == token:
+        store.run(lambda _: upkeep.age(100_000_000))
+        store.run(lambda _: upkeep.sweep())
+
+
+def nobody_looks(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No holder is told to look how its claims stand, as a listener that begins would ask for."""
+    monkeypatch.setattr(app._core.keeper, "look", lambda _: None)
+
+
 async def finished(app: Dibs, job: Job, *, seconds: float = WAIT_SECONDS) -> Job:
     return await app.wait(job.id, timeout=seconds)
 
@@ -108,6 +142,7 @@ class Process:
     def __init__(
         self, folder: Path, url: str, *words: str, name: str = "worker", group: bool = False
     ) -> None:
+        self.url = url
         self.log = folder / f"{name}-{time.monotonic_ns()}.log"
         environment = {**os.environ, "DIBS_URL": url, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
         with self.log.open("w") as log:
@@ -129,6 +164,24 @@ class Process:
         self.send(signal.SIGSTOP)
         stat = Path(f"/proc/{self.pid}/stat")
         look(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+    def freeze(self) -> None:
+        """SIGSTOP at a moment when it holds no lock on an SQLite file, for which all others would wait."""
+        self.stop()
+        while self._locks_file():
+            self.send(signal.SIGCONT)
+            time.sleep(0.01)
+            self.stop()
+
+    def _locks_file(self) -> bool:
+        if not self.url.startswith("sqlite:"):
+            return False
+        with closing(sqlite3.connect(self.url.partition("///")[2], timeout=0)) as connection:
+            try:
+                connection.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return True
+        return False
 
     def kill(self) -> float:
         """SIGKILL; when the process was surely gone, by CLOCK_BOOTTIME."""
@@ -269,8 +322,10 @@ def note(what, ctx):
 @app.job(lease={lease}, max_attempts=50)
 async def quick(ctx: Context, seconds: float = 0.0):
     note("start", ctx)
-    await asyncio.sleep(seconds)
-    note("end", ctx)
+    try:
+        await asyncio.sleep(seconds)
+    finally:  # also when its lease was lost and it is cancelled
+        note("end", ctx)
 
 @app.job(lease={lease}, max_attempts=50)
 def threaded(ctx: Context, seconds: float = 0.0):

@@ -1,0 +1,114 @@
+"""A sweep heals trains and slots from which a person deleted something by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+import redis
+
+from dibs import NewJob
+from faces import Face, needs
+from servers import mysql_connection
+
+DeleteByHand = Callable[[UUID], None]
+
+
+@pytest.fixture
+def delete_by_hand(app: Face, engine: str, url: str) -> DeleteByHand:
+    """Remove a job as a person would who knows nothing of gates: plain SQL, or DEL."""
+    needs(app, "gates")
+    if engine == "memory":
+        pytest.skip("nobody reaches into the memory of a process by hand")
+
+    def delete(id: UUID) -> None:
+        if engine.startswith("redis"):
+            with contextlib.closing(redis.Redis.from_url(url)) as client:
+                assert client.delete(f"{{dibs}}:job:{id}") == 1
+            return
+        with contextlib.closing(_connection(engine, url)) as connection:
+            with contextlib.closing(connection.cursor()) as cursor:
+                for statement in DELETIONS:
+                    cursor.execute(statement.replace("?", MARKS.get(engine, "%s")), [_as_stored(engine, id)])
+            connection.commit()
+
+    return delete
+
+
+DELETIONS = ("delete from dibs_jobs where id = ?", "delete from dibs_finished where id = ?")
+MARKS = {"sqlite": "?"}
+
+
+def _as_stored(engine: str, id: UUID) -> Any:
+    return {"sqlite": str(id), "mariadb": id.bytes}.get(engine, id)
+
+
+def _connection(engine: str, url: str) -> Any:
+    if engine == "sqlite":
+        return sqlite3.connect(url.removeprefix("sqlite:///"))
+    return mysql_connection(url) if engine == "mariadb" else psycopg.connect(url)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_train_whose_head_was_deleted_by_hand_goes_on(
+    app: Face, delete_by_hand: DeleteByHand, runs: bool
+) -> None:
+    first, second, third = app.enqueue(*[NewJob("work", train="t") for _ in range(3)])
+    if runs:
+        app.claim_job(first.id)
+
+    delete_by_hand(first.id)
+    app.sweep()
+
+    assert [app.get(job.id).state for job in (second, third)] == ["ready", "blocked"]
+
+
+def test_a_train_whose_holder_was_deleted_by_hand_goes_on(app: Face, delete_by_hand: DeleteByHand) -> None:
+    first, second = app.enqueue(*[NewJob("work", train="t", on_failed="hold") for _ in range(2)])
+    app.claim_job(first.id).fail("broken", retry=False)
+
+    delete_by_hand(first.id)
+    app.sweep()
+
+    assert app.get(second.id).state == "ready"
+    assert app.trains.held() == []
+
+
+def test_a_slot_whose_running_job_was_deleted_by_hand_goes_on(
+    app: Face, delete_by_hand: DeleteByHand
+) -> None:
+    first, second = app.enqueue(*[NewJob("work", slot="s") for _ in range(2)])
+    app.claim_job(first.id)
+
+    delete_by_hand(first.id)
+    app.sweep()
+
+    assert app.get(second.id).state == "ready"
+
+
+def test_a_train_of_which_all_was_deleted_by_hand_leaves_no_trace(
+    app: Face, delete_by_hand: DeleteByHand
+) -> None:
+    for job in app.enqueue(*[NewJob("work", train="t") for _ in range(2)]):
+        delete_by_hand(job.id)
+
+    app.sweep()
+
+    assert app.trains.list() == []
+    assert app.enqueue(NewJob("work", train="t"))[0].state == "ready"
+
+
+def test_the_next_enqueue_needs_no_sweep_to_see_that_the_head_is_gone(
+    app: Face, delete_by_hand: DeleteByHand
+) -> None:
+    first, second = app.enqueue(*[NewJob("work", train="t") for _ in range(2)])
+    delete_by_hand(first.id)
+
+    [third] = app.enqueue(NewJob("work", train="t"))
+
+    assert (app.get(second.id).state, third.state) == ("ready", "blocked")

@@ -1,0 +1,568 @@
+"""Slots: of the jobs that share one, only so many run at a time, and the one started last is current."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dibs import BadRequest, Job, LeaseLost, NewJob
+from faces import Face, Make, needs
+
+
+@pytest.fixture(autouse=True)
+def has_gates(app: Face) -> None:
+    needs(app, "gates")
+
+
+def put(app: Face, slot: Any = "s", kind: str = "work", **options: Any) -> Job:
+    [job] = app.enqueue(NewJob(kind, slot=slot, **options))
+    return job
+
+
+def states(app: Face, *jobs: Job) -> list[str]:
+    return [app.get(job.id).state.value for job in jobs]
+
+
+# -- Wait ---------------------------------------------------------------------------------------
+
+
+def test_one_of_a_slot_is_ready_and_the_others_wait(app: Face) -> None:
+    jobs = [put(app) for _ in range(3)]
+
+    assert [job.state for job in jobs] == ["ready", "blocked", "blocked"]
+    assert [job.slot for job in jobs] == ["s"] * 3
+    assert len(app.claim(limit=5)) == 1
+
+
+@pytest.mark.parametrize("end", ["succeed", "fail", "cancel", "snooze", "release"])
+def test_whoever_lets_go_of_a_slot_lets_the_next_one_go(app: Face, end: str) -> None:
+    first, second = put(app), put(app, priority=5)
+    claim = app.claim_job(first.id)
+
+    {
+        "succeed": claim.succeed,
+        "fail": lambda: claim.fail("broken"),
+        "cancel": lambda: claim.cancel("enough"),
+        "snooze": lambda: claim.snooze(30),
+        "release": claim.release,
+    }[end]()
+
+    assert app.get(second.id).state == "ready"
+    assert app.get(first.id).state != "ready"
+
+
+def test_a_slot_is_free_during_back_off_and_taken_again_in_turn(app: Face) -> None:
+    first, second = put(app), put(app)
+    app.claim_job(first.id).fail("broken")
+    assert states(app, first, second) == ["scheduled", "ready"]
+    claim = app.claim_job(second.id)
+
+    app.age(10)
+    app.sweep()
+    assert app.get(first.id).state == "blocked"
+    app.claim(limit=5)  # nothing: the second one runs
+    claim.succeed()
+
+    assert app.get(first.id).state == "ready"
+
+
+def test_waiting_siblings_go_by_priority_then_age(app: Face) -> None:
+    running = app.claim_job(put(app).id)
+    low, old, young, high = put(app, priority=-1), put(app), put(app), put(app, priority=9)
+    running.succeed()
+
+    for expected in (high, old, young, low):
+        [claim] = app.claim(limit=5)
+        assert claim.job.id == expected.id
+        claim.succeed()
+
+
+def test_a_more_urgent_sibling_goes_before_one_that_has_not_started(app: Face) -> None:
+    low, high = put(app), put(app, priority=5)
+
+    assert states(app, low, high) == ["blocked", "ready"]
+
+
+def test_a_delayed_job_does_not_keep_its_slot(app: Face) -> None:
+    later, now = put(app, delay=60), put(app)
+
+    assert (later.state, now.state) == ("scheduled", "ready")
+    app.age(61)
+    app.sweep()
+    assert states(app, later, now) == ["blocked", "ready"]
+
+
+def test_different_slots_and_plain_jobs_run_side_by_side(app: Face, make: Make) -> None:
+    for slot in ("a", "a", "b", "b"):
+        put(app, slot)
+    make.ready()
+
+    assert len(app.claim(limit=10)) == 3
+
+
+def test_a_slot_spans_kinds_and_queues(app: Face) -> None:
+    put(app, kind="a", queue="x")
+    other = put(app, kind="b", queue="y")
+
+    assert other.state == "blocked"
+
+
+def test_a_corpse_frees_its_slot_when_its_lease_ends_and_only_then(app: Face) -> None:
+    first, second = put(app, max_attempts=1), put(app)
+    app.claim_job(first.id, lease=60)
+    app.age(59)
+    app.sweep()
+    assert app.get(second.id).state == "blocked"
+
+    app.age(2)
+    app.sweep()
+
+    assert states(app, first, second) == ["failed", "ready"]
+
+
+def test_a_job_whose_worker_died_is_in_line_again(app: Face) -> None:
+    first, second = put(app), put(app, priority=5)
+    app.claim_job(first.id, lease=0.1)
+    app.age(1)
+
+    app.sweep()
+
+    assert states(app, first, second) == ["blocked", "ready"]
+    assert app.get(first.id).attempts == 1
+
+
+def test_a_recovered_job_is_in_line_again(app: Face) -> None:
+    first, second = put(app), put(app, priority=5)
+    app.claim_job(first.id, lease=0.1)
+    app.age(10)
+
+    app.recover(first.id, stale_after=1)
+
+    assert states(app, first, second) == ["blocked", "ready"]
+
+
+def test_cancelling_or_deleting_who_is_ready_lets_the_next_one_go(app: Face) -> None:
+    first, second, third = put(app), put(app), put(app)
+
+    app.cancel(first.id)
+    assert app.get(second.id).state == "ready"
+    app.delete(second.id)
+
+    assert app.get(third.id).state == "ready"
+
+
+def test_a_retried_job_waits_for_its_slot(app: Face) -> None:
+    first = put(app, max_attempts=1)
+    app.claim_job(first.id).fail("broken")
+    claim = app.claim_job(put(app).id)
+
+    assert app.retry(first.id).state == "blocked"
+    claim.succeed()
+
+    assert app.get(first.id).state == "ready"
+
+
+def test_a_scheduled_job_told_to_go_now_waits_for_its_slot(app: Face) -> None:
+    later = put(app, delay=60)
+    app.claim_job(put(app).id)
+
+    assert app.retry(later.id).state == "blocked"
+
+
+def test_the_last_of_a_slot_leaves_no_trace(app: Face) -> None:
+    app.claim_job(put(app).id).succeed()
+
+    assert _gates(app) == []
+
+
+def _gates(app: Face) -> Any:
+    from dibs.scripts import Step
+
+    def look() -> Any:
+        which = {"names": None, "held": False, "after": None, "limit": 10}
+        return (yield Step("gates", {"sort": "slot", **which}))
+
+    return list(app.ask(look))
+
+
+# -- Claiming by name ---------------------------------------------------------------------------
+
+
+def test_a_claim_by_name_overtakes_siblings_that_have_not_started(app: Face) -> None:
+    first, second = put(app), put(app)
+
+    claim = app.claim_job(second.id)
+
+    assert claim.job.id == second.id
+    assert states(app, first, second) == ["blocked", "running"]
+    claim.succeed()
+    assert app.get(first.id).state == "ready"
+
+
+def test_a_claim_by_name_never_takes_the_place_of_a_running_sibling(app: Face) -> None:
+    first, second = put(app), put(app)
+    app.claim_job(first.id)
+
+    assert app.claim_job(second.id) is None
+    assert (app.get(second.id).state, app.get(second.id).attempts) == ("blocked", 0)
+
+
+def test_a_paused_queue_gives_nothing_of_a_slot_either(app: Face) -> None:
+    _, second = put(app), put(app)
+    app.pause("default")
+
+    assert app.claim_job(second.id) is None
+    assert app.get(second.id).state == "blocked"
+
+
+def test_of_two_racing_claims_of_siblings_exactly_one_wins(app: Face) -> None:
+    from dibs.operations import Wish, claim
+
+    for round in range(5):
+        jobs = [put(app, f"s{round}") for _ in range(2)]
+        wishes = [Wish(worker="w", lease=60_000_000, leases={}, id=job.id) for job in jobs]
+
+        answers = app.race_to_ask(*[lambda wish=wish: claim(wish) for wish in wishes])
+
+        assert sorted(map(len, answers)) == [0, 1]
+        loser = jobs[0] if not answers[0] else jobs[1]
+        assert (app.get(loser.id).state, app.get(loser.id).attempts) == ("blocked", 0)
+
+
+# -- Current ------------------------------------------------------------------------------------
+
+
+def test_the_job_started_last_is_current(app: Face) -> None:
+    first, second = put(app), put(app)
+    assert app.slots.current("s") is None
+    assert not app.get(first.id).is_current
+
+    claim = app.claim_job(first.id)
+    assert claim.job.is_current
+    assert app.get(first.id).is_current
+    claim.succeed()
+    assert app.slots.current("s").id == first.id  # nobody has started since
+    app.claim_job(second.id)
+
+    assert app.slots.current("s").id == second.id
+    assert [app.get(job.id).is_current for job in (first, second)] == [False, True]
+    assert {job.id: job.is_current for job in app.find(slot="s")} == {first.id: False, second.id: True}
+
+
+def test_a_running_job_is_always_current(app: Face) -> None:
+    claims = [app.claim_job(put(app, slot_limit=2).id) for _ in range(2)]
+
+    assert [app.get(claim.job.id).is_current for claim in claims] == [True, True]
+    claims[1].succeed()
+    assert [app.get(claim.job.id).is_current for claim in claims] == [True, True]
+    assert app.slots.current("s").id == claims[1].job.id
+
+
+def test_a_job_without_a_slot_is_never_current(app: Face, make: Make) -> None:
+    claim = make.running()
+
+    assert not claim.job.is_current
+    assert not app.get(claim.job.id).is_current
+
+
+def test_a_slot_nobody_used_has_no_current_job(app: Face) -> None:
+    assert app.slots.current(("csv", None)) is None
+
+
+# -- Replace, drop, preempt ---------------------------------------------------------------------
+
+
+def test_replace_cancels_those_who_wait_and_spares_the_running_one(app: Face) -> None:
+    running = app.claim_job(put(app).id)
+    waiting, later = put(app), put(app, delay=60)
+
+    newest = put(app, slot_policy="replace")
+
+    assert states(app, waiting, later, newest) == ["cancelled", "cancelled", "blocked"]
+    assert app.get(waiting.id).message == f"superseded by {newest.id}"
+    running.succeed()
+    assert app.get(newest.id).state == "ready"
+
+
+def test_of_many_replacing_jobs_the_last_one_runs(app: Face) -> None:
+    jobs = [put(app, slot_policy="replace") for _ in range(4)]
+
+    assert states(app, *jobs) == ["cancelled"] * 3 + ["ready"]
+
+
+def test_replacing_jobs_of_one_call_leave_the_last(app: Face) -> None:
+    jobs = app.enqueue(*[NewJob("work", slot="s", slot_policy="replace") for _ in range(3)])
+
+    assert [job.state for job in jobs] == ["cancelled", "cancelled", "ready"]
+    assert states(app, *jobs) == ["cancelled", "cancelled", "ready"]
+
+
+@pytest.mark.parametrize("state", ["ready", "running", "scheduled"])
+def test_drop_keeps_the_existing_job(app: Face, state: str) -> None:
+    existing = put(app, delay=60 if state == "scheduled" else None)
+    if state == "running":
+        app.claim_job(existing.id)
+
+    dropped = put(app, slot_policy="drop")
+
+    assert (dropped.id, dropped.is_new, dropped.state) == (existing.id, False, state)
+    assert len(app.find(slot="s")) == 1
+
+
+def test_drop_stores_a_job_where_there_is_room(app: Face) -> None:
+    app.claim_job(put(app).id).succeed()
+
+    assert put(app, slot_policy="drop").is_new
+    assert put(app, slot="other", slot_policy="drop", slot_limit=2).is_new
+    assert put(app, slot="other", slot_policy="drop", slot_limit=2).is_new
+    assert not put(app, slot="other", slot_policy="drop", slot_limit=2).is_new
+
+
+def test_dropped_jobs_of_one_call_are_answered_with_the_first(app: Face) -> None:
+    first, second = app.enqueue(*[NewJob("work", slot="s", slot_policy="drop") for _ in range(2)])
+
+    assert (second.id, first.is_new, second.is_new) == (first.id, True, False)
+
+
+def test_preempt_asks_the_running_one_to_stop_and_is_next(app: Face) -> None:
+    old = app.claim_job(put(app).id)
+    waiting = put(app, priority=9)
+
+    newest = put(app, slot_policy="preempt")
+
+    assert states(app, old.job, waiting, newest) == ["running", "blocked", "blocked"]
+    old.release()  # its holder heard of it and lets go
+    assert states(app, old.job, waiting, newest) == ["cancelled", "blocked", "ready"]
+    assert app.get(old.job.id).message == f"pre-empted by {newest.id}"
+
+
+def test_a_success_that_comes_first_wins_over_preemption(app: Face) -> None:
+    old = app.claim_job(put(app).id)
+    newest = put(app, slot_policy="preempt")
+
+    old.succeed("done")
+
+    assert states(app, old.job, newest) == ["succeeded", "ready"]
+
+
+def test_a_preempted_corpse_lets_go_when_its_lease_ends(app: Face) -> None:
+    old = app.claim_job(put(app).id, lease=60)
+    newest = put(app, slot_policy="preempt")
+    app.sweep()
+    assert app.get(newest.id).state == "blocked"
+
+    app.age(61)
+    app.sweep()
+
+    assert states(app, old.job, newest) == ["cancelled", "ready"]
+    claim = app.claim_job(newest.id)
+    assert claim.token > old.token
+    with pytest.raises(LeaseLost):
+        old.succeed()
+
+
+def test_preempt_goes_before_siblings_that_have_not_started(app: Face) -> None:
+    first = put(app, priority=9)
+
+    newest = put(app, slot_policy="preempt")
+
+    assert states(app, first, newest) == ["blocked", "ready"]
+
+
+def test_of_two_preempting_jobs_the_newest_is_next(app: Face) -> None:
+    old = app.claim_job(put(app).id)
+    first, second = put(app, slot_policy="preempt"), put(app, slot_policy="preempt")
+
+    old.release()
+
+    assert states(app, first, second) == ["blocked", "ready"]
+
+
+def test_whoever_overtakes_a_preempting_job_by_name_is_asked_to_stop_at_once(app: Face) -> None:
+    old = app.claim_job(put(app, slot_limit=2).id)
+    wide = put(app, slot_limit=2)
+    newest = put(app, slot_policy="preempt")
+
+    claim = app.claim_job(wide.id)
+    old.release()
+    claim.release()
+
+    assert states(app, old.job, wide, newest) == ["cancelled", "cancelled", "ready"]
+
+
+def test_a_preempting_job_asks_nobody_before_it_is_due(app: Face) -> None:
+    old = app.claim_job(put(app).id)
+    newest = put(app, slot_policy="preempt", delay=60)
+    assert app.get(newest.id).state == "scheduled"
+
+    app.age(30)
+    old.renew(lease=600)
+    app.age(31)
+    app.sweep()
+    old.release()
+
+    assert states(app, old.job, newest) == ["cancelled", "ready"]
+
+
+# -- Limits -------------------------------------------------------------------------------------
+
+
+def test_a_slot_with_a_limit_runs_that_many(app: Face) -> None:
+    jobs = [put(app, slot_limit=2) for _ in range(4)]
+
+    assert [job.state for job in jobs] == ["ready", "ready", "blocked", "blocked"]
+    claims = app.claim(limit=10)
+    assert len(claims) == 2
+    claims[0].succeed()
+    assert len(app.claim(limit=10)) == 1
+
+
+def test_the_strictest_limit_of_those_who_go_counts(app: Face) -> None:
+    put(app, slot_limit=1)
+    wide = put(app, slot_limit=3)
+
+    assert wide.state == "blocked"
+
+
+def test_preempt_asks_as_many_as_are_in_its_way(app: Face) -> None:
+    old, young = (app.claim_job(put(app, slot_limit=2).id) for _ in range(2))
+
+    newest = put(app, slot_limit=2, slot_policy="preempt")
+    young.release()
+
+    assert states(app, young.job, newest) == ["blocked", "ready"]
+    old.release()
+    assert app.get(old.job.id).state == "cancelled"
+
+
+# -- Turns that nobody takes --------------------------------------------------------------------
+
+
+def test_a_ready_job_that_nobody_takes_does_not_block_the_others_for_ever(app: Face) -> None:
+    stuck, other = put(app, queue="paused", priority=5), put(app, queue="open")
+    app.pause("paused")
+    app.sweep()
+    assert app.claim(limit=5) == []
+
+    app.age(11)
+
+    [claim] = app.claim(limit=5)
+    assert claim.job.id == other.id
+    assert app.get(stuck.id).state == "blocked"
+    claim.succeed()
+    assert app.get(stuck.id).state == "ready"
+
+
+def test_turns_go_round_until_somebody_takes_one(app: Face) -> None:
+    jobs = [put(app, kind=kind) for kind in "abc"]
+
+    for turn in range(4):
+        assert [app.get(job.id).state == "ready" for job in jobs] == [turn % 3 == at for at in range(3)]
+        app.age(11)
+        app.sweep()
+
+
+def test_an_offer_that_was_taken_is_not_passed_on(app: Face) -> None:
+    first, second = put(app), put(app)
+    [claim] = app.claim()
+
+    app.age(11)
+    app.sweep()
+
+    assert states(app, first, second) == ["running", "blocked"]
+    claim.succeed()
+    assert app.get(second.id).state == "ready"
+
+
+def test_a_lone_ready_job_keeps_its_turn(app: Face) -> None:
+    job = put(app)
+
+    app.age(3600)
+    app.sweep()
+
+    assert app.get(job.id).state == "ready"
+
+
+# -- Names --------------------------------------------------------------------------------------
+
+
+def test_a_slot_may_have_parts_and_none_equals_none(app: Face) -> None:
+    first = put(app, ("csv", 7, None, 2026))
+    same = put(app, ("csv", 7, None, 2026))
+    others = [put(app, slot) for slot in (("csv", 7, 1, 2026), ("csv", "7", None, 2026), ("csv", 7, None))]
+
+    assert same.state == "blocked"
+    assert same.slot == first.slot
+    assert [job.state for job in others] == ["ready"] * 3
+    assert len(app.find(slot=("csv", 7, None, 2026))) == 2
+
+
+def test_a_task_makes_its_slot_from_its_arguments(app: Face) -> None:
+    @app.job(slot="report_{year}", slot_policy="replace")
+    def report(year: int) -> None: ...
+
+    first, second, other = (app.enqueue_task(report, year) for year in (2025, 2025, 2026))
+
+    assert (first.slot, other.slot) == ("report_2025", "report_2026")
+    assert states(app, first, second, other) == ["cancelled", "ready", "ready"]
+
+
+def test_a_task_fills_the_parts_of_its_slot_with_values(app: Face) -> None:
+    @app.job(slot=("csv", "{target}", "year-{year}"))
+    def load(target: int | None, year: int = 2026) -> None: ...
+
+    job = app.enqueue_task(load, None)
+
+    assert job.slot == put(app, ("csv", None, "year-2026")).slot
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"slot": ""},
+        {"slot": "x" * 201},
+        {"slot": ()},
+        {"slot": ("x" * 600,)},
+        {"slot": (float("nan"),)},
+        {"slot": 7},
+        {"slot": "s", "slot_policy": "push"},
+        {"slot": "s", "slot_limit": 0},
+        {"slot": "s", "slot_limit": "2"},
+        {"slot_policy": "wait"},
+        {"slot_limit": 2},
+    ],
+    ids=repr,
+)
+def test_a_slot_that_makes_no_sense_is_refused(app: Face, options: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        app.enqueue(NewJob("work", **options))
+    assert app.find() == []
+
+
+def test_why_names_the_job_that_has_the_slot(app: Face) -> None:
+    first, second = put(app), put(app)
+    app.claim_job(first.id, worker="pod-a")
+
+    why = app.why(second.id)
+
+    assert why.code == "slot"
+    assert str(first.id) in str(why)
+    assert "pod-a" in str(why)
+
+
+def test_children_wait_for_their_slot(app: Face, make: Make) -> None:
+    put(app)
+
+    make.running().succeed(then=[NewJob("child", slot="s")])
+
+    assert app.find(kind="child")[0].state == "blocked"
+
+
+def test_a_whole_slot_is_not_changed_by_a_sweep(app: Face) -> None:
+    jobs = [put(app) for _ in range(3)]
+    app.claim_job(jobs[0].id)
+
+    app.sweep()
+
+    assert states(app, *jobs) == ["running", "blocked", "blocked"]

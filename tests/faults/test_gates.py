@@ -1,0 +1,281 @@
+"""Trains and slots on PostgreSQL: races with slow producers and rivals, and statements broken on purpose."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gate_scenes as gates
+import psycopg
+import pytest
+import scenes
+from rig import Place, exchange, together
+from test_mutants import FENCE, LOCK, Mutant
+
+from dibs import Dibs, NewJob
+from dibs.contract import STOP_HINT, hint_of
+from dibs.engines import trouble
+
+HEAD = "where head.state = 'blocked'"
+
+MUTANTS = [
+    Mutant("places are not counted", "lock_gates", "gate.last_position + excluded.last_position",
+           "excluded.last_position", gates.producers_make_one_head, "places"),
+    Mutant("a gate is not locked", "lock_gates", "do update\nset last_position = gate.last_position + "
+           "excluded.last_position", "do nothing", gates.producers_make_one_head, "KeyError"),
+    Mutant("an old snapshot is believed", "look_at_members", "for update", "",
+           gates.an_old_snapshot_is_told_so, "stuck"),
+    Mutant("a claim under way is overtaken", "lock_ready", "for update", "",
+           gates.who_overtakes_waits_for_a_claim_under_way, "both"),
+    Mutant("overtaking counts nobody", "overtake", "other.state = 'running'", "other.state = 'nobody'",
+           gates.a_running_sibling_is_not_overtaken, "both"),
+    Mutant("a head is not opened", "open_trains", HEAD, "where head.state = 'ready'",
+           gates.a_train_comes_in_order, "stuck"),
+    Mutant("any job of a train is its head", "open_trains", "order by job.position",
+           "order by job.position desc", gates.a_train_comes_in_order, ""),
+    Mutant("an empty train is kept", "open_trains", "head.id is null", "false",
+           gates.a_train_goes_on_while_producers_come, "trace"),
+    Mutant("no train holds", "open_trains", "where ended.holds", "where false",
+           gates.a_train_that_must_hold_holds, "went on"),
+    Mutant("a held train goes on", "open_trains", f"{HEAD}\n              and head.held_by is null",
+           HEAD, gates.a_train_that_must_hold_holds, "went on"),
+    Mutant("a follower holds its train", "open_trains",
+           "and (head.position is null or head.position > ended.position)", "",
+           gates.a_train_that_must_hold_holds, "follower"),
+    Mutant("a slot counts nobody who runs", "open_slots", "busy.many + ranked.nth", "ranked.nth",
+           gates.a_slot_runs_as_many_as_it_may, "beside"),
+    Mutant("a slot's strictest limit is not heeded", "open_slots",
+           "least(ranked.strictest, busy.strictest)", "2",
+           gates.a_slot_runs_as_many_as_it_may, "beside"),
+    Mutant("who is ready keeps its turn", "open_slots", "where judged.state = 'ready' and not judged.goes",
+           "where false", gates.an_urgent_sibling_takes_the_turn, "became"),
+    Mutant("everybody pre-empts", "open_slots", "next.position < 0", "next.position <= 0",
+           gates.only_who_preempts_asks_others_to_stop, "only waits"),
+    Mutant("nobody is asked to stop", "open_slots", "next.position < 0", "false",
+           gates.only_who_preempts_asks_others_to_stop, "became"),
+    Mutant("settling at a gate is not fenced", "settle_at_gates", FENCE, "",
+           gates.a_zombie_of_a_train_settles_nothing, "changed"),
+    Mutant("a key that lasts is given away", "forget_kept_keys",
+           "finished.unique_until > statement_timestamp()", "false",
+           gates.a_key_that_lasts_is_not_given_away, "given away"),
+    Mutant("a dropped job stays", "take_back", "where job.id = :id and", "where false and",
+           gates.a_dropped_job_leaves_nothing, "stored"),
+    Mutant("who runs is superseded", "supersede", "'blocked', 'ready')", "'blocked', 'ready', 'running')",
+           gates.a_replacing_job_spares_who_runs, "became"),
+    Mutant("upkeep waits for gates", "lock_free_gates", LOCK, "for update",
+           gates.upkeep_waits_for_no_gate, "waited"),
+    Mutant("mending waits for gates", "gates_after", LOCK, "for update",
+           gates.upkeep_waits_for_no_gate, "waited"),
+    Mutant("the dead keep their slot", "sweep_at_gates", "job.slot = any", "false and job.slot = any",
+           gates.a_corpse_lets_the_next_one_go, "became"),
+    Mutant("turns are not passed on", "pass_on", "gate.last_position + row_number()", "0 * row_number()",
+           gates.a_turn_that_nobody_takes_goes_round, "turns went"),
+    Mutant("a retried job keeps its place", "place", "where job.id = given.id", "where false",
+           gates.a_job_retried_behind_others_waits, "at once"),
+    Mutant("who holds a train is pruned", "prune", "gate.held_by = old.id", "false",
+           gates.pruning_spares_who_is_needed, "became"),
+    Mutant("who keeps a key is pruned", "prune", "old.unique_until <= statement_timestamp()", "true",
+           gates.pruning_spares_who_is_needed, "became"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trouble, "PAUSES", (0.0, 0.01, 0.02))
+
+
+@pytest.mark.usefixtures("give_up_soon")
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name) for one in MUTANTS])
+def test_a_mutant_of_the_gates_is_caught(postgres: Place, mutant: Mutant) -> None:
+    postgres.broken_by = mutant.hurt
+
+    wrong = scenes.run_scene(mutant.scene, postgres)
+
+    assert wrong is not None, f"{mutant.name}: nobody noticed"
+    assert mutant.symptom in wrong
+
+
+SCENES = [
+    *dict.fromkeys(mutant.scene for mutant in MUTANTS),
+    gates.producers_of_a_slot_make_one_turn,
+    gates.an_open_producer_is_not_overtaken,
+    gates.of_two_siblings_one_wins,
+    gates.a_ready_row_that_is_locked_is_waited_for,
+    gates.what_an_exchange_lets_through_is_claimed_with_it,
+]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_the_gates_as_they_are_pass_the_same_scene(postgres: Place, scene: gates.Scene) -> None:
+    assert scenes.run_scene(scene, postgres) is None
+
+
+def test_an_enqueue_in_an_old_snapshot_fails_also_when_it_is_serializable(postgres: Place) -> None:
+    assert gates.an_old_snapshot_is_told_so(postgres, "serializable") is None
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["as-it-is", "mutant"])
+def test_many_trains_are_enqueued_to_in_any_order_without_a_deadlock(
+    postgres: Place, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlocks = _count_deadlocks(monkeypatch)
+    if broken:
+        postgres.broken_by = _lock_in_any_order
+
+    for _ in range(30 if broken else 3):
+        assert gates.many_trains_in_any_order_have_a_head_each(postgres) is None
+        if deadlocks:
+            break
+
+    assert bool(deadlocks) == broken, f"{len(deadlocks)} deadlocks"
+
+
+def _lock_in_any_order(app: Dibs) -> None:
+    Mutant("", "lock_gates", 'order by given.sort collate "C", given.name collate "C"', "order by random()",
+           gates.producers_make_one_head).hurt(app)  # fmt: skip
+
+
+def _count_deadlocks(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    met: list[BaseException] = []
+    pause: Callable[..., float] = trouble.Tries.pause
+
+    def noted(self: trouble.Tries, again: trouble.TryAgain) -> float:
+        if getattr(again.cause, "sqlstate", None) == "40P01":
+            met.append(again.cause)
+        return pause(self, again)
+
+    monkeypatch.setattr(trouble.Tries, "pause", noted)
+    return met
+
+
+@pytest.mark.parametrize(
+    ("producers", "each"),
+    [pytest.param(12, 2, id="small"), pytest.param(50, 4, id="full", marks=pytest.mark.long)],
+)
+def test_producers_of_one_train_make_one_head(postgres: Place, producers: int, each: int) -> None:
+    assert gates.producers_make_one_head(postgres, producers=producers, each=each) is None
+
+
+@pytest.mark.parametrize("producers", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_producers_of_one_slot_make_one_turn(postgres: Place, producers: int) -> None:
+    assert gates.producers_of_a_slot_make_one_turn(postgres, producers=producers) is None
+
+
+@pytest.mark.parametrize("producers", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_producers_of_one_key_store_one_job(postgres: Place, producers: int) -> None:
+    apps = postgres.apps(producers)
+
+    def produce(nth: int) -> Any:
+        new = NewJob("work", unique="key", unique_for=60)
+        if nth % 4:
+            return apps[nth].sync.enqueue(new)[0]
+        with gates.transaction(postgres) as connection:
+            [job] = apps[nth].sync.enqueue(new, within=connection)
+            time.sleep(0.02)
+            connection.commit()
+            return job
+
+    jobs = together(*((lambda nth=nth: produce(nth)) for nth in range(producers)))
+
+    assert len({job.id for job in jobs}) == 1
+    assert [job.is_new for job in jobs].count(True) == 1
+
+
+@pytest.mark.parametrize("rounds", [50, pytest.param(1000, marks=pytest.mark.long)])
+def test_of_two_racing_claims_of_siblings_one_wins(postgres: Place, rounds: int) -> None:
+    assert gates.of_two_siblings_one_wins(postgres, rounds=rounds) is None
+
+
+# -- Announcements ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard(postgres: Place) -> Callable[[], list[str]]:
+    """What was announced since the last time, up to a word of our own."""
+    listener = postgres.until_closed(psycopg.connect(postgres.url, autocommit=True))
+    listener.execute("listen dibs_wake")
+
+    def hear() -> list[str]:
+        postgres.sql("select pg_notify('dibs_wake', 'that is all')")
+        said: list[str] = []
+        for notify in listener.notifies(timeout=30):
+            if notify.payload == "that is all":
+                return said
+            said.append(notify.payload)
+        raise AssertionError("nothing was heard")
+
+    return hear
+
+
+@pytest.mark.parametrize("gate", ["train", "slot"])
+def test_who_is_let_through_is_announced(postgres: Place, heard: Callable[[], list[str]], gate: str) -> None:
+    app = postgres.app()
+    first, _ = (app.sync.enqueue(NewJob("work", queue="mail", **{gate: "g"}))[0] for _ in range(2))
+    claim = app.sync.claim_job(first.id)
+    heard()
+
+    claim.succeed()
+
+    assert heard() == [hint_of("mail", ["work"])]
+
+
+def test_who_is_asked_to_make_room_is_told_at_once(postgres: Place, heard: Callable[[], list[str]]) -> None:
+    app = postgres.app()
+    app.sync.claim_job(app.sync.enqueue(NewJob("work", slot="s"))[0].id, worker="pod-a")
+    heard()
+
+    app.sync.enqueue(NewJob("work", slot="s", slot_policy="preempt"))
+
+    assert heard() == [STOP_HINT + "pod-a"]
+
+
+def test_what_an_exchange_claims_itself_is_announced_to_nobody(
+    postgres: Place, heard: Callable[[], list[str]]
+) -> None:
+    app = postgres.app()
+    app.sync.enqueue(*(NewJob("work", train="t") for _ in range(2)))
+    claims = app.sync.claim()
+    heard()
+
+    _, taken = exchange(app, claims)
+
+    assert len(taken) == 1
+    assert heard() == []
+
+
+# -- Cost ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gate", ["train", "slot"])
+def test_a_place_costs_the_same_behind_a_hundred_thousand(postgres: Place, gate: str) -> None:
+    app = postgres.apps(1)[0]
+    first, first_advance = _enqueue_times(app, gate, 1000), _advance_times(app, 200)
+    for _ in range(100):
+        app.sync.enqueue(*(NewJob("work", **{gate: "g"}) for _ in range(1000)))
+
+    long, long_advance = _enqueue_times(app, gate, 1000), _advance_times(app, 200)
+
+    assert app.sync.counts()["blocked"] >= 100_000
+    assert statistics.median(long) <= 2 * statistics.median(first)
+    assert statistics.median(long_advance) <= 2 * statistics.median(first_advance)
+
+
+def _enqueue_times(app: Dibs, gate: str, many: int) -> list[float]:
+    return [_timed(lambda: app.sync.enqueue(NewJob("work", **{gate: "g"}))) for _ in range(many)]
+
+
+def _advance_times(app: Dibs, many: int) -> list[float]:
+    def advance() -> None:
+        [claim] = app.sync.claim()
+        claim.succeed()
+
+    return [_timed(advance) for _ in range(many)]
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,479 @@
+"""Scripts that fail: Redis undoes nothing, so nothing may be done before the last thing that can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import redis
+from rig import Place, age, exchange
+
+from dibs import Dibs, NewJob, upkeep
+from dibs.contract import GATE_QUESTIONS, QUESTIONS
+from dibs.engines.redis_scripts import lua_script
+from dibs.scripts import Step
+from movers import ELSEWHERE, ask
+from redis_places import astray, break_script, everything, misplaced
+
+READS = {
+    *("get", "find", "counts", "queues", "settled", "explain", "now", "workers", "upcoming", "schedules"),
+    *("ready_lines", "backlog", "examine", "glance", "glance_at_queue", "departed", "gates", "current"),
+}
+
+
+@pytest.fixture
+def client(on_redis: Place) -> Iterator[redis.Redis]:
+    with closing(redis.Redis.from_url(on_redis.url, decode_responses=True)) as client:
+        yield client
+
+
+# -- A scene makes what a question is about, and answers how to ask it ----------------------------
+
+Act = Callable[[], Any]
+SCENES: dict[str, Callable[[Dibs], Act]] = {}
+
+
+def scene(make: Callable[[Dibs], Act]) -> Callable[[Dibs], Act]:
+    SCENES[make.__name__] = make
+    return make
+
+
+def _running(app: Dibs, many: int = 1, **options: Any) -> list[Any]:
+    app.sync.enqueue(*(NewJob("work", **options) for _ in range(many)))
+    return app.sync.claim(limit=many, worker="holder")
+
+
+def _run(app: Dibs, script: Callable[[], Any]) -> Any:
+    return app._core.store.run(lambda _: script())
+
+
+@scene
+def enqueue(app: Dibs) -> Act:
+    jobs = [NewJob("work", unique="key", tags=["a"]), NewJob("other", delay=60, queue="mail"), NewJob("work")]
+    return lambda: app.sync.enqueue(*jobs)
+
+
+@scene
+def claim(app: Dibs) -> Act:
+    app.sync.enqueue(NewJob("work"), NewJob("other", priority=5))
+    return lambda: app.sync.claim(limit=2)
+
+
+@scene
+def claim_job(app: Dibs) -> Act:
+    [job] = app.sync.enqueue(NewJob("work"))
+    return lambda: app.sync.claim_job(job.id)
+
+
+@scene
+def settle(app: Dibs) -> Act:
+    [claim] = _running(app, unique="key")
+    return lambda: claim.succeed("well", then=[NewJob("child"), NewJob("child", unique="key")])
+
+
+@scene
+def exchange_(app: Dibs) -> Act:
+    one, other = _running(app, 2)
+    app.sync.enqueue(NewJob("next"))
+    return lambda: exchange(app, [one, other], limit=2)
+
+
+@scene
+def renew(app: Dibs) -> Act:
+    [claim] = _running(app)
+    return lambda: claim.renew(600)
+
+
+@scene
+def progress(app: Dibs) -> Act:
+    [claim] = _running(app)
+    return lambda: claim.progress(0.5, "half")
+
+
+@scene
+def stage(app: Dibs) -> Act:
+    app.sync.enqueue(NewJob("work", delay=60), NewJob("work", delay=70))
+    age(app, 100)
+    return app.sync.sweep
+
+
+@scene
+def sweep(app: Dibs) -> Act:
+    _running(app, 2)
+    _running(app, max_attempts=1)
+    [asked] = _running(app)
+    app.sync.cancel(asked.job.id, "enough")
+    age(app, 3600)
+    return app.sync.sweep
+
+
+@scene
+def cancel(app: Dibs) -> Act:
+    app.sync.enqueue(NewJob("work", unique="key"), NewJob("work", delay=60), NewJob("other"))
+    app.sync.claim(kinds=["other"])
+    return lambda: app.sync.cancel_many(state=["ready", "scheduled", "running"])
+
+
+@scene
+def retry(app: Dibs) -> Act:
+    for claim in _running(app, 2):
+        claim.fail("broken", retry=False)
+    app.sync.enqueue(NewJob("work", delay=60))
+    return lambda: app.sync.retry_many(state=["failed", "scheduled"])
+
+
+@scene
+def recover(app: Dibs) -> Act:
+    [claim] = _running(app)
+    age(app, 3600)
+    return lambda: app.sync.recover(claim.job.id, stale_after=1)
+
+
+@scene
+def delete(app: Dibs) -> Act:
+    [job] = app.sync.enqueue(NewJob("work", unique="key"))
+    return lambda: app.sync.delete(job.id)
+
+
+@scene
+def prune(app: Dibs) -> Act:
+    for claim in _running(app, 3):
+        claim.succeed()
+    age(app, 3600)
+    return lambda: app.sync.prune(0)
+
+
+@scene
+def set_queue(app: Dibs) -> Act:
+    return lambda: app.sync.limit("mail", 3)
+
+
+@scene
+def tick(app: Dibs) -> Act:
+    return lambda: _run(app, lambda: upkeep.tick("pod", None, ["work"], concurrency=1, running=0))
+
+
+@scene
+def enqueue_tick(app: Dibs) -> Act:
+    jobs = [app._core.registry.prepare(NewJob("work"))]
+    move = {"schedule": "nightly", "since": None, "tick": datetime.now(UTC), "jobs": jobs}
+
+    def script() -> Any:
+        return (yield Step("enqueue_tick", move))
+
+    return lambda: _run(app, script)
+
+
+@scene
+def leave(app: Dibs) -> Act:
+    tick(app)()
+    return lambda: _run(app, lambda: upkeep.leave("pod"))
+
+
+@scene
+def identify(app: Dibs) -> Act:
+    return lambda: ask(app, "identify", new=ELSEWHERE)
+
+
+def _to_move(app: Dibs) -> None:
+    app.sync.enqueue(NewJob("work", unique="key"), NewJob("work", delay=60), NewJob("other", queue="mail"))
+    [claim] = app.sync.claim(kinds=["other"])
+    claim.succeed(then=[NewJob("child")])
+
+
+@scene
+def depart(app: Dibs) -> Act:
+    _to_move(app)
+    return lambda: ask(app, "depart", store=ELSEWHERE, after=None, limit=10)
+
+
+@scene
+def arrive(app: Dibs) -> Act:
+    texts = [row["job"] for row in depart(app)()]
+    return lambda: ask(app, "arrive", store=ELSEWHERE, jobs=texts)
+
+
+@scene
+def give_back(app: Dibs) -> Act:
+    ids = [row["id"] for row in depart(app)()]
+    return lambda: ask(app, "give_back", store=ELSEWHERE, ids=ids)
+
+
+@scene
+def landed(app: Dibs) -> Act:
+    ids = [row["id"] for row in depart(app)()]
+    return lambda: ask(app, "landed", way="out", store=ELSEWHERE, ids=ids)
+
+
+# -- The same at trains and slots; what follows two underscores says which ------------------------
+
+
+def _on_train(app: Dibs, many: int = 3, **options: Any) -> list[Any]:
+    return app.sync.enqueue(*(NewJob("work", train="t", **options) for _ in range(many)))
+
+
+def _in_slot(app: Dibs, many: int = 3, **options: Any) -> list[Any]:
+    return app.sync.enqueue(*(NewJob("work", slot="s", **options) for _ in range(many)))
+
+
+def _held_train(app: Dibs) -> list[Any]:
+    jobs = _on_train(app, on_failed="hold")
+    app.sync.claim_job(jobs[0].id).fail("broken", retry=False)
+    return jobs
+
+
+@scene
+def enqueue__onto_trains(app: Dibs) -> Act:
+    _on_train(app, 2)
+    jobs = [NewJob("work", train=name) for name in ("t", "u", "u")]
+    return lambda: app.sync.enqueue(*jobs)
+
+
+@scene
+def enqueue__by_the_policies_of_slots(app: Dibs) -> Act:
+    for slot in ("a", "b", "c"):
+        app.sync.enqueue(*(NewJob("work", slot=slot) for _ in range(2)))
+    app.sync.claim(limit=2)
+    policies = {"a": "replace", "b": "preempt", "c": "drop"}
+    jobs = [NewJob("work", slot=slot, slot_policy=policy) for slot, policy in policies.items()]
+    return lambda: app.sync.enqueue(*jobs)
+
+
+@scene
+def enqueue__by_keys_that_last_or_replace(app: Dibs) -> Act:
+    _in_slot(app, 1, unique="key", unique_for=60)
+    _in_slot(app, 1)
+    jobs = [
+        NewJob("work", delay=60, unique="key", on_conflict="replace"),
+        NewJob("work", unique="k", unique_for=9),
+    ]
+    return lambda: app.sync.enqueue(*jobs)
+
+
+@scene
+def claim_job__before_others_of_its_slot(app: Dibs) -> Act:
+    *_, last = _in_slot(app)
+    return lambda: app.sync.claim_job(last.id)
+
+
+@scene
+def settle__the_head_of_a_train(app: Dibs) -> Act:
+    claim = app.sync.claim_job(_on_train(app)[0].id)
+    return lambda: claim.succeed(then=[NewJob("child", train="t"), NewJob("child", slot="s")])
+
+
+@scene
+def settle__a_head_that_holds(app: Dibs) -> Act:
+    claim = app.sync.claim_job(_on_train(app, on_failed="hold", unique="key", unique_for=60)[0].id)
+    return lambda: claim.fail("broken", retry=False)
+
+
+@scene
+def settle__who_snoozes_in_a_slot(app: Dibs) -> Act:
+    claim = app.sync.claim_job(_in_slot(app)[0].id)
+    return lambda: claim.snooze(30)
+
+
+@scene
+def exchange___at_gates(app: Dibs) -> Act:
+    claims = [app.sync.claim_job(jobs[0].id) for jobs in (_on_train(app), _in_slot(app))]
+    return lambda: exchange(app, claims, limit=2)
+
+
+@scene
+def stage__in_slots(app: Dibs) -> Act:
+    _in_slot(app, 2)
+    _in_slot(app, 1, delay=5)
+    age(app, 30)
+    return app.sync.sweep
+
+
+@scene
+def sweep__at_gates(app: Dibs) -> Act:
+    for jobs in (_on_train(app, max_attempts=1, on_failed="hold"), _in_slot(app)):
+        app.sync.claim_job(jobs[0].id, lease=1)
+    age(app, 60)
+
+    def script() -> Any:
+        return (yield Step("sweep", {"limit": 9}))
+
+    return lambda: _run(app, script)
+
+
+@scene
+def cancel__at_gates(app: Dibs) -> Act:
+    _on_train(app, 2, on_cancelled="hold")
+    _in_slot(app, 2)
+    return lambda: app.sync.cancel_many(state=["ready"])
+
+
+@scene
+def retry__the_head_of_a_held_train(app: Dibs) -> Act:
+    first, *_ = _held_train(app)
+    return lambda: app.sync.retry(first.id)
+
+
+@scene
+def retry__in_a_slot(app: Dibs) -> Act:
+    first, *_ = _in_slot(app, 2)
+    app.sync.cancel(first.id)
+    return lambda: app.sync.retry(first.id)
+
+
+@scene
+def recover__in_a_slot(app: Dibs) -> Act:
+    claim = app.sync.claim_job(_in_slot(app)[0].id, lease=1)
+    age(app, 3600)
+    return lambda: app.sync.recover(claim.job.id, stale_after=1)
+
+
+@scene
+def delete__who_holds_a_train(app: Dibs) -> Act:
+    first, *_ = _held_train(app)
+    return lambda: app.sync.delete(first.id)
+
+
+@scene
+def delete__who_is_ready_in_a_slot(app: Dibs) -> Act:
+    first, *_ = _in_slot(app)
+    return lambda: app.sync.delete(first.id)
+
+
+@scene
+def prune__who_was_kept_for_a_while(app: Dibs) -> Act:
+    [claim] = _running(app, unique="key", unique_for=60)
+    claim.succeed()
+    _held_train(app)
+    age(app, 3600)
+    return lambda: app.sync.prune(0)
+
+
+@scene
+def depart__from_gates(app: Dibs) -> Act:
+    _on_train(app)
+    _in_slot(app, unique="key", unique_for=60)
+    app.sync.pause("default")
+    return lambda: ask(app, "depart", store=ELSEWHERE, after=None, limit=2)
+
+
+@scene
+def arrive__at_gates(app: Dibs) -> Act:
+    texts = [row["job"] for row in depart__from_gates(app)()]
+    return lambda: ask(app, "arrive", store=ELSEWHERE, jobs=texts)
+
+
+@scene
+def release_train(app: Dibs) -> Act:
+    _held_train(app)
+    return lambda: app.sync.trains.release("t")
+
+
+@scene
+def mend(app: Dibs) -> Act:
+    for jobs in (_on_train(app), _in_slot(app)):
+        _delete_by_hand(app, jobs[0].id)
+    return lambda: _run(app, upkeep.mend)
+
+
+def _delete_by_hand(app: Dibs, id: object) -> None:
+    def script() -> Any:
+        yield Step("age", {"micros": 0})
+
+    break_script(app, "age", "return {}", f"will('DEL', job_key('{id}')) return {{}}")
+    _run(app, script)
+
+
+def test_every_question_that_writes_has_a_scene() -> None:
+    never_asked = {"claim_within_limits", "age"}  # of Redis; of users
+    only_told = {"echo"}
+
+    writing = (QUESTIONS | GATE_QUESTIONS) - READS - never_asked - only_told
+    assert set(map(question_of, SCENES)) == writing
+
+
+def question_of(name: str) -> str:
+    return name.partition("__")[0].rstrip("_")
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_script_that_fails_before_any_of_its_writes_has_written_nothing(
+    on_redis: Place, client: redis.Redis, name: str
+) -> None:
+    app = on_redis.app()
+    act = SCENES[name](app)
+    before, positions = everything(client), 0
+
+    while True:
+        fails_at(app, question_of(name), positions + 1)
+        try:
+            act()
+            break
+        except redis.ResponseError as error:
+            assert "out of luck" in str(error)  # noqa: PT017
+        positions += 1
+        assert everything(client) == before
+
+    assert positions >= 1, "the script was never made to fail"
+    assert everything(client) != before
+    if question_of(name) != "mend":  # what was deleted by hand has left more behind than gates
+        assert misplaced(client) == []
+    assert astray(client) == []
+
+
+def fails_at(app: Dibs, question: str, position: int) -> None:
+    """Let the script fail when it is about to plan its write of this number."""
+    failing = f"""
+local planned = 0
+local function plan()
+  planned = planned + 1
+  if planned == {position} then error('out of luck') end
+end
+"""
+    break_script(app, question, "local function plan() end", failing)
+
+
+@pytest.mark.parametrize("question", sorted((QUESTIONS | GATE_QUESTIONS) - {"claim_within_limits"}))
+def test_a_script_writes_only_in_its_commit(question: str) -> None:
+    decides, _ = lua_script(question).text.split("-- -- Commit ---")
+    own = lua_script(question).text.split("redis.call('PUBLISH', store .. ':wake', queue)")[1]
+
+    for command in ("HSET", "HDEL", "ZADD", "ZREM", "SADD", "SREM", "DEL", "INCRBY", "SET", "PUBLISH"):
+        assert f"redis.call('{command}'" not in decides + own
+
+
+# -- What is gone ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_forgot_the_scripts_is_told_them_again(on_redis: Place, client: redis.Redis) -> None:
+    app = on_redis.app()
+    [job] = app.sync.enqueue(NewJob("work"))
+
+    client.script_flush()
+
+    [claim] = app.sync.claim()
+    client.script_flush()
+    claim.succeed()
+    assert app.sync.get(job.id).state == "succeeded"
+
+
+def test_a_job_that_somebody_deleted_by_hand_stops_nobody(on_redis: Place, client: redis.Redis) -> None:
+    """So an instance that evicts against our advice loses jobs, but not the ability to work."""
+    app = on_redis.app()
+    ready, due, dead, ended = app.sync.enqueue(*(NewJob(kind) for kind in ("a", "b", "c", "d")))
+    app.sync.claim_job(dead.id, lease=1)
+    app.sync.claim_job(ended.id).succeed()
+    app.sync.claim_job(due.id).snooze(60)
+    age(app, 120)
+    for job in (ready, due, dead, ended):
+        client.delete(f"{{dibs}}:job:{job.id}")
+    [other] = app.sync.enqueue(NewJob("a"))
+
+    assert [claim.job.id for claim in app.sync.claim(limit=9)] == [other.id]
+    app.sync.sweep()
+    app.sync.prune(0)
+    assert [job.id for job in app.sync.find()] == [other.id]
+    assert client.zcard("{dibs}:leases") == 1
+    assert not client.exists("{dibs}:scheduled", "{dibs}:ended:succeeded")

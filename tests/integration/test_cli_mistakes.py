@@ -1,0 +1,163 @@
+"""What people get wrong at the command line, and what they are told: one line that helps, and no secret."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import UNKNOWN, dibs, lines
+
+from dibs import Dibs
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+EVERY = [
+    ["jobs", "list"],
+    ["why", UNKNOWN],
+    ["queues"],
+    ["top", "--once"],
+    ["doctor"],
+    ["migrate"],
+    ["enqueue", "greet"],
+    ["verify"],
+    ["serve", "--port", "0"],
+]
+
+
+def complaint(*words: object, code: int = 1) -> str:
+    done = dibs(*words)
+    assert (done.exit_code, done.stdout, len(lines(done.stderr))) == (code, "", 1), done.output
+    return done.stderr
+
+
+# -- secrets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "shopper:s3cret@127.0.0.1/shop",
+        "shopper:s3cret@127.0.0.1/shop?next=a://b",
+        "postgresql//shopper:s3cret@127.0.0.1/shop",
+        "postgresql://shopper:s3cret/more@127.0.0.1/shop",
+        "postgresql://shopper:s3cret[@127.0.0.1/shop",
+        "oracle://shopper:s3cret@127.0.0.1/shop",
+    ],
+)
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_a_url_that_cannot_be_read_is_not_quoted_with_its_password(words: list[str], url: str) -> None:
+    said = complaint(*words, "--url", url)
+
+    assert "s3cret" not in said
+    assert "unexpected" not in said
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_an_empty_url_is_not_the_file_here(words: list[str], tmp_path: Path) -> None:
+    done = dibs(*words, "--url", "")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "it is empty" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_finds_nothing_is_told_where_nothing_was_found() -> None:
+    assert dibs("jobs", "list").stderr == "no jobs in sqlite:///dibs.db\n"
+    assert dibs("jobs", "list", "--queue", "mial").stderr == "no jobs like that in sqlite:///dibs.db\n"
+    assert "in sqlite:///other.db" in dibs("queues", "--url", "sqlite:///other.db").stderr
+
+
+# -- code that does not load --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\nraise RuntimeError('no $SHOP_KEY')", "RuntimeError: no $SHOP_KEY (line 2 of "),
+        ("import nothing_of_that_name", "No module named 'nothing_of_that_name' (line 1 of "),
+        ("def app(:", "SyntaxError: invalid syntax"),
+        ("", "module 'shop_app' has no attribute 'app'"),
+    ],
+)
+@pytest.mark.parametrize("words", [["work"], ["schedules"], ["tables", "sql"]], ids=" ".join)
+def test_an_app_that_does_not_load_is_their_affair(
+    words: list[str], text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("shop_app.py").write_text(text)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "shop_app", raising=False)
+
+    told = complaint(*words, "shop_app:app")
+
+    assert said in told
+    assert "can't load 'shop_app:app'" in told
+    assert "report it" not in told
+
+
+def test_tables_without_sqlalchemy_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dibs.cli.tables.find_spec", lambda _: None)
+
+    assert "pip install 'dibs[sqlalchemy]'" in complaint("tables", "sql", "shop:Report")
+
+
+# -- hints that can be pasted -------------------------------------------------------------------
+
+
+def test_the_doctor_quotes_the_name_of_a_paused_queue() -> None:
+    with Dibs("sqlite:///dibs.db").sync as store:
+        store.pause("two words")
+
+    assert "→ dibs queues resume 'two words'" in dibs("doctor").stdout
+
+
+def test_a_folder_that_is_not_there_is_said_with_what_to_do() -> None:
+    said = complaint("jobs", "list", "--url", "sqlite:///nowhere/jobs.db")
+
+    assert "its folder must be there, and yours to write in" in said
+
+
+def test_a_file_that_is_no_store_is_not_touched() -> None:
+    Path("notes.txt").write_text("buy milk, and much more of this, for a hundred days\n" * 100)
+
+    assert "this one holds something else" in complaint("jobs", "list", "--url", "sqlite:///notes.txt")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "memory://"])
+def test_a_job_is_not_put_where_it_would_be_gone_at_once(url: str) -> None:
+    assert "this store is gone when the command ends" in complaint("enqueue", "greet", "--url", url)
+
+
+def test_an_option_that_the_server_does_not_know_is_named() -> None:
+    said = complaint("jobs", "list", "--url", "postgresql://127.0.0.1:1/shop?nonsense=s3cret")
+
+    assert 'invalid URI query parameter: "nonsense"; check the URL' in said
+    assert "s3cret" not in said
+
+
+# -- workers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", ["", ",", " , "])
+def test_a_worker_of_no_queue_at_all_is_bad_usage(names: str) -> None:
+    assert "--queues names no queue" in complaint("work", "jobs:app", "--queues", names, code=2)
+
+
+def test_ctrl_c_while_processes_are_still_starting_shows_no_traceback(tmp_path: Path) -> None:
+    # What lies here is found by the processes alone, not by who starts them: -P says so.
+    (tmp_path / "msgspec.py").write_text(
+        "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-P", "-m", "dibs.cli", "work", "jobs:app", "--processes", "2"]
+    supervisor = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "importing").exists():
+        assert supervisor.poll() is None
+        time.sleep(0.02)
+
+    supervisor.send_signal(signal.SIGINT)
+    _, said = supervisor.communicate(timeout=60)
+
+    assert (supervisor.returncode, said) == (0, "")

@@ -1,0 +1,117 @@
+"""`dibs outbox …`: relay, list, redrive, prune, as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import UNKNOWN, answer, dibs, lines
+
+from dibs.outbox import Outbox
+from servers import Redis
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+@pytest.fixture
+def outbox(url: str) -> Outbox:
+    return Outbox(url)
+
+
+def test_messages_are_listed(url: str, outbox: Outbox) -> None:
+    id = outbox.sync.publish("orders", {"n": 1}, key="order-1", headers={"a": "b"})
+    outbox.sync.publish("orders", {"n": 2}, max_attempts=1)
+    outbox.sync.mark_failed(outbox.sync.claim_batch("w1")[1], "no \x1b[31mroute")
+
+    [message] = answer("outbox", "list", "--url", url, "--status", "processing")
+    assert (message["id"], message["payload"], message["headers"]) == (str(id), {"n": 1}, {"a": "b"})
+    [abandoned] = answer("outbox", "list", "--url", url, "--status", "abandoned", "--topic", "orders")
+    assert abandoned["attempts"] == 1
+
+    done = dibs("outbox", "list", "--url", url, "--status", "abandoned")
+    heading, row, total = lines(done.stdout)
+    assert heading.split() == ["id", "status", "broker", "topic", "key", "attempts", "created", "about"]
+    assert "no \\x1b[31mroute" in row
+    assert total == "total: 1 processing, 1 abandoned"
+    assert answer("outbox", "list", "--url", url) == []
+
+
+def test_abandoned_messages_are_redriven(url: str, outbox: Outbox) -> None:
+    ids = [outbox.sync.publish("orders", {"n": n}, max_attempts=1) for n in range(3)]
+    outbox.sync.mark_failed(outbox.sync.claim_batch("w1"), "poison")
+
+    done = dibs("outbox", "redrive", ids[0], UNKNOWN, "nonsense", "--url", url)
+    assert (done.exit_code, done.stdout) == (1, "1 message redriven\n")
+    assert len(lines(done.stderr)) == 2
+    assert answer("outbox", "redrive", "--all", "--url", url) == {"redriven": 2}
+    assert outbox.sync.counts()["pending"] == 3
+    assert dibs("outbox", "redrive", ids[0], "--url", url).exit_code == 1  # not abandoned any more
+    assert dibs("outbox", "redrive", "--url", url).exit_code == 2
+    assert dibs("outbox", "redrive", ids[0], "--all", "--url", url).exit_code == 2
+
+
+def test_published_messages_are_pruned(url: str, outbox: Outbox) -> None:
+    outbox.sync.publish("orders", 1)
+    outbox.sync.mark_published(outbox.sync.claim_batch("w1"))
+
+    assert answer("outbox", "prune", "--older-than", "1h", "--url", url) == {"pruned": 0}
+    done = dibs("outbox", "prune", "--older-than", "0", "--url", url)
+    assert (done.exit_code, done.stdout) == (0, "1 message removed\n")
+
+
+def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
+    for words in (
+        ["outbox", "relay", "--broker", "kafka://here", "--url", url],
+        ["outbox", "relay", "--broker", "nats://here", "--url", "redis://localhost"],
+        ["outbox", "list", "--url", "memory://"],
+    ):
+        done = dibs(*words)
+        assert (done.exit_code, len(lines(done.stderr))) == (1, 1), done.stderr
+    assert dibs("outbox", "relay", "--url", url).exit_code == 2
+    assert dibs("outbox", "list", "--status", "lost", "--url", url).exit_code == 2
+
+
+def test_a_relay_publishes_until_it_is_told_to_stop(url: str, outbox: Outbox, redis_server: Redis) -> None:
+    redis_server.say("SELECT 8", "FLUSHDB")
+    outbox.sync.publish("orders", {"n": 1})
+    words = ["outbox", "relay", "--url", url, "--log-json", "-v"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dibs.cli", *words],
+        env={**os.environ, "DIBS_BROKER": redis_server.url(8)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while outbox.sync.counts()["published"] < 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert process.returncode == 0
+    events = [json.loads(line).get("event") for line in said.splitlines()]
+    assert "outbox_published" in events
+    assert json.loads(said.splitlines()[-1])["published"] == 1
+    assert redis_server.say("SELECT 8", "XLEN orders") == "+OK\r\n:1\r\n"
+
+
+def test_a_relay_ends_when_idle_if_told(url: str, outbox: Outbox, redis_server: Redis) -> None:
+    outbox.sync.publish("orders", {"n": 1}, brokers=["events"])
+
+    done = dibs(
+        *("outbox", "relay", "--until-idle", "--url", url), "--broker", f"events={redis_server.url(8)}"
+    )
+
+    assert done.exit_code == 0
+    assert outbox.sync.counts()["published"] == 1

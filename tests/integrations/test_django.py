@@ -1,0 +1,504 @@
+"""Django: jobs and tasks in its database, in its transactions, made and unmade by its migrations."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shop_tasks
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext, override_settings
+from django_tasks import TaskResultStatus, default_task_backend, task_backends
+from django_tasks.exceptions import (
+    InvalidTaskError,
+    TaskResultDoesNotExist,
+    TaskResultMismatch,
+)
+from django_tasks.signals import task_enqueued, task_finished, task_started
+
+import django_here
+from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worker
+from dibs.engines.sql import schema_version
+from dibs.integrations.django import app, store
+from dibs.integrations.django.backend import DibsBackend, dibs_backends
+from dibs.testing.sync import run_pending
+from guides import write_project
+from stores_by_hand import bare_store
+
+NEWEST = schema_version("postgresql")
+
+
+def _point_django_at(url: str) -> None:
+    connections.settings.update(connections.configure_settings({"default": django_here.database(url)}))
+    if hasattr(connections._connections, "default"):
+        connections["default"].close()
+        del connections["default"]
+
+
+@contextmanager
+def _django_at(url: str) -> Iterator[None]:
+    _point_django_at(url)
+    store.follow()
+    shop_tasks.ran.clear()
+    yield
+    app.sync.close()
+    connections.close_all()
+    _point_django_at("sqlite:///:memory:")
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Django's database is one that nobody has migrated yet."""
+    url = bare_store(request.param, request, tmp_path)
+    with _django_at(url):
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def project(url: str) -> Iterator[str]:
+    """Django's database has the tables of dibs, and no jobs."""
+    with _django_at(url):
+        yield url
+
+
+def work() -> None:
+    async def drain() -> None:
+        await Worker(app).run(until_idle=True)
+        await app.close()
+
+    dibs_backends()
+    asyncio.run(drain())
+
+
+# -- Transactions -------------------------------------------------------------------------------
+
+
+def test_a_job_enqueued_in_atomic_appears_with_its_commit(project: str) -> None:
+    with transaction.atomic():
+        [job] = app.sync.enqueue(NewJob("work"), within=connection)
+        assert app.sync.get(job.id) is None
+
+    assert app.sync.get(job.id).state == "ready"
+
+
+def test_a_job_enqueued_in_an_atomic_that_is_rolled_back_leaves_nothing(project: str) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        app.sync.enqueue(NewJob("work"), within=connection)
+        1 / 0  # noqa: B018
+
+    assert sum(app.sync.counts().values()) == 0
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_job_along(project: str) -> None:
+    with transaction.atomic():
+        [kept] = app.sync.enqueue(NewJob("work"), within=connections["default"])
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            app.sync.enqueue(NewJob("work"), within=connections["default"])
+            1 / 0  # noqa: B018
+
+    assert [job.id for job in app.sync.find()] == [kept.id]
+
+
+def test_a_connection_outside_of_atomic_is_refused(project: str) -> None:
+    with pytest.raises(UnsupportedConnection, match="no transaction is open on this Django connection"):
+        app.sync.enqueue(NewJob("work"), within=connection)
+
+
+def test_django_sees_the_statements_that_go_through_its_connection(project: str) -> None:
+    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
+        app.sync.enqueue(NewJob("work"), within=connection)
+
+    assert any("dibs_jobs" in query["sql"] for query in captured.captured_queries)
+
+
+def test_a_broken_atomic_block_is_refused_by_django(project: str) -> None:
+    with pytest.raises(transaction.TransactionManagementError), transaction.atomic():
+        transaction.set_rollback(True)
+        app.sync.enqueue(NewJob("work"), within=connection)
+
+
+def test_the_awaited_app_says_where_a_django_connection_belongs(project: str) -> None:
+    async def enqueue() -> None:
+        async with app:
+            await app.enqueue(NewJob("work"), within=given)
+
+    given = connections["default"]
+    with pytest.raises(UnsupportedConnection, match=r"belongs to app\.sync"):
+        asyncio.run(enqueue())
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_handler_finishes_its_job_in_atomic_or_not_at_all(project: str, committed: bool) -> None:
+    own = Dibs(project)
+
+    @own.job(max_attempts=1)
+    def pay(ctx: Context) -> None:
+        with transaction.atomic():
+            ctx.sync.complete("paid", within=connection)
+            transaction.set_rollback(not committed)
+
+    job = own.sync.run_job(pay.sync.enqueue().id)
+
+    assert (job.state, job.result) == (("succeeded", "paid") if committed else ("failed", None))
+    own.sync.close()
+
+
+def test_times_are_right_in_a_project_without_time_zones(project: str) -> None:
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo"):
+        _point_django_at(project)
+        with transaction.atomic():
+            [job] = app.sync.enqueue(NewJob("work", delay=60), within=connection)
+        result = shop_tasks.note.using(run_after=datetime.now() + timedelta(hours=10)).enqueue()
+
+        found = app.sync.get(job.id)
+        assert (found.enqueued_at, found.run_at) == (job.enqueued_at, job.run_at)
+        assert app.sync.get(result.id).state == "scheduled"
+
+
+# -- Tasks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"])
+def test_a_task_enqueued_in_a_rolled_back_atomic_leaves_nothing_and_a_committed_one_runs(
+    project: str,
+) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        shop_tasks.note.enqueue("never")
+        1 / 0  # noqa: B018
+    with transaction.atomic():
+        result = shop_tasks.note.enqueue("once", word=2)
+        assert sum(app.sync.counts().values()) == 0
+
+    work()
+
+    assert shop_tasks.ran == [(("once",), {"word": 2})]
+    result.refresh()
+    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, [["once"], {"word": 2}])
+    assert (result.attempts, len(result.worker_ids), result.errors) == (1, 1, [])
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result("019a0000-0000-7000-8000-000000000000")
+
+
+def test_a_new_task_is_described_as_the_interface_wants(project: str) -> None:
+    assert isinstance(task_backends["default"], DibsBackend)
+    for one in (shop_tasks.note, shop_tasks.note_later):
+        result = one.enqueue("a") if one is shop_tasks.note_later else one.enqueue(1, two=3)
+
+        assert result.status == TaskResultStatus.READY
+        assert not result.is_finished
+        assert (result.started_at, result.last_attempted_at, result.finished_at) == (None, None, None)
+        assert (result.task, result.attempts, result.errors, result.worker_ids) == (one, 0, [], [])
+        with pytest.raises(ValueError, match="Task has not finished yet"):
+            result.return_value  # noqa: B018
+        assert one.get_result(result.id) == result
+    assert (result.args, result.kwargs, result.backend) == (["a"], {}, "default")
+
+
+def test_tasks_are_enqueued_and_looked_at_from_async_code(project: str) -> None:
+    async def there_and_back() -> Any:
+        async with ThreadSensitiveContext():
+            result = await shop_tasks.note_later.aenqueue(word="async")
+            found = await default_task_backend.aget_result(result.id)
+            await found.arefresh()
+            await sync_to_async(connections.close_all)()
+            return result, found
+
+    result, found = asyncio.run(there_and_back())
+
+    assert result == found
+
+
+def test_a_task_waits_for_the_commit_where_autocommit_is_off(project: str) -> None:
+    transaction.set_autocommit(False)
+    result = shop_tasks.note.enqueue()
+    assert sum(app.sync.counts().values()) == 0
+
+    transaction.commit()
+    transaction.set_autocommit(True)
+
+    assert default_task_backend.get_result(result.id) == result
+
+
+def test_a_result_is_read_by_the_transaction_that_wrote_it(project: str) -> None:
+    with transaction.atomic():
+        result = shop_tasks.note.enqueue()
+
+        assert default_task_backend.get_result(result.id) == result
+
+
+def test_a_task_that_raises_has_failed_for_good(project: str) -> None:
+    result = shop_tasks.broken.enqueue()
+
+    work()
+
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+    [error] = result.errors
+    assert error.exception_class is ValueError
+    assert "this does not work" in error.traceback
+    assert error.traceback.startswith("Traceback (most recent call last):")
+    with pytest.raises(ValueError, match="Task failed"):
+        result.return_value  # noqa: B018
+
+
+def test_a_task_whose_worker_died_comes_back(project: str) -> None:
+    result = shop_tasks.attempt.enqueue()
+    app.sync.claim_job(result.id, worker="gone", lease=0.1)
+    _let_pass(1)
+
+    work()
+
+    result.refresh()
+    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 2)
+    assert result.worker_ids[0] == "gone"
+    assert result.errors[0].exception_class.__name__ == "LeaseLost"
+
+
+def test_priority_queue_and_time_are_those_of_the_task(project: str) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+
+    result = shop_tasks.note_later.using(run_after=later).enqueue()
+
+    job = app.sync.get(result.id)
+    assert (job.queue, job.priority, job.state) == ("slow", 7, "scheduled")
+    assert abs(job.run_at - later) < timedelta(seconds=1)
+    assert job.tags == ["shop_tasks.note_later"]
+    assert result.task.get_result(result.id).task.run_after == later
+
+
+def test_results_of_others_are_not_found(project: str) -> None:
+    [job] = app.sync.enqueue(NewJob("something else"))
+    result = shop_tasks.note.enqueue()
+
+    for id in (str(job.id), "not an id", "123"):
+        with pytest.raises(TaskResultDoesNotExist):
+            default_task_backend.get_result(id)
+    with pytest.raises(TaskResultDoesNotExist):
+        task_backends["again"].get_result(result.id)
+    with pytest.raises(TaskResultMismatch):
+        shop_tasks.broken.get_result(result.id)
+
+
+def test_what_is_no_json_and_what_is_no_task_is_refused(project: str) -> None:
+    for bad in (object(), {1, 2}, datetime.now(UTC)):
+        with pytest.raises((TypeError, BadRequest)):
+            shop_tasks.note.enqueue(bad)
+    with pytest.raises(InvalidTaskError, match="not valid for backend"):
+        shop_tasks.note.using(queue_name="unheard of")
+    with pytest.raises(InvalidTaskError, match="priority"):
+        shop_tasks.note.using(priority=101)
+
+    assert sum(app.sync.counts().values()) == 0
+
+
+def test_a_task_uses_the_database_and_leaves_no_connection(project: str) -> None:
+    result = shop_tasks.ask_the_database.enqueue()
+
+    work()
+
+    assert shop_tasks.ask_the_database.get_result(result.id).return_value == 7
+
+
+def test_tests_run_what_is_pending(project: str) -> None:
+    from dibs.integrations.django.worker import app as same
+
+    result = shop_tasks.note.enqueue("pending")
+
+    ran = run_pending(same)
+
+    assert (same, [str(job.id) for job in ran]) == (app, [result.id])
+    assert shop_tasks.ran == [(("pending",), {})]
+
+
+def test_signals_tell_of_a_task(project: str) -> None:
+    heard: list[str] = []
+    hears = {
+        name: lambda name=name, task_result=None, **_: heard.append(
+            f"{name} {task_result.status} {len(task_result.errors)}"
+        )
+        for name in ("enqueued", "started", "finished")
+    }
+    signals = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
+    for name, signal in signals.items():
+        signal.connect(hears[name])
+
+    shop_tasks.note.enqueue()
+    work()
+    shop_tasks.broken.enqueue()
+    work()
+
+    assert heard == [
+        *("enqueued READY 0", "started RUNNING 0", "finished SUCCESSFUL 0"),
+        *("enqueued READY 0", "started RUNNING 0", "finished FAILED 1"),
+    ]
+    for name, signal in signals.items():
+        signal.disconnect(hears[name])
+
+
+def test_a_store_of_its_own_gets_the_task_after_the_commit(project: str, tmp_path: Path) -> None:
+    with override_settings(DIBS={"URL": f"sqlite:///{tmp_path}/elsewhere.db"}):
+        store.follow()
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            shop_tasks.note.enqueue("never")
+            1 / 0  # noqa: B018
+        with transaction.atomic():
+            result = shop_tasks.note.enqueue("once")
+            assert sum(app.sync.counts().values()) == 0
+
+        assert [str(job.id) for job in app.sync.find()] == [result.id]
+        app.sync.close()
+    store.follow()
+
+
+def test_options_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(BadRequest, match=r"no 'speed'; there are max_attempts"):
+        DibsBackend("default", {"OPTIONS": {"speed": 1}})
+
+
+def test_jobs_in_memory_are_warned_of() -> None:
+    _point_django_at("sqlite:///:memory:")
+
+    [warning] = [one for one in task_backends["default"].check() if isinstance(one, checks.CheckMessage)]
+
+    assert warning.id == "dibs.W001"
+
+
+# -- Migrations ---------------------------------------------------------------------------------
+
+
+def test_migrate_makes_the_tables_and_takes_them_away(bare: str) -> None:
+    for _ in range(2):
+        call_command("migrate", "dibs", verbosity=0)
+        assert (app.sync.schema_version(), app.sync.check_schema()) == (NEWEST, [])
+        call_command("migrate", "dibs", "0001", verbosity=0)
+        assert app.sync.schema_version() == 1
+        call_command("migrate", "dibs", "zero", verbosity=0)
+        assert app.sync.schema_version() == 0
+
+
+def test_migrate_leaves_alone_what_dibs_has_migrated(bare: str) -> None:
+    other = Dibs(bare).sync
+    other.migrate()
+    [job] = other.enqueue(NewJob("work"))
+    other.close()
+
+    call_command("migrate", verbosity=0)
+
+    assert app.sync.get(job.id) is not None
+
+
+def test_jobs_follow_django_to_the_database_of_a_test_run(bare: str, tmp_path: Path) -> None:
+    _point_django_at(f"sqlite:///{tmp_path}/test_run.db")
+
+    call_command("migrate", verbosity=0)
+
+    with transaction.atomic():
+        [job] = app.sync.enqueue(NewJob("work"), within=connection)
+    assert app.sync.get(job.id).state == "ready"
+    assert (tmp_path / "test_run.db").exists()
+
+
+def test_every_version_of_the_tables_has_a_migration() -> None:
+    folder = Path(store.__file__).parent / "migrations"
+
+    files = sorted(file.name for file in folder.glob("0*.py"))
+
+    assert files == [f"{version:04}_version.py" for version in range(1, NEWEST + 1)]
+
+
+def test_the_sql_of_a_migration_can_be_printed(bare: str) -> None:
+    printed = io.StringIO()
+
+    call_command("sqlmigrate", "dibs", "0003", stdout=printed)
+
+    assert "dibs_schedules" in printed.getvalue()
+    assert "dibs_workers" not in printed.getvalue()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+def test_there_is_nothing_for_makemigrations_to_do(project: str) -> None:
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def _let_pass(seconds: int) -> None:
+    from dibs.upkeep import age
+
+    app._core.store.run(lambda _: age(seconds * 1_000_000))
+
+
+# -- The guide ----------------------------------------------------------------------------------
+
+MANAGE = "import sys; from django.core.management import execute_from_command_line as run; run(sys.argv)"
+ORDERS = """
+import django; django.setup()
+from django.core.management import CommandError, call_command
+from shop.orders import place_order
+from shop.stock import take_from_stock
+
+call_command("migrate", verbosity=0)
+place_order(1)
+try:
+    place_order(-1)
+except ValueError as error:
+    print(error)
+take_from_stock("pens")
+take_from_stock("pens")
+"""
+
+
+def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    names = write_project("django.md", tmp_path)
+    url = bare_store(engine, request, tmp_path)
+    (tmp_path / "manage.py").write_text(MANAGE)
+    databases = {"default": django_here.database(url)}
+    (tmp_path / "here.py").write_text(f"from settings import *\nDATABASES = {databases!r}\n")
+
+    def run(*words: str) -> str:
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "here", "PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = run("-c", ORDERS)
+    processes = ["--processes", "2"] if engine == "sqlite" else []
+    run("manage.py", "dibs", "work", "--until-idle", *processes)
+
+    assert "settings.py" in names
+    assert said == "no such order\n"
+    with Dibs(url).sync as store:
+        assert sorted((job.kind, job.result) for job in store.find()) == [
+            ("count_stock", "counted pens"),
+            ("django_task", "receipt for order 1"),
+        ]
+
+
+def test_the_command_line_is_that_of_dibs_on_the_projects_store(project: str) -> None:
+    shop_tasks.note.enqueue()
+    printed = io.StringIO()
+
+    call_command("dibs", "jobs", "list", stdout=printed)
+
+    assert "django_task" in printed.getvalue()
+    with pytest.raises(CommandError, match="UUID"):
+        call_command("dibs", "why", "nonsense")

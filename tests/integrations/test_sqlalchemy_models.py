@@ -1,0 +1,154 @@
+"""Read-only models of the tables of dibs: they say what `Dibs` says, and can't be written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, delete, func, insert, select, update
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+
+from dibs import BadRequest, Job, JobState
+from dibs.engines.migrations import dialect_named, undoing
+from dibs.engines.sql import schema_files
+from dibs.integrations import sqlalchemy as ours
+from dibs.integrations.sqlalchemy import AnyJob, FinishedJob, LiveJob, Queue, models
+from faces import Face, Make, open_face
+from stores_by_hand import by_hand, sqlalchemy_url
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def face() -> str:
+    return "sync"
+
+
+@pytest.fixture
+def session(url: str) -> Iterator[Session]:
+    engine = create_engine(sqlalchemy_url(url))
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+def _as_model(job: Job) -> dict[str, Any]:
+    """What a model should say of this job."""
+    said = {name: getattr(job, name) for name in ours.JOB_COLUMNS if hasattr(job, name)}
+    said["errors"] = [error.message for error in job.errors]
+    return said
+
+
+def _said(row: Any, names: Any) -> dict[str, Any]:
+    return {
+        name: [error["message"] for error in row.errors] if name == "errors" else getattr(row, name)
+        for name in names
+    }
+
+
+def test_a_model_says_what_dibs_says(app: Face, make: Make, session: Session) -> None:
+    waiting = make.scheduled(args={"n": 1}, tags=["a"], meta={"b": None}, priority=3, unique="key")
+    running = make.running(pipeline_id=waiting.id).job
+    failed = make.failed(reason="broken")
+    succeeded = make.succeeded(result={"deep": [1, "ü"]})
+
+    for job, model in (
+        (waiting, LiveJob),
+        (running, LiveJob),
+        (failed, FinishedJob),
+        (succeeded, FinishedJob),
+    ):
+        expected = _as_model(app.get(job.id))
+        for kind in (model, AnyJob):
+            assert _said(session.get(kind, job.id), expected) == expected
+    assert session.get(LiveJob, failed.id) is None
+
+
+def test_jobs_are_found_by_state_id_and_time(app: Face, make: Make, session: Session) -> None:
+    jobs = [make.ready(), make.scheduled(), make.succeeded(), make.failed()]
+    soon = datetime.now(UTC) + timedelta(minutes=30)
+
+    def found(*conditions: Any) -> list[Any]:
+        return list(session.scalars(select(AnyJob.id).where(*conditions).order_by(AnyJob.id)))
+
+    assert found(AnyJob.run_at > soon) == [jobs[1].id]
+    assert found(AnyJob.state == JobState.failed) == found(AnyJob.state == "failed") == [jobs[3].id]
+    assert found(AnyJob.id.in_([str(jobs[0].id), jobs[2].id])) == [jobs[0].id, jobs[2].id]
+    assert found(AnyJob.is_finished) == [jobs[2].id, jobs[3].id]
+    counted = session.execute(select(AnyJob.state, func.count()).group_by(AnyJob.state)).all()
+    assert dict(map(tuple, counted)) == {"ready": 1, "scheduled": 1, "succeeded": 1, "failed": 1}
+    with pytest.raises(Exception, match="no time zone"):
+        found(AnyJob.run_at > datetime(2026, 1, 1))
+
+
+def test_a_job_is_joined_with_rows_of_ones_own(app: Face, make: Make, session: Session, url: str) -> None:
+    job = make.ready(queue="mail")
+    app.pause("mail")
+
+    rows = session.execute(select(LiveJob.id, Queue.paused).join(Queue, Queue.name == LiveJob.queue)).all()
+
+    assert [tuple(row) for row in rows] == [(job.id, True)]
+
+
+def test_nothing_can_be_written_through_a_model(app: Face, make: Make, session: Session) -> None:
+    job = make.ready()
+    row = session.get(LiveJob, job.id)
+
+    with pytest.raises(BadRequest, match="LiveJob is read-only"):
+        LiveJob(kind="work")
+    row.kind = "changed"
+    with pytest.raises(BadRequest, match="LiveJob is read-only: jobs are changed through Dibs"):
+        session.flush()
+    session.rollback()
+    session.delete(session.get(AnyJob, job.id))
+    with pytest.raises(BadRequest, match="AnyJob is read-only"):
+        session.commit()
+    session.rollback()
+    for write in (insert, update, delete):
+        for model in models():
+            with pytest.raises(ArgumentError, match="read_only"):
+                session.execute(write(model))
+
+    assert app.find() == [app.get(job.id)]
+    assert app.get(job.id).kind == "work"
+
+
+def test_another_prefix_has_models_of_its_own(url: str, session: Session) -> None:
+    with open_face("sync", url, prefix="shop") as shop:
+        shop.migrate()
+        job = Make(shop).ready()
+
+        found = session.get(models("shop").AnyJob, job.id)
+
+        assert (found.id, repr(found)) == (job.id, f"<AnyJob {job.id} work ready>")
+        assert session.get(AnyJob, job.id) is None
+        session.rollback()
+        shop.delete(job.id)
+    if "sqlite" not in url:
+        dialect = dialect_named(url.split(":")[0], "shop")
+        assert dialect is not None
+        by_hand(url, *_gone(dialect))
+
+
+def _gone(dialect: Any) -> list[str]:
+    return [statement for _, statement in undoing(dialect, [n for n, _ in schema_files(dialect.name)], 0)]
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_a_model_has_the_columns_it_promises(model: Any) -> None:
+    promised = {name for base in model.__mro__ for name in vars(base).get("__annotations__", {})}
+    mapped = {attribute.key for attribute in model.__mapper__.column_attrs}
+
+    assert promised <= mapped | {"metadata", "registry"}
+
+
+def test_models_are_made_once_for_each_prefix() -> None:
+    assert models() is models("dibs")
+    assert models("shop") is not models()
+    assert models().LiveJob is LiveJob

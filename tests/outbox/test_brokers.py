@@ -1,0 +1,247 @@
+"""Real brokers: what arrives there, how a refusal is told from an outage, and what a restart costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from boxes import Box, eventually_async
+from brokers import Receiver, Target, until_arrived
+
+from dibs import BadRequest, Retry
+from dibs.outbox import BrokerUnavailable, Outbox, Rejected, Relay
+from dibs.outbox.brokers import make_broker
+from dibs.outbox.brokers.redis import RedisStreams
+from dibs.outbox.brokers.webhook import Webhook, signature
+from servers import free_port
+
+every_broker = pytest.mark.parametrize("target", ["rabbitmq", "nats", "redis"], indirect=True)
+
+
+@pytest.fixture
+def engine() -> str:
+    return "sqlite"
+
+
+@pytest.fixture
+def face() -> str:
+    return "async"
+
+
+@every_broker
+def test_a_message_arrives_with_its_headers(box: Box, target: Target) -> None:
+    box.run(target.prepare())
+    id = box.publish("orders", {"n": 1, "name": "Zoë"}, key="order-7", headers={"traceparent": "00-a-b-01"})
+    box.publish("orders", {"n": 2})
+
+    box.run(Relay(box.outbox, {"default": target.url}).run(until_idle=True))
+
+    arrived = box.run(target.arrived())
+    first = next(one for one in arrived if one.id == str(id))
+    assert (first.key, first.payload) == ("order-7", {"n": 1, "name": "Zoë"})
+    assert first.headers["traceparent"] == "00-a-b-01"
+    token = first.headers.get("dibs-token", first.headers.get("token"))
+    assert int(token) == box.find_published()[0].token
+    assert first.headers.get("dibs-time", first.headers.get("time", "")).endswith("+00:00")
+    assert {one.key for one in arrived} == {"order-7", None}
+
+
+@pytest.mark.parametrize("target", ["rabbitmq", "nats"], indirect=True)
+def test_a_message_that_nobody_would_get_is_refused(box: Box, target: Target) -> None:
+    box.run(target.prepare())
+    box.publish("nowhere", {"n": 1}, max_attempts=1)
+    box.publish("orders", {"n": 2})
+
+    box.run(Relay(box.outbox, {"default": target.url}).run(until_idle=True))
+
+    [abandoned] = box.find_abandoned()
+    assert abandoned.topic == "nowhere"
+    assert "Rejected" in abandoned.error
+    assert box.counts()["published"] == 1
+
+
+@pytest.mark.parametrize("target", ["nats", "redis"], indirect=True)
+def test_a_repetition_is_recognised_by_its_id(box: Box, target: Target) -> None:
+    box.run(target.prepare())
+    box.publish("orders", {"n": 1})
+    [message] = box.claim_batch("w1")
+
+    async def twice() -> None:
+        broker = make_broker(target.url, "default")
+        await broker.open()
+        await broker.publish(message)
+        await broker.publish(message)
+        await broker.close()
+
+    box.run(twice())
+
+    assert [one.id for one in box.run(target.arrived())] == [str(message.id)]
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "nats", "redis"])
+def test_a_broker_that_is_not_there_is_no_failure_of_a_message(box: Box, scheme: str) -> None:
+    url = f"{scheme}://127.0.0.1:{free_port()}"
+    box.publish("orders", {"n": 1})
+
+    async def try_for_a_while() -> None:
+        relay = Relay(box.outbox, {"default": url})
+        task = asyncio.create_task(relay.run())
+        await eventually_async(lambda: box.outbox.events.counts["broker_down"] >= 2)
+        relay.stop()
+        await task
+
+    box.run(try_for_a_while())
+
+    [message] = box.find_unprocessed()
+    assert (message.status, message.attempts) == ("pending", 0)
+
+
+@every_broker
+def test_a_broker_that_restarts_is_found_again(box: Box, target: Target) -> None:
+    box.run(target.prepare())
+
+    async def through_a_restart() -> list[Any]:
+        relay = Relay(box.outbox, {"default": target.url}, poll=0.1)
+        task = asyncio.create_task(relay.run())
+        for number in range(5):
+            await box.outbox.publish("orders", {"n": number}, key="k")
+        await eventually_async(lambda: box.outbox.events.counts["published"] == 5)
+        await asyncio.to_thread(target.server.stop)
+        for number in range(5, 10):
+            await box.outbox.publish("orders", {"n": number}, key="k")
+        await eventually_async(lambda: box.outbox.events.counts["broker_down"] >= 1)
+        await asyncio.to_thread(target.server.start)
+        arrived = await until_arrived(target, 10)
+        relay.stop()
+        await task
+        return arrived
+
+    arrived = box.run(through_a_restart())
+
+    assert list(dict.fromkeys(one.payload["n"] for one in arrived)) == list(range(10))
+    assert {message.attempts for message in box.find_published()} == {1}
+
+
+@pytest.mark.parametrize("target", ["rabbitmq"], indirect=True)
+def test_rabbitmq_publishes_to_an_exchange(box: Box, target: Target) -> None:
+    import aio_pika
+
+    async def bind() -> None:
+        connection = await aio_pika.connect(target.url)
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("events", "topic", durable=True)
+        queue = await channel.declare_queue("orders", durable=True)
+        await queue.bind(exchange, "shop.#")
+        await connection.close()
+
+    box.run(target.prepare())
+    box.run(bind())
+    box.publish("shop.orders.paid", {"n": 1})
+
+    box.run(Relay(box.outbox, {"default": f"{target.url}?exchange=events"}).run(until_idle=True))
+    assert [one.payload for one in box.run(target.arrived())] == [{"n": 1}]
+
+    box.publish("shop.orders.paid", {"n": 2})
+    with_typo = Relay(box.outbox, {"default": f"{target.url}?exchange=evnets"})
+
+    async def try_once() -> None:
+        task = asyncio.create_task(with_typo.run())
+        await eventually_async(lambda: box.outbox.events.counts["broker_down"])
+        with_typo.stop()
+        await task
+
+    box.run(try_once())
+    assert box.counts()["pending"] == 1
+
+
+@pytest.mark.parametrize("target", ["redis"], indirect=True)
+def test_a_stream_of_redis_is_trimmed(box: Box, target: Target) -> None:
+    box.run(target.prepare())
+    for number in range(250):
+        box.outbox.sync.publish("orders", {"n": number})
+
+    box.run(Relay(box.outbox, {"default": f"{target.url}?maxlen=100&dedupe=0"}).run(until_idle=True))
+
+    assert 100 <= len(box.run(target.arrived())) < 250
+    with pytest.raises(BadRequest, match="maxlen"):
+        make_broker("redis://localhost?maxlen=many", "default")
+
+
+@pytest.mark.parametrize("target", ["redis"], indirect=True)
+def test_a_stream_that_is_something_else_is_a_failure(box: Box, target: Target) -> None:
+    box.run(target.prepare())
+    target.server.say("SELECT 9", "SET orders string")
+    box.publish("orders", {"n": 1}, max_attempts=1)
+
+    box.run(Relay(box.outbox, {"default": RedisStreams(target.url)}).run(until_idle=True))
+
+    assert "WRONGTYPE" in box.find_abandoned()[0].error
+
+
+# -- Webhooks -----------------------------------------------------------------------------------
+
+
+def test_a_webhook_gets_a_signed_cloud_event(box: Box) -> None:
+    id = box.publish(
+        "shop.paid", {"n": 1}, key="order-7", headers={"tenant": "a", "traceparent": "00-a-b-01"}
+    )
+    with Receiver().serving() as receiver:
+        hook = Webhook(receiver.url, secret="s3cret", source="/shop")
+
+        box.run(Relay(box.outbox, {"default": hook}).run(until_idle=True))
+
+    [(headers, body)] = receiver.posted
+    event = json.loads(body)
+    assert {**event, "time": "", "dibstoken": ""} == {
+        "specversion": "1.0",
+        "id": str(id),
+        "source": "/shop",
+        "type": "shop.paid",
+        "subject": "order-7",
+        "time": "",
+        "datacontenttype": "application/json",
+        "traceparent": "00-a-b-01",
+        "dibstoken": "",
+        "data": {"n": 1},
+    }
+    assert (headers["dibs-id"], headers["tenant"]) == (str(id), "a")
+    assert headers["content-type"].startswith("application/cloudevents+json")
+    seconds = int(headers["dibs-signature"].split(",")[0][2:])
+    assert headers["dibs-signature"] == signature("s3cret", str(id), body, seconds)
+    assert headers["dibs-signature"] != signature("other", str(id), body, seconds)
+
+
+def test_a_webhook_that_refuses_is_tried_again(url: str) -> None:
+    outbox = Outbox(url, retry=Retry.exponential(base=1, cap=0.05))
+    outbox.sync.publish("shop.paid", {"n": 1})
+    with Receiver().serving() as receiver:
+        receiver.answers += [500, 302, 429]
+
+        async def insist() -> None:
+            relay = Relay(outbox, {"default": receiver.url}, poll=0.05)
+            task = asyncio.create_task(relay.run())
+            await eventually_async(lambda: outbox.events.counts["published"])
+            relay.stop()
+            await task
+
+        asyncio.run(insist())
+
+    assert len(receiver.posted) == 4
+    [message] = outbox.sync.find_published()
+    assert message.attempts == 4
+    outbox.sync.close()
+
+
+def test_a_webhook_that_is_slow_or_away(box: Box) -> None:
+    box.publish("shop.paid", {"n": 1})
+    [message] = box.claim_batch("w1")
+    with pytest.raises(BrokerUnavailable):
+        box.run(Webhook(f"http://127.0.0.1:{free_port()}/hook").publish(message))
+    with Receiver().serving() as receiver:
+        receiver.answers.append(404)
+        with pytest.raises(Rejected, match="answered 404"):
+            box.run(Webhook(receiver.url).publish(message))
+    with pytest.raises(BadRequest):
+        Webhook("https:///nowhere")

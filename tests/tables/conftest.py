@@ -1,0 +1,81 @@
+"""One desk per driver of SQLAlchemy: the same call, blocking or awaited, on the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from desks import AWAITED, BLOCKING, Desk, open_engine
+from sqlalchemy import Engine, delete, text
+from users_tables import Base, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A database with our tables, made once per kind, and one connection to it that stays."""
+
+    url: str
+    archive: str
+    engine: Engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def homes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Home]]:
+    """Made before any test, so that the leak check takes their connections for granted."""
+    made = {
+        database: _made(database, request, tmp_path_factory.mktemp("tables"))
+        for database in ("sqlite", "postgresql", "mysql")
+    }
+    yield made
+    for one in made.values():
+        one.engine.dispose()
+
+
+def _made(database: str, request: pytest.FixtureRequest, folder: Path) -> Home:
+    archive = str(folder / "archive.db")
+    if database == "sqlite":
+        url = f"sqlite:///{folder}/shop.db"
+    elif database == "postgresql":
+        url = request.getfixturevalue("postgresql").create_database("tables")
+    else:
+        url = request.getfixturevalue("mariadb").create_database("tables")
+    driver = next(one for one in BLOCKING if one.startswith(database))
+    engine = open_engine(driver, url, archive, pool_size=1)
+    with engine.begin() as connection:
+        if database != "sqlite":
+            connection.execute(text("create schema if not exists dibs_archive"))
+        else:
+            connection.execute(text("pragma journal_mode = wal"))
+        Base.metadata.create_all(connection)
+        plain.create_all(connection)
+        connection.execute(text("create view shown_report as select id, status from report"))
+    return Home(url, archive, engine)
+
+
+@pytest.fixture(params=[*BLOCKING, *(one for one in AWAITED if one != "postgresql+psycopg_async")])
+def driver(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[None, "portable"], ids=["best", "portable"])
+def strategy(request: pytest.FixtureRequest) -> str | None:
+    return request.param
+
+
+@pytest.fixture
+def home(driver: str, homes: dict[str, Home]) -> Home:
+    return homes[driver.split("+")[0]]
+
+
+@pytest.fixture
+def desk(driver: str, home: Home) -> Iterator[Desk]:
+    with home.engine.begin() as connection:
+        for table in reversed([*Base.metadata.sorted_tables, *plain.sorted_tables]):
+            connection.execute(delete(table))
+    desk = Desk(driver, home.url, home.archive, home.engine)
+    yield desk
+    desk.close()

@@ -1,0 +1,38 @@
+"""One web app for all tests of a process, with an empty store for each: making the routes takes a while."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from serving import make_web
+
+from dibs import Dibs, watching
+from dibs.engines.stores import MemoryStore
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_to_end() -> Iterator[None]:
+    """The thread that looks for those who watch goes when the last of them does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watching, "LINGER", 0.01)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared() -> tuple[Dibs, FastAPI]:
+    app = Dibs("memory://", max_payload=100_000)
+    return app, make_web(app)
+
+
+@pytest.fixture
+def app(shared: tuple[Dibs, FastAPI]) -> Iterator[Dibs]:
+    app, _ = shared
+    app._core.use(MemoryStore())
+    yield app
+    app.sync.close()
+
+
+@pytest.fixture
+def web(shared: tuple[Dibs, FastAPI], app: Dibs) -> FastAPI:
+    """The routes, on an empty store."""
+    return shared[1]

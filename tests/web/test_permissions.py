@@ -1,0 +1,190 @@
+"""Every route and who may use it; and jobs that are only some people's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from serving import READER, WRITER, client_of, make_web, may_read, may_write
+
+from dibs import BadRequest, Dibs, NewJob
+from dibs.ids import new_id
+from dibs.integrations.fastapi import router
+
+JOB = new_id()
+
+# What a client without a name, a reader and a writer are answered. A new route must be entered here.
+OPEN, LOOK, CHANGE = (200, 200, 200), (401, 200, 200), (401, 403, 200)
+ROUTES: dict[tuple[str, str], tuple[int, int, int]] = {
+    ("GET", "/jobs"): LOOK,
+    ("GET", "/jobs/{id}"): LOOK,
+    ("GET", "/jobs/{id}/why"): LOOK,
+    ("GET", "/jobs/{id}/events"): LOOK,
+    ("GET", "/pipelines/{id}"): LOOK,
+    ("GET", "/pipelines/{id}/events"): LOOK,
+    ("GET", "/events"): LOOK,
+    ("GET", "/queues"): LOOK,
+    ("GET", "/workers"): LOOK,
+    ("GET", "/metrics"): LOOK,
+    ("GET", "/healthz"): OPEN,
+    ("POST", "/jobs"): (401, 403, 201),
+    ("POST", "/jobs/{id}/recover"): (401, 403, 409),
+    ("POST", "/jobs/{id}/cancel"): CHANGE,
+    ("POST", "/jobs/{id}/retry"): CHANGE,
+    ("GET", "/trains"): LOOK,
+    ("POST", "/trains/{name:path}/release"): (401, 403, 404),
+    ("POST", "/queues/{name:path}/pause"): CHANGE,
+    ("POST", "/queues/{name:path}/resume"): CHANGE,
+}
+ENDLESS = {("GET", "/events")}  # asked for in test_streams.py, where somebody hangs up
+
+
+def test_every_route_is_in_the_table(app: Dibs) -> None:
+    there = {
+        (method, route.path)
+        for route in router(app, insecure=True).routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+
+    assert there == set(ROUTES)
+
+
+@pytest.mark.parametrize("who", [0, 1, 2], ids=["nobody", "reader", "writer"])
+@pytest.mark.parametrize("route", sorted(set(ROUTES) - ENDLESS), ids=" ".join)
+def test_each_route_is_open_to_whom_it_should_be(
+    app: Dibs, web: FastAPI, route: tuple[str, str], who: int
+) -> None:
+    method, path = route
+    state = "cancelled" if "retry" in path or "events" in path else "ready"
+    [job] = app.sync.enqueue(NewJob("work", id=JOB, pipeline_id=JOB))
+    if state == "cancelled":
+        app.sync.cancel(job.id)
+    with client_of(web, headers=[{}, READER, WRITER][who]) as client:
+        body = {"json": {"kind": "work"}} if route == ("POST", "/jobs") else {}
+        url = path.replace("{id}", str(JOB)).replace("{name:path}", "mail")
+
+        answer = client.request(method, url, **body)
+
+    assert answer.status_code == ROUTES[route][who]
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"read": may_read}, {"write": may_write}], ids=lambda given: str(list(given))
+)
+def test_without_permissions_there_is_no_router(app: Dibs, given: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"no permission to .*insecure=True"):
+        router(app, **given)
+
+
+def test_who_says_so_lets_everybody_in(app: Dibs) -> None:
+    with client_of(make_web(app, read=None, write=None, insecure=True), headers={}) as client:
+        assert client.get("/jobs").status_code == 200
+        assert client.post("/jobs", json={"kind": "work"}).status_code == 201
+
+
+def test_permissions_may_be_plain_functions(app: Dibs) -> None:
+    with client_of(make_web(app, read=may_read, write=may_write), headers=READER) as client:
+        assert client.get("/jobs").status_code == 200
+        assert client.post("/jobs", json={"kind": "work"}).status_code == 403
+
+
+# -- scopes ---------------------------------------------------------------------------------------
+
+
+def of_tenant(request: Request) -> dict[str, Any]:
+    tenant = request.headers.get("tenant")
+    if tenant is None:
+        raise HTTPException(403, "whose jobs?")
+    return {"tags": [f"tenant-{tenant}"]}
+
+
+def of_queue(request: Request) -> dict[str, Any]:
+    return {"queue": request.headers["tenant"]}
+
+
+@pytest.fixture
+def by_tag(app: Dibs) -> Iterator[TestClient]:
+    with client_of(make_web(app, scope=Depends(of_tenant)), {**WRITER, "tenant": "7"}) as client:
+        yield client
+
+
+@pytest.fixture
+def by_queue(app: Dibs) -> Iterator[TestClient]:
+    with client_of(make_web(app, scope=of_queue), {**WRITER, "tenant": "seven"}) as client:
+        yield client
+
+
+def test_a_tenant_finds_only_its_own_jobs(app: Dibs, by_tag: TestClient) -> None:
+    mine, _ = app.sync.enqueue(NewJob("work", tags=["tenant-7", "big"]), NewJob("work", tags=["tenant-8"]))
+
+    assert [job["id"] for job in by_tag.get("/jobs").json()["jobs"]] == [str(mine.id)]
+    assert [job["id"] for job in by_tag.get("/jobs?tag=big").json()["jobs"]] == [str(mine.id)]
+    assert by_tag.get("/jobs?tag=tenant-8").json()["jobs"] == []
+
+
+@pytest.mark.parametrize("route", ["", "/why", "/events", "/recover", "/cancel", "/retry"])
+def test_the_jobs_of_others_are_unknown_to_a_tenant(app: Dibs, by_tag: TestClient, route: str) -> None:
+    [theirs] = app.sync.enqueue(NewJob("work", tags=["tenant-8"], pipeline_id=JOB))
+    method = "GET" if route in ("", "/why", "/events") else "POST"
+
+    answers = [by_tag.request(method, f"/jobs/{id}{route}") for id in (theirs.id, new_id())]
+
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert by_tag.get(f"/pipelines/{JOB}").status_code == 404
+    assert app.sync.get(theirs.id) == theirs.__class__(**{**_fields(theirs), "is_new": False})
+
+
+def _fields(job: Any) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__struct_fields__}
+
+
+def test_what_a_tenant_enqueues_is_its_own(app: Dibs, by_tag: TestClient, by_queue: TestClient) -> None:
+    tagged = by_tag.post("/jobs", json={"kind": "work", "tags": ["big"]}).json()
+    queued = by_queue.post("/jobs", json={"kind": "work"}).json()
+    elsewhere = by_queue.post("/jobs", json={"kind": "work", "queue": "eight"})
+
+    assert tagged["tags"] == ["big", "tenant-7"]
+    assert queued["queue"] == "seven"
+    assert elsewhere.status_code == 403
+    assert len(app.sync.find()) == 2
+
+
+def test_the_unique_key_of_somebody_elses_job_shows_nothing_of_it(app: Dibs, by_tag: TestClient) -> None:
+    app.sync.enqueue(NewJob("work", unique="nightly", tags=["tenant-8"], args={"secret": 1}))
+
+    answer = by_tag.post("/jobs", json={"kind": "work", "unique": "nightly"})
+
+    assert answer.status_code == 409
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/queues", "/workers", "/metrics"])
+def test_the_whole_store_is_not_for_a_tenant(by_tag: TestClient, path: str) -> None:
+    assert by_tag.get(path).status_code == 403
+
+
+def test_who_owns_a_queue_sees_and_pauses_only_that(app: Dibs, by_queue: TestClient) -> None:
+    app.sync.enqueue(NewJob("work", queue="seven"), NewJob("work", queue="eight"))
+
+    assert [queue["name"] for queue in by_queue.get("/queues").json()["queues"]] == ["seven"]
+    assert by_queue.post("/queues/seven/pause").status_code == 200
+    assert by_queue.post("/queues/eight/pause").status_code == 403
+    assert by_queue.get("/jobs?queue=eight").status_code == 403
+
+
+def test_a_scope_may_refuse(app: Dibs) -> None:
+    with client_of(make_web(app, scope=of_tenant)) as client:
+        assert client.get("/jobs").status_code == 403
+
+
+def test_a_scope_that_is_no_filter_is_the_apps_own_fault(app: Dibs) -> None:
+    with (
+        client_of(make_web(app, scope=lambda: {"colour": "red"})) as client,
+        pytest.raises(TypeError, match="scope="),
+    ):
+        client.get("/jobs")

@@ -1,0 +1,339 @@
+"""What each route does, by the words of HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from serving import client_of, make_web
+
+from dibs import Dibs, Job, NewJob, upkeep
+from dibs.clock import SECOND
+from dibs.ids import new_id
+from dibs.integrations.fastapi import models
+
+
+@pytest.fixture
+def client(web: FastAPI) -> Iterator[TestClient]:
+    with client_of(web) as client:
+        yield client
+
+
+def make(app: Dibs, kind: str = "work", **options: Any) -> Job:
+    [job] = app.sync.enqueue(NewJob(kind, **options))
+    return job
+
+
+def running(app: Dibs, **options: Any) -> Any:
+    return app.sync.claim_job(make(app, **options).id, worker="pod-a")
+
+
+def pass_time(app: Dibs, seconds: float) -> None:
+    app._core.store.run(lambda _: upkeep.age(round(seconds * SECOND)))
+
+
+# -- look -----------------------------------------------------------------------------------------
+
+
+def test_a_job_is_shown_whole_and_as_the_document_says(app: Dibs, client: TestClient) -> None:
+    claim = running(app, args={"n": 1}, tags=["a"], meta={"m": [None]})
+    claim.fail("broken", retry=False)
+
+    answer = client.get(f"/jobs/{claim.job.id}")
+
+    assert answer.status_code == 200
+    assert answer.json() == msgspec.to_builtins(app.sync.get(claim.job.id))
+    shown = models.Job.model_validate(answer.json())
+    assert (shown.state, shown.errors[0].message, shown.args) == ("failed", "broken", {"n": 1})
+
+
+def test_models_describe_exactly_what_is_answered() -> None:
+    assert set(models.Job.model_fields) == set(Job.__struct_fields__)
+
+
+def test_jobs_are_found_page_by_page_newest_first(app: Dibs, client: TestClient) -> None:
+    ids = [str(make(app).id) for _ in range(5)]
+
+    first = client.get("/jobs", params={"limit": 3}).json()
+    second = client.get("/jobs", params={"limit": 3, "after": first["next"]}).json()
+
+    assert [job["id"] for job in first["jobs"] + second["jobs"]] == ids[::-1]
+    assert second["next"] is None
+    assert "args" not in first["jobs"][0]
+    models.JobPage.model_validate(first)
+
+
+def test_jobs_are_found_by_what_is_asked_for(app: Dibs, client: TestClient) -> None:
+    mail = make(app, "send", queue="mail", tags=["a", "b"])
+    claim = running(app)
+
+    def found(**params: Any) -> list[str]:
+        return [job["id"] for job in client.get("/jobs", params=params).json()["jobs"]]
+
+    assert found(queue="mail") == found(kind="send") == found(tag=["a", "b"]) == [str(mail.id)]
+    assert found(state=["running", "failed"]) == [str(claim.job.id)]
+    assert found(pipeline_id=str(new_id())) == []
+
+
+def test_a_page_is_never_longer_than_two_hundred(app: Dibs, client: TestClient) -> None:
+    app.sync.enqueue(*(NewJob("work") for _ in range(205)))
+
+    assert len(client.get("/jobs", params={"limit": 10**30}).json()["jobs"]) == 200
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"limit": 0}, {"limit": "x"}, {"after": "x"}, {"state": "lost"}, {"queue": "x" * 201}],
+    ids=repr,
+)
+def test_a_malformed_question_is_told_apart(client: TestClient, params: dict[str, Any]) -> None:
+    answer = client.get("/jobs", params=params)
+
+    assert answer.status_code == 422
+    models.Invalid.model_validate(answer.json())
+
+
+def test_why_a_job_is_not_running(app: Dibs, client: TestClient) -> None:
+    job = make(app, delay=3600)
+
+    answer = client.get(f"/jobs/{job.id}/why").json()
+
+    assert answer["code"] == "scheduled"
+    assert answer["text"] == str(app.sync.why(job.id))
+
+
+def test_a_pipeline_is_counted(app: Dibs, client: TestClient) -> None:
+    claim = running(app)
+    claim.succeed(then=[NewJob("next"), NewJob("next")])
+    [half] = app.sync.claim(kinds=["next"])
+    half.progress(0.5)
+
+    answer = client.get(f"/pipelines/{claim.job.id}").json()
+
+    assert {state: n for state, n in answer["counts"].items() if n} == {
+        "succeeded": 1,
+        "ready": 1,
+        "running": 1,
+    }
+    assert answer["progress"] == pytest.approx(0.5)
+
+
+def test_queues_and_workers_are_listed(app: Dibs, client: TestClient) -> None:
+    make(app, queue="mail")
+
+    [queue] = client.get("/queues").json()["queues"]
+
+    assert queue == {"name": "mail", "paused": False, "limit": None, "counts": {"ready": 1}}
+    assert client.get("/workers").json() == {"workers": []}
+
+
+# -- act ------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_enqueued_with_all_that_is_said_of_it(app: Dibs, client: TestClient) -> None:
+    said = {"queue": "mail", "priority": 5, "tags": ["a"], "meta": {"m": 1}, "max_attempts": 7}
+
+    answer = client.post("/jobs", json={"kind": "send", "args": {"n": 1}, "delay": 60, **said})
+
+    assert answer.status_code == 201
+    job = app.sync.get(answer.json()["id"])
+    assert job is not None
+    assert (job.kind, job.args, job.state, job.tags) == ("send", {"n": 1}, "scheduled", ["a"])
+    assert (job.queue, job.priority, job.max_attempts, job.meta) == ("mail", 5, 7, {"m": 1})
+
+
+def test_a_job_that_is_sent_twice_is_stored_once(app: Dibs, client: TestClient) -> None:
+    body = {"kind": "send", "id": str(new_id())}
+
+    answers = [client.post("/jobs", json=body), client.post("/jobs", json=body)]
+
+    assert [answer.status_code for answer in answers] == [201, 200]
+    assert len(app.sync.find()) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b"[]", 422),
+        (b"{}", 422),
+        (b'{"kind": "a", "colour": 1}', 422),
+        (b'{"kind": "a", "priority": 1e99}', 422),
+        (b'{"kind": NaN, "args": NaN}', 422),
+        (b'{"kind": "\\ud800", "queue": 3}', 422),
+        (b'{"kind": "a\\u0000"}', 400),
+        (b'{"kind": "a", "args": {"x": NaN}}', 400),
+        (b'{"kind": "a", "args": {"x": "\\ud800"}}', 400),
+        (b'{"kind": "a", "delay": Infinity}', 422),
+        (b'{"kind": "a", "run_at": "2030-01-01T00:00:00"}', 422),
+        (b'{"kind": "a", "args": {"x": "' + b"x" * 110_000 + b'"}}', 400),
+        (b'{"kind": "a", "args": {"x": "' + b"x" * 200_000 + b'"}}', 413),
+        (b'{"kind": "a", "args": ' + b'{"x":' * 20_000, 400),
+    ],
+    ids=lambda given: repr(given)[:40],
+)
+def test_what_can_not_be_enqueued_is_refused_and_nothing_written(
+    app: Dibs, client: TestClient, body: bytes, status: int
+) -> None:
+    answer = client.post("/jobs", content=body, headers={"content-type": "application/json"})
+
+    assert answer.status_code == status
+    assert answer.json()["detail"]
+    assert app.sync.find() == []
+
+
+def test_a_body_without_a_length_is_bounded_as_it_comes(app: Dibs, client: TestClient) -> None:
+    pieces = iter([b'{"kind": "a", "args": {"x": "', *[b"x" * 10_000] * 30, b'"}}'])
+
+    assert client.post("/jobs", content=pieces).status_code == 413
+
+
+def test_a_stale_job_is_recovered_with_all_its_attempts(
+    app: Dibs, client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = running(app)
+    pass_time(app, 60 + 1801)
+
+    with caplog.at_level(logging.INFO, "dibs"):
+        answer = client.post(f"/jobs/{claim.job.id}/recover")
+
+    assert answer.status_code == 200
+    shown = answer.json()
+    assert (shown["state"], shown["attempts"], shown["worker"]) == ("ready", 0, None)
+    assert f"recover {claim.job.id}, by writer" in caplog.text
+
+
+def test_a_job_that_is_not_stale_is_not_recovered(
+    app: Dibs, client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = running(app)
+    pass_time(app, 60 + 1700)
+
+    answer = client.post(f"/jobs/{claim.job.id}/recover")
+
+    assert answer.status_code == 409
+    assert "may still be running at pod-a" in answer.json()["detail"]
+    assert app.sync.get(claim.job.id).state == "running"
+    assert "recover" not in caplog.text
+
+
+def test_jobs_are_cancelled_and_retried(app: Dibs, client: TestClient) -> None:
+    job = make(app)
+
+    cancelled = client.post(f"/jobs/{job.id}/cancel", json={"reason": "no need"})
+    again = client.post(f"/jobs/{job.id}/cancel")
+    retried = client.post(f"/jobs/{job.id}/retry")
+
+    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+    assert cancelled.json()["message"] == "no need"
+    assert (again.status_code, "already been cancelled" in again.json()["detail"]) == (409, True)
+    assert (retried.status_code, retried.json()["state"]) == (200, "ready")
+
+
+@pytest.mark.parametrize("route", ["", "/why", "/events", "/recover", "/cancel", "/retry"])
+def test_a_job_that_never_was_is_not_found(client: TestClient, route: str) -> None:
+    method = "GET" if route in ("", "/why", "/events") else "POST"
+
+    answers = [client.request(method, f"/jobs/{id}{route}") for id in (new_id(), "nonsense")]
+
+    assert [answer.status_code for answer in answers] == [404, 422]
+
+
+@pytest.mark.parametrize("route", ["", "/events"])
+def test_a_pipeline_that_never_was_is_not_found(client: TestClient, route: str) -> None:
+    assert client.get(f"/pipelines/{new_id()}{route}").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["mail", "a/b", "ü ?#", "paused"])
+def test_queues_are_paused_and_resumed(app: Dibs, client: TestClient, name: str) -> None:
+    quoted = "".join(f"%{byte:02x}" for byte in name.encode())
+
+    paused = client.post(f"/queues/{quoted}/pause").json()
+    assert app.sync.queues()[0].paused
+    resumed = client.post(f"/queues/{quoted}/resume").json()
+
+    assert (paused["name"], paused["paused"], resumed["paused"]) == (name, True, False)
+
+
+def held_train(app: Dibs, name: str) -> list[Job]:
+    jobs = app.sync.enqueue(*(NewJob("work", train=name, on_failed="hold") for _ in range(2)))
+    claim = app.sync.claim_job(jobs[0].id)
+    assert claim is not None
+    claim.fail("broken", retry=False)
+    return jobs
+
+
+def test_a_held_train_is_shown_and_released(app: Dibs, client: TestClient) -> None:
+    first, second = held_train(app, "dest_1")
+    make(app, train="dest_2")
+
+    [held] = client.get("/trains?held=true").json()["trains"]
+    names = [train["name"] for train in client.get("/trains").json()["trains"]]
+    released = client.post("/trains/dest_1/release")
+    again = client.post("/trains/dest_1/release")
+
+    assert (held["name"], held["head"]["id"], held["held"]) == ("dest_1", str(first.id), True)
+    assert names == ["dest_1", "dest_2"]
+    assert (released.status_code, released.json()["head"]["id"]) == (200, str(second.id))
+    assert (again.status_code, "is not held" in again.json()["detail"]) == (409, True)
+    assert client.post("/trains/nowhere/release").status_code == 404
+
+
+# -- how it is doing ------------------------------------------------------------------------------
+
+
+def test_a_process_that_reaches_its_store_is_healthy(client: TestClient) -> None:
+    answer = client.get("/healthz", headers={"authorization": ""})
+
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_a_store_that_can_not_be_reached_is_said(tmp_path: Path) -> None:
+    app = Dibs(f"sqlite:///{tmp_path}/no/such/folder/jobs.db")
+    with client_of(make_web(app)) as client:
+        health, jobs = client.get("/healthz"), client.get("/jobs")
+    app.sync.close()
+
+    assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
+    assert (jobs.status_code, jobs.headers["retry-after"]) == (503, "2")
+
+
+def test_metrics_tell_how_far_behind_the_relay_is(app: Dibs) -> None:
+    class Outbox:
+        async def counts(self) -> dict[str, int]:
+            return {"pending": 2, "published": 5}
+
+        async def lag(self) -> float:
+            return 12.5
+
+    with client_of(make_web(app, outbox=Outbox())) as client:
+        lines = client.get("/metrics").text.splitlines()
+
+    assert 'dibs_outbox_messages{state="pending"} 2' in lines
+    assert "dibs_outbox_lag_seconds 12.5" in lines
+
+
+def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient) -> None:
+    make(app, queue='say "hi"\\')
+    claim = running(app, queue="mail")
+    claim.succeed()
+    running(app, queue="mail")
+    pass_time(app, 10)
+
+    answer = client.get("/metrics")
+
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    assert 'dibs_jobs{queue="mail",state="running"} 1' in lines
+    assert 'dibs_jobs{queue="say \\"hi\\"\\\\",state="ready"} 1' in lines
+    assert 'dibs_claims_total{queue="mail",kind="work"} 2' in lines
+    assert 'dibs_settles_total{queue="mail",kind="work",outcome="succeeded"} 1' in lines
+    assert 'dibs_job_duration_seconds_count{queue="mail",kind="work"} 1' in lines
+    [oldest] = [line for line in lines if line.startswith("dibs_oldest_ready_seconds{")]
+    assert float(oldest.rpartition(" ")[2]) >= 10

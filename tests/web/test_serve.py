@@ -1,0 +1,192 @@
+"""`dibs serve`: who is let in, from where, under which name; and what browsers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from serving import EventReader
+from typer.testing import CliRunner
+
+from dibs import Dibs, NewJob
+from dibs.cli import app as cli
+from dibs.integrations.service import Access, make_service
+
+TOKEN, READ_TOKEN, BASIC = "t0ken-of-a-writer", "t0ken-of-a-reader", "alice:pass:word"
+WRITER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    app = Dibs("memory://")
+    service = make_service(app, Access(token=TOKEN, read_token=READ_TOKEN, basic=BASIC))
+    with TestClient(service, base_url="http://localhost:8000") as client:
+        yield client
+
+
+def basic(text: str) -> str:
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "reads", "writes"),
+    [
+        ("", 401, 401),
+        (f"Bearer {TOKEN}", 200, 201),
+        (f"bearer {TOKEN}", 200, 201),
+        (f"Bearer {READ_TOKEN}", 200, 403),
+        (f"Bearer {TOKEN}x", 401, 401),
+        ("Bearer ", 401, 401),
+        (basic(BASIC), 200, 201),
+        (basic("alice:wrong"), 401, 401),
+        ("Basic %%%", 401, 401),
+        (f"Token {TOKEN}", 401, 401),
+    ],
+)
+def test_who_has_a_secret_is_let_in(client: TestClient, authorization: str, reads: int, writes: int) -> None:
+    headers = {"authorization": authorization}
+
+    looked = client.get("/jobs", headers=headers)
+    changed = client.post("/jobs", json={"kind": "work"}, headers=headers)
+
+    assert (looked.status_code, changed.status_code) == (reads, writes)
+    assert ("www-authenticate" in looked.headers) == (reads == 401)
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/queues", "/workers", "/metrics", "/openapi.json", "/events"])
+def test_nothing_but_health_is_open(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 401
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/"])
+def test_there_are_no_pages_that_load_scripts_from_elsewhere(client: TestClient, path: str) -> None:
+    assert client.get(path, headers=WRITER).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 400),
+        ("localhost.evil.example", 400),
+        ("", 400),
+        ("[::1", 400),
+    ],
+)
+def test_under_a_name_that_is_not_ours_nobody_is_served(client: TestClient, host: str, status: int) -> None:
+    assert client.get("/jobs", headers={**WRITER, "host": host}).status_code == status
+    assert client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({}, 201),
+        ({"sec-fetch-site": "same-origin", "origin": "http://localhost:8000"}, 201),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+    ids=repr,
+)
+def test_a_page_from_elsewhere_changes_nothing(client: TestClient, said: dict[str, str], status: int) -> None:
+    answer = client.post("/jobs", json={"kind": "work"}, headers={**WRITER, **said})
+
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/healthz", "/nowhere"])
+def test_browsers_are_told_to_be_careful(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+
+
+def test_the_document_is_there_for_who_may_look(client: TestClient) -> None:
+    document = client.get("/openapi.json", headers={"authorization": f"Bearer {READ_TOKEN}"}).json()
+
+    assert "/jobs/{id}/recover" in document["paths"]
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def refused(*words: str, **environment: str) -> str:
+    clean = {"DIBS_TOKEN": "", "DIBS_READ_TOKEN": "", "DIBS_BASIC": "", **environment}
+    done = CliRunner().invoke(cli, ["serve", "--url", "memory://", *words], env=clean)
+    assert done.exit_code == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_other_machines_are_not_listened_to_without_a_secret(host: str) -> None:
+    assert "nothing keeps anybody out" in refused("--host", host)
+
+
+def test_a_secret_that_is_none_is_refused() -> None:
+    assert "USER:PASSWORD" in refused("--basic", "alice")
+    assert "USER:PASSWORD" in refused(DIBS_BASIC="alice:")
+
+
+def test_an_address_that_can_not_be_listened_on_is_refused() -> None:
+    assert "can't listen on 192.0.2.1" in refused("--host", "192.0.2.1", DIBS_TOKEN=TOKEN)
+
+
+def test_a_store_without_tables_is_said_before_anything_is_served(tmp_path: Path) -> None:
+    assert "can't open" in refused("--url", f"sqlite:///{tmp_path}/no/jobs.db")
+
+
+@contextmanager
+def served(url: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
+    command = [sys.executable, "-m", "dibs.cli", "--url", url, "serve", "--port", "0", "--json", *words]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept)
+    try:
+        assert server.stdout is not None
+        yield server, json.loads(server.stdout.readline())
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_on_this_machine_a_token_for_one_run_is_enough(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with Dibs(url).sync as store:
+        [job] = store.enqueue(NewJob("work"))
+
+    async def follow(port: int, token: str) -> list[str]:
+        stranger = await EventReader.open(port, "/jobs", authorization="Bearer guess")
+        await stranger.close()
+        stream = await EventReader.open(port, f"/jobs/{job.id}/events", authorization=f"Bearer {token}")
+        first = await stream.next()
+        server.send_signal(signal.SIGTERM)
+        return [str(stranger.status), first["event"], *(event["event"] for event in await stream.rest())]
+
+    with served(url) as (server, said):
+        port = int(said["url"].rpartition(":")[2])
+        heard = asyncio.run(follow(port, said["token"]))
+        code = server.wait(60)
+
+    assert heard == ["401", "snapshot", "resync"]
+    assert code == 0
+    assert said["store"] == url

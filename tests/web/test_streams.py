@@ -1,0 +1,245 @@
+"""Server-sent events, over real sockets: snapshot, changes, end; and a thousand clients that only wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from serving import EventReader, make_web, on_a_port
+
+from dibs import Dibs, NewJob
+from dibs.changes import Change
+from dibs.engines.memory import Memory
+from dibs.ids import new_id
+from dibs.integrations.fastapi import lifespan, streams
+from dibs.integrations.fastapi.streams import Teller, encode_summary
+from dibs.scripts import Rows, Step
+from dibs.watching import MOST_PENDING, Subscription
+
+
+@pytest.fixture
+def port(app: Dibs, web: FastAPI) -> Iterator[int]:
+    with on_a_port(web) as port:
+        yield port
+        app._core.watching.end_all()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_job_is_told_as_it_stands_then_as_it_changes_until_its_end(app: Dibs, port: int) -> None:
+    async def follow() -> list[dict[str, Any]]:
+        [job] = app.sync.enqueue(NewJob("work", args={"n": 1}))
+        stream = await EventReader.open(port, f"/jobs/{job.id}/events")
+        heard = [await stream.next()]
+        claim = app.sync.claim_job(job.id)
+        assert claim is not None
+        heard.append(await stream.next())
+        claim.progress(0.5, "line\nbreak")
+        heard.append(await stream.next())
+        claim.succeed({"rows": 3})
+        return [*heard, *await stream.rest()]
+
+    first, taken, half, done, end = asyncio.run(follow())
+
+    assert (first["event"], first["data"]["state"], first["data"]["args"]) == ("snapshot", "ready", {"n": 1})
+    assert (taken["event"], taken["data"]["state"]) == ("change", "running")
+    assert (half["data"]["progress"], half["data"]["message"]) == (0.5, "line\nbreak")
+    assert (done["data"]["state"], done["data"]["result"]) == ("succeeded", {"rows": 3})
+    assert end["event"] == "end"
+    assert len({event["id"] for event in (first, taken, half, done)}) == 4
+
+
+def test_a_pipeline_is_told_with_the_jobs_that_join_it(app: Dibs, port: int) -> None:
+    async def follow() -> list[dict[str, Any]]:
+        [_job] = app.sync.enqueue(NewJob("first", pipeline_id=(pipeline := new_id())))
+        stream = await EventReader.open(port, f"/pipelines/{pipeline}/events")
+        heard = [await stream.next()]
+        [claim] = app.sync.claim()
+        claim.succeed(then=[NewJob("second")])
+        while not (heard[-1]["event"] == "change" and heard[-1]["data"]["kind"] == "second"):
+            heard.append(await stream.next())
+        [claim] = app.sync.claim()
+        claim.succeed()
+        return [*heard, *await stream.rest()]
+
+    heard = asyncio.run(follow())
+
+    assert [job["kind"] for job in heard[0]["data"]["jobs"]] == ["first"]
+    assert "args" not in heard[0]["data"]["jobs"][0]
+    assert [event["event"] for event in heard[-2:]] == ["change", "end"]
+    assert (heard[-2]["data"]["kind"], heard[-2]["data"]["state"]) == ("second", "succeeded")
+
+
+def test_the_whole_store_is_followed_or_one_queue_of_it(app: Dibs, port: int) -> None:
+    async def follow() -> tuple[dict[str, Any], dict[str, Any]]:
+        app.sync.enqueue(NewJob("old", queue="mail"))
+        all_of_it = await EventReader.open(port, "/events")
+        mail = await EventReader.open(port, "/events?queue=mail")
+        await all_of_it.next()
+        await mail.next()
+        app.sync.enqueue(NewJob("a", queue="other"))
+        first = await all_of_it.next()
+        app.sync.enqueue(NewJob("b", queue="mail"))
+        second = await mail.next()
+        await all_of_it.close()
+        await mail.close()
+        return first, second
+
+    first, second = asyncio.run(follow())
+
+    assert first["data"]["kind"] == "a"
+    assert second["data"]["kind"] == "b"
+
+
+def test_who_comes_back_hears_only_what_is_new(app: Dibs, port: int) -> None:
+    async def follow() -> list[Any]:
+        [job] = app.sync.enqueue(NewJob("work"))
+        path = f"/jobs/{job.id}/events"
+        stream = await EventReader.open(port, path)
+        seen = (await stream.next())["id"]
+        await stream.close()
+
+        again = await EventReader.open(port, path, last_event_id=seen)
+        await until(lambda: [each.is_new for each in app._core.watching._subscriptions] == [False])
+        claim = app.sync.claim_job(job.id)
+        assert claim is not None
+        news = await again.next()
+        await again.close()
+
+        claim.succeed()
+        late = await EventReader.open(port, path, last_event_id=news["id"])
+        told, end = await late.rest()
+        nothing = await EventReader.open(port, path, last_event_id=told["id"])
+        await nothing.close()
+        return [news, told, end, nothing.status]
+
+    news, told, end, status = asyncio.run(follow())
+
+    assert (news["event"], news["data"]["state"]) == ("change", "running")
+    assert (told["event"], told["data"]["state"]) == ("snapshot", "succeeded")
+    assert (end["event"], status) == ("end", 204)
+
+
+def test_a_client_that_leaves_is_forgotten_at_once(app: Dibs, port: int) -> None:
+    async def leave() -> None:
+        [job] = app.sync.enqueue(NewJob("work"))
+        clients = [await EventReader.open(port, f"/jobs/{job.id}/events") for _ in range(5)]
+        await until(lambda: app._core.watching.watchers == 5)
+        for client in clients:
+            await client.close()
+        await until(lambda: app._core.watching.watchers == 0)
+
+    asyncio.run(leave())
+
+
+def test_silence_is_broken_now_and_then(app: Dibs, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE", 0.05)
+
+    async def listen() -> bytes:
+        [job] = app.sync.enqueue(NewJob("work"))
+        stream = await EventReader.open(port, f"/jobs/{job.id}/events")
+        await stream.next()
+        heard = await asyncio.wait_for(stream._reader.readuntil(b"keep-alive"), 60)
+        await stream.close()
+        return heard
+
+    assert b": keep-alive" in asyncio.run(listen())
+
+
+def test_who_listened_for_very_long_has_to_come_again(
+    app: Dibs, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE", 0.05)
+    monkeypatch.setattr(streams, "LONGEST", 0.2)
+
+    async def listen() -> list[dict[str, Any]]:
+        [job] = app.sync.enqueue(NewJob("work"))
+        stream = await EventReader.open(port, f"/jobs/{job.id}/events")
+        return await stream.rest()
+
+    assert [event["event"] for event in asyncio.run(listen())] == ["snapshot", "resync"]
+
+
+def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
+    topic = Dibs("memory://")._core.topic(None, None, "mail")
+    subscription, teller = (
+        Subscription(topic, lambda: None),
+        Teller(topic, encode_summary, lambda _: True, None),
+    )
+
+    for _ in range(MOST_PENDING + 2):
+        subscription.put([Change(name="gone", id=new_id(), job=None)])
+
+    assert teller.next_words(subscription) == ([streams.RESYNC], True)
+
+
+def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SEND_PATIENCE", 0.05)
+
+    async def stall() -> None:
+        [job] = app.sync.enqueue(NewJob("work"))
+        topic = app._core.topic(job.id, None, None)
+        stream = streams.EventStream(app._core.watching, topic, encode=encode_summary, allows=lambda _: True)
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        async with asyncio.timeout(60):
+            await stream({}, lambda: asyncio.Event().wait(), send)  # type: ignore[arg-type, return-value]
+
+    asyncio.run(stall())
+    assert app._core.watching.watchers == 0
+
+
+def test_a_server_that_is_told_to_end_does_not_wait_for_its_listeners(app: Dibs) -> None:
+    async def ends(stop: Callable[[], Awaitable[None]]) -> list[str]:
+        [job] = app.sync.enqueue(NewJob("work"))
+        stream = await EventReader.open(port, f"/jobs/{job.id}/events")
+        first = await stream.next()
+        await stop()
+        return [first["event"], *(event["event"] for event in await stream.rest())]
+
+    async def end_all() -> None:
+        app._core.watching.end_all()
+
+    web: FastAPI = make_web(app, lifespan=lifespan(app, worker=False))
+    with on_a_port(web) as port:
+        assert asyncio.run(ends(end_all)) == ["snapshot", "resync"]
+
+
+# -- many -----------------------------------------------------------------------------------------
+
+
+def test_many_who_wait_cost_the_store_no_more_than_one(
+    app: Dibs, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+    answer = Memory.execute
+
+    def counted(self: Memory, step: Step) -> Rows:
+        asked[step.question] += 1
+        return answer(self, step)
+
+    async def wait() -> None:
+        jobs = app.sync.enqueue(*(NewJob("work") for _ in range(50)))
+        streams = [await EventReader.open(port, f"/jobs/{job.id}/events") for job in [*jobs, *jobs]]
+        await asyncio.gather(*(stream.next() for stream in streams))
+        monkeypatch.setattr(Memory, "execute", counted)
+        looks = app._core.watching.looks
+        await until(lambda: app._core.watching.looks >= looks + 3)
+        assert set(asked) == {"glance"}
+        assert asked["glance"] <= app._core.watching.looks - looks + 1
+        app.sync.cancel_many(queue="default")
+        ends = await asyncio.gather(*(stream.rest() for stream in streams))
+        assert all([event["event"] for event in end] == ["change", "end"] for end in ends)
+
+    asyncio.run(wait())

@@ -1,0 +1,240 @@
+"""`@app.on(name)`: called after the store has it, and nothing of the work depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+from working import Apps, drain, finished, nobody_looks, take_back, wait_until, working
+
+from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, Retry, callbacks
+
+ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
+
+
+def _hear_all(app: Dibs, colour: str = "plain") -> list[JobEvent]:
+    heard: list[JobEvent] = []
+
+    async def awaited(event: JobEvent) -> None:
+        heard.append(event)
+
+    for name in ALL:
+        app.on(name)(awaited if colour == "awaited" else heard.append)
+    return heard
+
+
+def _losses(heard: list[JobEvent]) -> list[JobEvent]:
+    """What the holder told; the same worker's upkeep may tell, too, what became of the job."""
+    return [event for event in heard if event.name == "lost"]
+
+
+@pytest.mark.parametrize("colour", ["awaited", "plain"])
+async def test_a_callback_hears_how_a_job_ended(app: Dibs, colour: str) -> None:
+    heard = _hear_all(app, colour)
+
+    @app.job(max_attempts=2, retry=Retry.fixed(0))
+    async def work(how: str) -> Any:
+        if how == "raise":
+            raise ValueError("broken")
+        return {"succeed": 7, "fail": Fail("no way"), "cancel": Cancel("not needed")}[how]
+
+    for how in ("succeed", "fail", "cancel", "raise"):
+        await work.enqueue(how)
+        await drain(app)
+
+    told = [(each.name, each.job.args["how"], each.error and each.error.message) for each in heard]
+    assert told == [
+        ("succeeded", "succeed", None),
+        ("failed", "fail", "no way"),
+        ("cancelled", "cancel", None),
+        ("retried", "raise", "broken"),
+        ("failed", "raise", "broken"),
+    ]
+    assert heard[0].job.result == 7
+    assert [each.job.state for each in heard][-1] == "failed"
+    assert [each.error.attempt for each in heard[-2:]] == [1, 2]
+
+
+async def test_a_cancel_that_somebody_asked_for_is_told(app: Dibs) -> None:
+    heard = _hear_all(app)
+    started = asyncio.Event()
+
+    @app.job
+    async def work() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    job = await work.enqueue()
+    async with working(app):
+        await started.wait()
+        await app.cancel(job.id, "not needed")
+        await finished(app, job)
+        await wait_until(lambda: heard)
+
+    assert [(each.name, each.job.message) for each in heard] == [("cancelled", "not needed")]
+
+
+@pytest.mark.parametrize(("attempts", "name"), [(1, "failed"), (2, "lost")])
+async def test_the_death_of_a_worker_is_told_by_who_takes_the_job_back(
+    app: Dibs, attempts: int, name: str
+) -> None:
+    heard = _hear_all(app)
+
+    @app.job(max_attempts=attempts, queue="dead")
+    async def work() -> None: ...
+
+    claim = await app.claim_job((await work.enqueue()).id, worker="the dead one", lease=0.1)
+    await asyncio.sleep(0.2)
+    async with working(app, queues=["other"]):
+        await wait_until(lambda: heard)
+
+    [event] = heard
+    assert (event.name, event.job.id) == (name, claim.job.id)
+    assert (event.error.message, event.error.worker) == ("worker died", "the dead one")
+
+
+async def test_a_holder_that_lost_its_job_tells_it(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = _hear_all(app)
+    nobody_looks(app, monkeypatch)
+
+    @app.job(max_attempts=1)
+    def work(ctx: Context) -> None:
+        take_back(app, ctx.job.id)
+
+    await work.enqueue()
+    async with working(app):
+        await wait_until(lambda: _losses(heard))
+
+    assert [each.error.message for each in _losses(heard)] == ["worker died"]
+
+
+async def test_a_loss_that_heartbeat_and_settlement_hear_is_told_once(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = _hear_all(app)
+    nobody_looks(app, monkeypatch)
+    keeper = app._core.keeper
+    drop = keeper.drop
+
+    def hear_and_drop(*claims: Any) -> None:
+        for held in claims:
+            keeper.lose(held)
+        drop(*claims)
+
+    @app.job(max_attempts=1)
+    def lost(ctx: Context) -> None:
+        take_back(app, ctx.job.id)
+        monkeypatch.setattr(keeper, "drop", hear_and_drop)
+
+    @app.job
+    def last() -> None: ...
+
+    await lost.enqueue()
+    async with working(app):
+        await wait_until(lambda: _losses(heard))
+        monkeypatch.setattr(keeper, "drop", drop)
+        await last.enqueue()
+        await wait_until(lambda: heard[-1].name == "succeeded")
+
+    assert len(_losses(heard)) == 1
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.parametrize("colour", ["awaited", "plain"])
+async def test_run_job_and_claims_by_hand_tell_before_they_return(app: Dibs, face: str, colour: str) -> None:
+    heard = _hear_all(app, colour)
+
+    @app.job(max_attempts=1)
+    async def work() -> None:
+        raise ValueError("broken")
+
+    job, other = await app.enqueue(work.new(), work.new())
+    if face == "async":
+        await app.run_job(job.id)
+        await (await app.claim_job(other.id)).succeed()
+    else:
+        await asyncio.to_thread(app.sync.run_job, job.id)
+        await asyncio.to_thread(lambda: app.sync.claim_job(other.id).succeed())
+
+    assert [(each.name, each.job.id) for each in heard] == [("failed", job.id), ("succeeded", other.id)]
+
+
+@pytest.mark.parametrize("colour", ["awaited", "plain"])
+async def test_a_callback_that_raises_changes_nothing_and_is_logged_once(
+    app: Dibs, colour: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plain(event: JobEvent) -> None:
+        raise SystemExit("the alert is broken")
+
+    async def awaited(event: JobEvent) -> None:
+        raise RuntimeError("the alert is broken")
+
+    app.on("succeeded")(awaited if colour == "awaited" else plain)
+
+    @app.job
+    async def work() -> None: ...
+
+    await app.enqueue(*(work.new() for _ in range(20)))
+    with caplog.at_level(logging.ERROR, "dibs"):
+        await drain(app)
+
+    assert (await app.counts())["succeeded"] == 20
+    assert len([record for record in caplog.records if "callback" in record.message]) == 1
+
+
+@pytest.mark.parametrize("colour", ["awaited", "plain"])
+async def test_a_callback_that_hangs_holds_nobody_up(
+    app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "LAST_MOMENT", 0.2)
+    go, called = threading.Event(), threading.Event()
+
+    def plain(event: JobEvent) -> None:
+        called.set()
+        go.wait(20)
+
+    async def awaited(event: JobEvent) -> None:
+        called.set()
+        await asyncio.sleep(60)
+
+    app.on("succeeded")(awaited if colour == "awaited" else plain)
+
+    @app.job
+    async def work() -> None: ...
+
+    await app.enqueue(*(work.new() for _ in range(50)))
+    began = time.monotonic()
+    await drain(app)
+    took = time.monotonic() - began
+    go.set()
+
+    assert called.is_set()
+    assert took < 5
+    assert (await app.counts())["succeeded"] == 50
+
+
+async def test_an_unknown_name_is_refused(app: Dibs) -> None:
+    with pytest.raises(BadRequest, match="succeeded, failed, retried, cancelled, lost"):
+        app.on("fialed")
+    with pytest.raises(BadRequest, match="function"):
+        app.on("failed")(7)
+
+
+async def test_without_callbacks_nothing_is_read_and_no_event_is_built(
+    apps: Apps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = apps()
+    monkeypatch.setattr(callbacks, "told", None)
+    monkeypatch.setattr("dibs.events.Event", None)
+
+    @app.job
+    async def work() -> None: ...
+
+    await app.enqueue(*(work.new() for _ in range(20)))
+    await drain(app)
+
+    assert (await app.counts())["succeeded"] == 20

@@ -1,0 +1,205 @@
+"""Trains and slots while workers are killed and frozen and handlers fail: in order, and never two at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from working import Process, Record, Run, boot_time, look, processes, read_record
+
+from dibs import Dibs, Job, NewJob
+from dibs.app import SyncDibs
+
+LITTLE = 40
+SHARED = ["sqlite", "postgresql", "mariadb", "redis"]
+shared_engines = pytest.mark.parametrize("engine", SHARED, indirect=True)
+
+Start = Callable[..., Process]
+
+JOBS = """
+import asyncio, os, random, time
+from dibs import Context, Dibs, Retry, Snooze
+app = Dibs()
+FILE = os.open("record", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def note(what, ctx):
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.write(FILE, f"{what} {ctx.job.id} {os.getpid()} {now!r} {ctx.token}\\n".encode())
+
+@app.job(lease=1, max_attempts=1000, retry=Retry.fixed(0.02))
+async def work(ctx: Context):
+    note("start", ctx)
+    try:
+        await asyncio.sleep(random.uniform(0, 0.03))
+        match random.random():
+            case chance if chance < 0.12:
+                raise ValueError("unlucky")
+            case chance if chance < 0.18:
+                return Snooze(0.02)
+    finally:
+        note("end", ctx)
+"""
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SyncDibs]:
+    app = Dibs(url).sync
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, url: str) -> Iterator[Start]:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    with processes(tmp_path, url) as start:
+        yield start
+
+
+@dataclass
+class Load:
+    """What there is to do: all of it at first, and the same again whenever little of it is left."""
+
+    store: SyncDibs
+    make: Callable[[], list[NewJob]]
+    jobs: list[Job] = field(default_factory=list)
+
+    def refill(self) -> Literal[False]:
+        if len(self.jobs) - self.store.counts()["succeeded"] < LITTLE:
+            self.jobs += self.store.enqueue(*self.make())
+        return False
+
+    def is_done(self) -> bool:
+        return self.store.counts()["succeeded"] == len(self.jobs)
+
+
+@dataclass
+class Fire:
+    """Three workers of which one is killed, or frozen and killed later, again and again."""
+
+    start: Start
+    file: Path
+    ends: dict[int, float] = field(default_factory=dict)  # when each victim could do nothing any more
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def until(self, crashes: int, load: Load, *, seconds: float = 300) -> None:
+        """Enough runs were cut off, and then all is done; until then there is always something to cut off."""
+        deadline = time.monotonic() + seconds
+        alive = [self._worker() for _ in range(3)]
+        while (few := self.cut_off() < crashes) or not load.is_done():
+            assert time.monotonic() < deadline, "the run did not come to its end"
+            if few:
+                look(lambda: load.refill() or self._has_begun(alive[0]), seconds=30)
+                time.sleep(self.chance.uniform(0.05, 0.3))
+                self._strike(alive.pop(0))
+                alive.append(self._worker())
+            else:
+                time.sleep(0.05)
+
+    def cut_off(self) -> int:
+        """How many runs an end of their process has ended."""
+        return sum(run.pid in self.ends for run in read_record(self.file).open())
+
+    def _worker(self) -> Process:
+        return self.start("--concurrency", "8")
+
+    def _has_begun(self, worker: Process) -> bool:
+        return any(run.pid == worker.pid for run in read_record(self.file).runs())
+
+    def _strike(self, victim: Process) -> None:
+        if self.chance.random() < 0.3:
+            victim.stop()
+            self.ends[victim.pid] = boot_time()
+            # Well after its leases ended, but not for ever: it may hold a lock that all others wait for.
+            threading.Timer(2.5, victim.kill).start()
+        else:
+            self.ends[victim.pid] = victim.kill()
+
+
+def _fire(load: Load, start: Start, folder: Path, crashes: int) -> Record:
+    fire = Fire(start, folder / "record")
+    load.refill()
+    fire.until(crashes, load)
+    record = read_record(folder / "record")
+    record.close(fire.ends)
+    return record
+
+
+# -- Trains -------------------------------------------------------------------------------------
+
+
+@shared_engines
+@pytest.mark.parametrize(
+    ("trains", "length", "retries", "crashes"),
+    [
+        pytest.param(6, 8, 3, 3, id="small"),
+        pytest.param(50, 40, 100, 20, id="full-size", marks=pytest.mark.long),
+    ],
+)
+def test_jobs_of_a_train_start_in_order_and_one_at_a_time_whatever_happens_to_workers(
+    store: SyncDibs, start: Start, tmp_path: Path, trains: int, length: int, retries: int, crashes: int
+) -> None:
+    load = Load(
+        store,
+        lambda: [NewJob("work", train=f"t{n % trains}", max_attempts=1000) for n in range(trains * length)],
+    )
+
+    record = _fire(load, start, tmp_path, crashes)
+
+    place = {str(job.id): (job.train, number) for number, job in enumerate(load.jobs)}
+    for train, runs in _by(record, lambda run: place[run.job][0]).items():
+        starts = [place[run.job][1] for run in runs]
+        assert starts == sorted(starts), f"{train} did not run in order"
+        _never_two_at_once(runs, 1)
+    again = Counter(run.job for run in record.runs())
+    assert sum(times - 1 for times in again.values()) >= retries
+
+
+# -- Slots --------------------------------------------------------------------------------------
+
+
+@shared_engines
+@pytest.mark.parametrize(
+    ("slots", "count", "crashes"),
+    [
+        pytest.param(4, 40, 3, id="small"),
+        pytest.param(10, 1000, 20, id="full-size", marks=pytest.mark.long),
+    ],
+)
+def test_never_more_than_its_limit_run_in_a_slot_whatever_happens_to_workers(
+    store: SyncDibs, start: Start, tmp_path: Path, slots: int, count: int, crashes: int
+) -> None:
+    limit = {f"s{n}": 1 + n % 2 for n in range(slots)}
+    names = [f"s{n % slots}" for n in range(count)]
+    load = Load(
+        store,
+        lambda: [NewJob("work", slot=name, slot_limit=limit[name], max_attempts=1000) for name in names],
+    )
+
+    record = _fire(load, start, tmp_path, crashes)
+
+    slot_of = {str(job.id): job.slot for job in load.jobs}
+    assert set(Counter(slot_of.values())) == set(limit)
+    for slot, runs in _by(record, lambda run: slot_of[run.job]).items():
+        _never_two_at_once(runs, limit[str(slot)])
+
+
+def _by(record: Record, key: Callable[[Run], object]) -> dict[object, list[Run]]:
+    """The runs of each, in the order in which they began."""
+    groups: defaultdict[object, list[Run]] = defaultdict(list)
+    for run in sorted(record.runs(), key=lambda run: run.began):
+        groups[key(run)].append(run)
+    return groups
+
+
+def _never_two_at_once(runs: Sequence[Run], limit: int) -> None:
+    """Never more than `limit`."""
+    for run in runs:
+        beside = [other for other in runs if other.began <= run.began and (other.ended or 0) > run.began]
+        assert len(beside) <= limit, f"{len(beside)} at once: {beside}"
