@@ -1,4 +1,4 @@
-"""`make bench`: measure by hand on PostgreSQL and SQLite, print a table, keep it under results/."""
+"""`make bench`: measure dibs by hand, and its worker beside its peers; with --save, keep the tables."""
 
 import argparse
 import asyncio
@@ -11,13 +11,45 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from benchmarks import by_hand
+from benchmarks import against, by_hand, on_redis, on_tables
 from benchmarks.measure import Result, table
-from servers import PostgreSQL
+from benchmarks.on_mariadb import on_mariadb
+from servers import MariaDB, PostgreSQL, Redis
 
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.what in ("all", "by-hand"):
+        _report("by-hand", _by_hand(arguments), arguments.save)
+    if arguments.what in ("all", "worker"):
+        _report("worker", _worker(arguments), arguments.save)
+    if arguments.what in ("all", "redis"):
+        _report("redis", _on_redis(arguments), arguments.save)
+    if arguments.what in ("all", "tables"):
+        _report("tables", _on_tables(arguments), arguments.save)
+
+
+def _worker(arguments: argparse.Namespace) -> str:
+    with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
+        print(f"PostgreSQL {server.version}, fsync on, synchronous_commit on", flush=True)
+        drained = against.drain(server, arguments.rounds, arguments.jobs or against.DRAINED)
+        picked_up = against.pick_up(server, arguments.pick_up_rounds)
+    return f"{drained}\n\n{picked_up}"
+
+
+def _on_redis(arguments: argparse.Namespace) -> str:
+    with Redis({"appendonly": "no", "save": ""}) as server:
+        print(f"Redis {server.version}, no append-only file, no snapshots", flush=True)
+        return on_redis.drain(server, arguments.rounds, arguments.jobs or on_redis.DRAINED)
+
+
+def _on_tables(arguments: argparse.Namespace) -> str:
+    with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
+        print(f"PostgreSQL {server.version}, fsync on, synchronous_commit on", flush=True)
+        return on_tables.batches(server.create_database("bench"), arguments.rounds)
+
+
+def _by_hand(arguments: argparse.Namespace) -> str:
     results: list[Result] = []
     if "postgresql" in arguments.engines:
         with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
@@ -29,29 +61,41 @@ def main() -> None:
             print(f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL", flush=True)
             path = Path(folder) / "bench.db"
             results += by_hand.on_sqlite(path, arguments.rounds, arguments.seconds)
-    text = table(results)
-    print(text)
-    if arguments.save:
-        _save(text)
+    if "mariadb" in arguments.engines:
+        with MariaDB({"innodb-buffer-pool-size": "512M", "innodb-log-file-size": "512M"}) as server:
+            print(f"MariaDB {server.version}, innodb_flush_log_at_trx_commit=1", flush=True)
+            url = server.create_database("bench")
+            results += asyncio.run(on_mariadb(url, arguments.rounds, arguments.seconds))
+    return "Raw is the same statements sent bare.\n\n" + table(results)
+
+
+def _report(what: str, text: str, save: bool) -> None:
+    print(text, flush=True)
+    if save:
+        _save(what, text)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument(
+        "what", nargs="?", choices=["all", "by-hand", "worker", "redis", "tables"], default="all"
+    )
+    parser.add_argument("--jobs", type=int, help="jobs to drain per round")
+    parser.add_argument("--pick-up-rounds", type=int, default=5, help="rounds of 500 jobs each")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per cell; the median counts")
     parser.add_argument("--seconds", type=float, default=3, help="seconds per round and cell")
-    parser.add_argument("--engines", nargs="*", default=["postgresql", "sqlite"])
+    parser.add_argument("--engines", nargs="*", default=["postgresql", "sqlite", "mariadb"])
     parser.add_argument("--save", action="store_true", help="write the table to benchmarks/results/")
     return parser.parse_args()
 
 
-def _save(text: str) -> None:
+def _save(what: str, text: str) -> None:
     day = datetime.now(UTC).date().isoformat()
     machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    file = Path(__file__).parent / "results" / f"{day}-by-hand.md"
+    file = Path(__file__).parent / "results" / f"{day}-{what}.md"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(
-        f"# By hand, {day}\n\n{machine}. Medians; raw is the same statements sent bare.\n\n{text}\n"
-    )
+    title = what.replace("-", " ").capitalize()
+    file.write_text(f"# {title}, {day}\n\n{machine}. Medians of alternating rounds.\n\n{text}\n")
 
 
 if __name__ == "__main__":

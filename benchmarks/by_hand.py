@@ -12,11 +12,12 @@ import asyncpg
 
 from benchmarks.measure import Measured, Result, side_by_side
 from dibs import Dibs, NewJob
-from dibs.engines.pools import SESSION
+from dibs.engines.poolers import SESSION
 from dibs.engines.postgresql import PostgreSQL, _columns, _settlements, _wish
 from dibs.engines.sql import placeholders
 from dibs.engines.sqlite import SQLite
 from dibs.ids import new_id
+from dibs.jobs import NEW_JOB_COLUMNS
 
 BATCHES = (1, 10, 100)
 BULK = 100_000
@@ -39,23 +40,20 @@ def jobs(count: int) -> list[NewJob]:
 
 def row(id: Any, n: int) -> tuple[Any, ...]:
     """A job as it goes to the store, made without dibs' checks."""
-    return (
-        id,
-        KIND,
-        QUEUE,
-        f'{{"n":{n}}}',
-        0,
-        None,
-        None,
-        3,
-        None,
-        "advance",
-        "advance",
-        None,
-        None,
-        "[]",
-        "{}",
-    )
+    values = {
+        **dict.fromkeys(NEW_JOB_COLUMNS),
+        "id": id,
+        "kind": KIND,
+        "queue": QUEUE,
+        "args": f'{{"n":{n}}}',
+        "priority": 0,
+        "max_attempts": 3,
+        "on_cancelled": "advance",
+        "on_failed": "advance",
+        "tags": "[]",
+        "meta": "{}",
+    }
+    return tuple(values.values())
 
 
 async def rate(seconds: float, step: Callable[[], Awaitable[int]]) -> float:

@@ -1,0 +1,58 @@
+"""dibs beside its peers on one Redis, in one run: drain by one process.
+
+All of them on the same private server, which writes nothing to disk. A slow peer is given fewer jobs, so that
+a round stays short: rates count.
+"""
+
+import statistics
+from typing import Any
+
+from benchmarks.against import DIBS, Peer, do
+
+DRAINED = 50_000
+
+# How many jobs each is given for every hundred of ours.
+PEERS = {
+    DIBS: 100,
+    Peer("arq", ("arq", "hiredis")): 10,
+    Peer("rq", ("rq", "hiredis")): 4,
+    Peer("saq", ("saq[redis,hiredis]", "typing_extensions")): 10,
+    Peer("streaq", ("streaq",)): 10,
+    Peer("dramatiq", ("dramatiq[redis]", "hiredis")): 10,
+    Peer("taskiq", ("taskiq", "taskiq-redis", "hiredis")): 10,
+}
+
+
+def drain(server: Any, rounds: int, count: int = DRAINED) -> str:
+    """No-op jobs per second from the first handler to the last."""
+    rates: dict[str, list[float]] = {peer.name: [] for peer in PEERS}
+    for _ in range(rounds):
+        for peer, share in PEERS.items():
+            rates[peer.name].append(_drained(server, peer, max(count * share // 100, 500)))
+        print("  drain: " + ", ".join(f"{name} {all[-1]:,.0f}/s" for name, all in rates.items()), flush=True)
+    return _table(rates, count)
+
+
+def _drained(server: Any, peer: Peer, count: int) -> float:
+    server.say("FLUSHALL")
+    do(peer, "prepare", server.url())
+    do(peer, "load", server.url(), count)
+    answer = do(peer, "drain", server.url(), count)
+    rate: float = answer["jobs"] / answer["seconds"]
+    return rate
+
+
+def _table(rates: dict[str, list[float]], count: int) -> str:
+    medians = {name: statistics.median(all) for name, all in rates.items()}
+    lines = [
+        f"Drain of no-op jobs ({count:,}, fewer for slow ones), one process, nothing written to disk:",
+        "",
+        "| | jobs/s (median) | rounds | dibs is |",
+        "|---|---:|---|---:|",
+    ]
+    lines += [
+        f"| {name} | {median:,.0f} | {', '.join(f'{one:,.0f}' for one in rates[name])} | "
+        f"{medians['dibs'] / median:.2f}× |"
+        for name, median in medians.items()
+    ]
+    return "\n".join(lines)
