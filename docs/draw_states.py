@@ -5,7 +5,7 @@ from dibs.states import TRANSITIONS, JobState
 
 def drawing() -> str:
     """The diagram of docs/states.md, in mermaid."""
-    starts = [f"    [*] --> {state}" for state in (JobState.ready, JobState.scheduled)]
+    starts = [f"    [*] --> {state}" for state in (JobState.ready, JobState.scheduled, JobState.blocked)]
     ends = [f"    {state} --> [*]" for state in JobState if not TRANSITIONS[state]]
     return "\n".join(["```mermaid", "stateDiagram-v2", *starts, *_moves(), *ends, "```"])
 

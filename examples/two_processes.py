@@ -12,7 +12,7 @@ def work(name: str) -> None:
         for claim in claims:
             claim.succeed(claim.job.args["n"] ** 2)
             done += 1
-    print(f"{name} did {done}")  # noqa: T201
+    print(f"{name} did {done}")
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
             worker.start()
         for worker in workers:
             worker.join()
-        print(app.counts()["succeeded"], "succeeded")  # noqa: T201
+        print(app.counts()["succeeded"], "succeeded")
 
 
 if __name__ == "__main__":

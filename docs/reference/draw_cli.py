@@ -73,7 +73,7 @@ def _row(name: str, param: Any) -> str:
 
 
 def _default(param: Any) -> str:
-    plain = isinstance(param.default, int) and not isinstance(param.default, bool)
+    plain = isinstance(param.default, int | str) and not isinstance(param.default, bool)
     return f" Default: {param.default}." if plain else ""
 
 
