@@ -39,7 +39,7 @@ def misplaced(client: redis.Redis) -> list[tuple[str, str]]:
     """What is in a place where it should not be, or missing where it should be: (what, key)."""
     stored = everything(client)
     jobs = {key.split(":job:")[1]: value for key, value in stored.items() if ":job:" in key}
-    expected = _expected(jobs, stored) | _expected_at_gates(jobs, stored)
+    expected = _expected(jobs, stored) | _expected_at_gates(jobs, stored) | _expected_steps(jobs, stored)
     found = {key: value for key, value in stored.items() if not _is_apart(key)}
     wrong = [
         ("differs", key) for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
@@ -58,7 +58,7 @@ def _is_apart(key: str) -> bool:
     name = key.removeprefix(f"{STORE}:").split(":")[0]
     return name in (
         *("job", "token", "settings", "paused", "limits", "schedules", "workers", "worker"),
-        *("identity", "departed", "arrived", "gate", "offers", "started"),
+        *("identity", "departed", "arrived", "gate", "offers", "started", "onward", "parents"),
     )
 
 
@@ -82,7 +82,9 @@ def _expected(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> dict[s
             sets["scheduled"][id] = float(job["run_at"])
         elif state == "running":
             sets["leases"][id] = float(job["lease_until"])
-        elif _holds(id, job, stored) or ((job.get("unique_until") or job.get("train")) and id in kept):
+        elif _waits(job):
+            sets["waiting"][id] = 0
+        elif _holds(id, job, stored) or (_may_be_kept(job) and id in kept):
             sets["kept"][id] = float("inf") if _holds(id, job, stored) else kept.get(id, 0)
         elif state in FINISHED:
             sets[f"ended:{state}"][id] = float(job["finished_at"])
@@ -100,9 +102,10 @@ def _expected_at_gates(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) 
         holds = _holds(id, job, stored)
         if holds:
             sets["held"][job["train"]] = 0
-        if holds or job["state"] not in FINISHED:
+        is_there = job["state"] not in FINISHED and not _waits(job)
+        if holds or is_there:
             sets["gates"][key] = 0
-        if job["state"] not in FINISHED:
+        if is_there:
             sets[f"members:{key}"][_turn(id, job)] = 0
             if "slot" in job and job["state"] == "blocked":
                 sets[f"line:{job['slot']}"][_turn(id, job)] = 0
@@ -113,6 +116,36 @@ def _expected_at_gates(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) 
     assert not missing | left, f"gates without jobs, or jobs without a gate: {missing | left}"
     named = {key: sorted(members.items(), key=_place) for key, members in sets.items() if members}
     return {f"{STORE}:{name}": value for name, value in named.items()}
+
+
+def _expected_steps(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> dict[str, Any]:
+    """All follows from who waits for whom, `parents:`, and from the jobs."""
+    sets: defaultdict[str, set[str]] = defaultdict(set)
+    for key, parents in stored.items():
+        child = key.partition(":parents:")[2]
+        for parent, order in parents if child else ():
+            if parent in jobs or order > 0:
+                sets[f"children:{parent}"].add(child)
+            if parent in jobs and jobs[child]["state"] not in FINISHED:
+                sets[f"asking:{parent}"].add(child)
+    drawn = {job["pipeline_id"] for job in jobs.values() if _is_step(job)}
+    named = {key: [(member, 0.0) for member in sorted(members)] for key, members in sets.items()}
+    named |= {"drawn": [(id, 0.0) for id in sorted(drawn)]} if drawn else {}
+    notes = {f"{STORE}:drawn:{id}": stored.get(f"{STORE}:drawn:{id}") for id in drawn}
+    return {f"{STORE}:{name}": value for name, value in named.items()} | notes
+
+
+def _is_step(job: dict[str, str]) -> bool:
+    return job.get("pipeline_id", "")[14:15] == "8"
+
+
+def _waits(job: dict[str, str]) -> bool:
+    """For its parents: it has no place yet."""
+    return job["state"] == "blocked" and not job.get("position")
+
+
+def _may_be_kept(job: dict[str, str]) -> bool:
+    return bool(job.get("unique_until") or job.get("train") or _is_step(job))
 
 
 def _gate(job: dict[str, str]) -> str:
@@ -132,7 +165,7 @@ def _astray_on_trains(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -
     """Of each train its first may go and no other, unless it is held."""
     trains: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for job in jobs.values():
-        if job.get("train") and job["state"] not in FINISHED:
+        if job.get("train") and job["state"] not in FINISHED and not _waits(job):
             trains[job["train"]].append((int(job["position"]), job["state"]))
     for name, places in trains.items():
         (_, head), *others = sorted(places)
@@ -147,7 +180,7 @@ def _astray_in_slots(jobs: dict[str, dict[str, str]]) -> Iterator[str]:
     """In a slot no more may go than the strictest limit says; and somebody does, if anybody could."""
     slots: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for job in jobs.values():
-        if job.get("slot") and job["state"] in ("blocked", "ready", "running"):
+        if job.get("slot") and job["state"] in ("blocked", "ready", "running") and not _waits(job):
             slots[job["slot"]].append(job)
     for name, members in slots.items():
         going = [int(job.get("slot_limit", 1)) for job in members if job["state"] != "blocked"]
@@ -196,3 +229,13 @@ def break_script(app: Dibs, question: str, old: str, new: str) -> None:
         return broken if name == question else whole(name)
 
     engine.script = script
+
+
+def call_once(app: Dibs, script: str, **given: Any) -> Any:
+    """As somebody who dies before it asks for the rest."""
+    store: Any = app._core.store
+
+    def talk() -> Any:
+        return (yield store._engine.call(script, **given))
+
+    return store._sync._talk(talk)

@@ -31,8 +31,8 @@ microseconds that the store adds to its own clock. Answers are rows.
 |                       | seen (None: nowhere yet), enqueue these jobs    | both or neither               |
 | `set_queue`           | pause, resume or limit a queue                  |                               |
 | `release_train`       | let the next of a held train go                 | whether it was held           |
-| `mend`                | look at gates from this one on, heal what does  | bounded; a whole gate changes |
-|                       | not fit the jobs                                | nothing                       |
+| `mend`                | look at pipelines and gates from this one on,   | bounded; where all is well    |
+|                       | heal what does not fit the jobs                 | nothing changes               |
 | `enqueue_pipeline`    | store these jobs, some of which wait for others | all or none; by the           |
 |                       | of them                                         | pipeline's id, stored once    |
 | `parents`             | whom do these jobs wait for                     |                               |
@@ -78,6 +78,7 @@ becomes `ready` only when its gate lets it through, and whatever ends a job or p
 through in the same step. `gates` answers a row per train or slot, by name: `name`, `head` (an id), `length`
 and `held`; `current` per slot the `id` and `token` of the job that started last, if any; `release_train` one
 row, `was_held`, or none when nobody is on that train; `mend` the `sort` and `name` of each gate it looked at.
+Before the gates come what jobs wait for others, of the sort `pipeline`, by whatever name the engine goes by.
 
 Pipelines whose jobs wait for each other change what the other questions do, too (ADR 18): with the success
 of the last of its parents a job becomes what it would be had it been enqueued then, in the same step; when
@@ -123,15 +124,13 @@ QUESTIONS = frozenset(
         *("tick", "leave", "workers", "upcoming", "enqueue_tick", "schedules"),
         *("set_queue", "get", "find", "counts", "queues", "settled", "explain", "now", "age"),
         *("ready_lines", "backlog", "examine", "echo", "glance", "glance_at_queue"),
+        *("enqueue_pipeline", "parents", "pipelines"),
         *("identify", "depart", "departed", "arrive", "give_back", "landed"),
     }
 )
 
 # Asked only where `Traits.gates` says that there are trains and slots.
 GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current"})
-
-# Asked only where `Traits.pipelines` says that jobs may wait for others.
-STEP_QUESTIONS = frozenset({"enqueue_pipeline", "parents", "pipelines"})
 
 GLANCED_COLUMNS = ("id", "state", "attempts", "token", "progress", "message", "run_at")
 
@@ -176,5 +175,3 @@ class Traits:
     """How many jobs one enqueue stores all or none; None for any number."""
     gates: bool = False
     """Trains, slots, and unique keys that last for a time or replace."""
-    pipelines: bool = False
-    """Jobs may wait for the success of others: `app.pipeline`."""

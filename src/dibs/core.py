@@ -40,10 +40,6 @@ from dibs.why import Why, explain
 MOST_FOUND = 1000
 # Entered around each handler that runs, with its job; what it yields is told the outcome, and passes it on.
 Around = Callable[[Job], AbstractContextManager[Callable[[Outcome], Outcome]]]
-NO_PIPELINES = (
-    "on this store jobs can't wait for others yet; chain them from their handlers (ctx.chain), "
-    "or use memory, SQLite, PostgreSQL or MariaDB"
-)
 SHORTLY = 60 * SECOND  # what is not to be kept stays this long, so that a repeated settle is recognised
 
 
@@ -89,8 +85,6 @@ class Core:
 
     def plan(self, name: str, on_failed: str) -> Plan:
         """A new pipeline, of which the store knows nothing yet."""
-        if not self.store.traits.pipelines:
-            raise BadRequest(NO_PIPELINES)
         return Plan(payload.check_name(name, "pipeline"), on_failed)
 
     def enqueue_pipeline(self, plan: Plan) -> Operation[list[Job]]:
@@ -161,7 +155,7 @@ class Core:
 
     def _steps_of(self, job: Job) -> UUID | None:
         """The pipeline in which others may wait for this job; chained jobs don't pay for such pipelines."""
-        return job.pipeline_id if may_have_steps(job.pipeline_id) and self.store.traits.pipelines else None
+        return job.pipeline_id if may_have_steps(job.pipeline_id) else None
 
     def settle(self, one: Settled) -> Operation[None]:
         return lambda _: _settle_one(one)
@@ -237,8 +231,7 @@ class Core:
 
     def why(self, id: UUID | str) -> Operation[Why]:
         parsed, silence = parse_id(id), span(3 * self.settings.poll, what="poll")
-        has_steps = self.store.traits.pipelines
-        return lambda _: explain(parsed, silence, has_steps=has_steps)
+        return lambda _: explain(parsed, silence)
 
     def examine(self) -> Operation[Examined]:
         silence = span(3 * self.settings.poll, what="poll")
@@ -308,8 +301,8 @@ class Core:
         return lambda _: operations.current_of(slot)
 
     def pipeline(self, id: UUID | str) -> Operation[Pipeline | None]:
-        parsed, filter, has_steps = parse_id(id), self._filter(pipeline_id=id), self.store.traits.pipelines
-        return lambda _: pipelines.look(parsed, filter, has_steps=has_steps)
+        parsed, filter = parse_id(id), self._filter(pipeline_id=id)
+        return lambda _: pipelines.look(parsed, filter)
 
     def cancel_pipeline(self, id: UUID | str, reason: str | None) -> Operation[int]:
         parsed, filter, why = parse_id(id), self._filter(pipeline_id=id), self.check_reason(reason)
@@ -321,8 +314,7 @@ class Core:
         return lambda _: pipelines.change("retry", parsed, filter)
 
     def parents(self, job: Job) -> Operation[list[Job]]:
-        has_steps = self.store.traits.pipelines
-        return lambda _: pipelines.parents_of(job, has_steps=has_steps)
+        return lambda _: pipelines.parents_of(job)
 
     def _need_gates(self) -> None:
         if not self.store.traits.gates:

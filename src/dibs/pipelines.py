@@ -180,7 +180,7 @@ def _refuse_others(plan: Plan, ids: Sequence[UUID]) -> Script[None]:
 # -- Looking and acting -------------------------------------------------------------------------
 
 
-def look(id: UUID, filter: Mapping[str, object], *, has_steps: bool) -> Script[Pipeline | None]:
+def look(id: UUID, filter: Mapping[str, object]) -> Script[Pipeline | None]:
     """The pipeline with all its jobs; None if there are none."""
     rows: list[Row] = []
     after: UUID | None = None
@@ -193,8 +193,7 @@ def look(id: UUID, filter: Mapping[str, object], *, has_steps: bool) -> Script[P
     if not rows:
         return None
     jobs = tuple(job_from_row(row) for row in reversed(rows))
-    waits = has_steps and may_have_steps(id)
-    about = (yield Step("pipelines", {"ids": [id]})) if waits else ()
+    about = (yield Step("pipelines", {"ids": [id]})) if may_have_steps(id) else ()
     edges = (yield Step("parents", {"jobs": [job.id for job in jobs]})) if about else ()
     return Pipeline(
         id=id,
@@ -221,10 +220,10 @@ def change(question: str, id: UUID, filter: Mapping[str, object], **extra: objec
     return (yield from change_many(question, filter, **extra))
 
 
-def parents_of(job: Job, *, has_steps: bool) -> Script[list[Job]]:
+def parents_of(job: Job) -> Script[list[Job]]:
     """The jobs that this one waited for, in the order given, or the one that chained it."""
     ids = [job.parent_id] if job.parent_id is not None else []
-    if has_steps and may_have_steps(job.pipeline_id):
+    if may_have_steps(job.pipeline_id):
         edges = yield Step("parents", {"jobs": [job.id]})
         ids = [edge["parent"] for edge in edges] or ids
     rows = (yield Step("get", {"ids": ids})) if ids else ()
@@ -232,9 +231,9 @@ def parents_of(job: Job, *, has_steps: bool) -> Script[list[Job]]:
     return [found[id] for id in ids if id in found]
 
 
-def refuse_open_pipelines(*, has_steps: bool) -> Script[None]:
+def refuse_open_pipelines() -> Script[None]:
     """Jobs are moved one by one, and who waits for whom stays behind: such pipelines must be done first."""
-    rows = (yield Step("pipelines", {"ids": None})) if has_steps else ()
+    rows = yield Step("pipelines", {"ids": None})
     if rows:
         first = rows[0]
         raise Refused(

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from dibs.durations import spoken
 from dibs.errors import NotFound
+from dibs.ids import may_have_steps
 from dibs.jobs import Job, job_from_row
 from dibs.scripts import Row, Script, Step
 from dibs.states import JobState
@@ -24,22 +25,22 @@ class Why:
         return self.sentence
 
 
-def explain(id: UUID, silence: int, *, has_steps: bool) -> Script[Why]:
+def explain(id: UUID, silence: int) -> Script[Why]:
     """`silence`: a worker not heard of for longer (in microseconds) does not count."""
     rows = yield Step("explain", {"job": id})
     if not rows:
         raise NotFound(id)
     job = job_from_row(rows[0])
     if job.state == JobState.blocked:
-        waits = yield from _whom_it_waits_for(job, has_steps=has_steps)
+        waits = yield from _whom_it_waits_for(job)
         return waits or (yield from _who_is_ahead(job))
     why = judge(job, rows[0])
     return (yield from _who_could(job, why, silence)) if why.code == "ready" else why
 
 
-def _whom_it_waits_for(job: Job, *, has_steps: bool) -> Script[Why | None]:
+def _whom_it_waits_for(job: Job) -> Script[Why | None]:
     """Of the parents that have not succeeded, the one that needs a person most."""
-    edges = (yield Step("parents", {"jobs": [job.id]})) if has_steps and job.pipeline_id is not None else ()
+    edges = (yield Step("parents", {"jobs": [job.id]})) if may_have_steps(job.pipeline_id) else ()
     unmet = [edge["parent"] for edge in edges if not edge["met"]]
     if not unmet:
         return None

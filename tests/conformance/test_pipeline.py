@@ -157,6 +157,38 @@ def test_a_worker_lets_a_handler_complete_its_job_in_a_pipeline(app: Face, url: 
     app.wait_for(story())
 
 
+def test_a_drawn_pipeline_is_stored_when_yours_is_executed(app: Face, pipeline: Open) -> None:
+    drawn, pipe = app.pipeline("nightly"), pipeline()
+    first = drawn.add(NewJob("first"))
+    second = drawn.add(NewJob("second"), after=[first])
+
+    with nothing_written(app):
+        jobs = drawn.enqueue(within=pipe)
+    app.wait_for(pipe.execute())
+
+    assert [job.state for job in jobs] == ["ready", "blocked"]
+    assert [app.get(job.id).state for job in jobs] == ["ready", "blocked"]
+    claim, pipe = app.claim_job(first.id), pipeline()
+    claim.succeed("well", within=pipe)
+    assert app.get(second.id).state == "blocked"
+    app.wait_for(pipe.execute())
+    assert app.get(second.id).state == "ready"
+
+
+def test_a_drawn_pipeline_of_more_jobs_than_one_script_stores_goes_along_too(
+    app: Face, pipeline: Open
+) -> None:
+    drawn, pipe = app.pipeline("wide"), pipeline()
+    first = drawn.add(NewJob("first"))
+    for _ in range(1100):
+        drawn.add(NewJob("second"), after=[first])
+
+    drawn.enqueue(within=pipe)
+    app.wait_for(pipe.execute())
+
+    assert (app.counts()["ready"], app.counts()["blocked"]) == (1, 1100)
+
+
 # -- What can't be ------------------------------------------------------------------------------
 
 

@@ -16,14 +16,6 @@ from dibs.operations import Wish, exchange
 from faces import Face, Make, needs
 
 
-@pytest.fixture
-def has_steps(app: Face) -> None:
-    needs(app, "pipelines")
-
-
-waits = pytest.mark.usefixtures("has_steps")
-
-
 class Drawn:
     """A pipeline by letters: `{"c": "ab"}` says that c waits for a and b."""
 
@@ -75,7 +67,6 @@ DIAMOND = {"a": "", "b": "a", "c": "a", "d": "bc"}
 # -- Waiting for parents ------------------------------------------------------------------------
 
 
-@waits
 def test_only_those_that_wait_for_nobody_are_ready(app: Face) -> None:
     pipeline = Drawn(app, DIAMOND)
 
@@ -92,7 +83,6 @@ def test_only_those_that_wait_for_nobody_are_ready(app: Face) -> None:
     assert [claim.job.kind for claim in app.claim(limit=9)] == ["a"]
 
 
-@waits
 def test_a_job_goes_when_the_last_of_its_parents_has_succeeded(app: Face) -> None:
     pipeline = drawn(app, DIAMOND)
 
@@ -107,7 +97,6 @@ def test_a_job_goes_when_the_last_of_its_parents_has_succeeded(app: Face) -> Non
     assert app.counts()["succeeded"] == 4
 
 
-@waits
 def test_parents_that_succeed_at_the_same_moment_let_their_child_go_once(app: Face) -> None:
     parents = {f"p{n}": "" for n in range(8)}
     pipeline = Drawn(app, parents)
@@ -121,7 +110,6 @@ def test_parents_that_succeed_at_the_same_moment_let_their_child_go_once(app: Fa
     assert [claim.job.id for claim in app.claim(limit=9)] == [child.id]
 
 
-@waits
 def test_nobody_claims_a_job_that_waits_for_its_parents(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
 
@@ -129,7 +117,6 @@ def test_nobody_claims_a_job_that_waits_for_its_parents(app: Face) -> None:
     assert app.claim(kinds=["b", "c"], limit=5) == []
 
 
-@waits
 def test_a_parent_that_will_be_tried_again_changes_nothing(app: Face) -> None:
     pipeline = drawn(app, CHAIN, a={"max_attempts": 3})
 
@@ -143,7 +130,6 @@ def test_a_parent_that_will_be_tried_again_changes_nothing(app: Face) -> None:
     assert pipeline.states() == {"a": "ready", "b": "blocked", "c": "blocked"}
 
 
-@waits
 def test_a_job_that_is_not_due_when_its_parents_are_done_waits_for_its_time(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"delay": 600})
 
@@ -155,7 +141,6 @@ def test_a_job_that_is_not_due_when_its_parents_are_done_waits_for_its_time(app:
     assert pipeline.state("b") == "ready"
 
 
-@waits
 def test_a_step_keeps_all_that_was_said_of_it(app: Face) -> None:
     options = {"queue": "slow", "priority": 7, "tags": ["red"], "meta": {"n": 1}, "args": {"x": 2}}
     pipeline = drawn(app, {"a": "", "b": "a"}, b={**options, "max_attempts": 9})
@@ -170,7 +155,6 @@ def test_a_step_keeps_all_that_was_said_of_it(app: Face) -> None:
     assert (job.state, job.errors, job.token) == ("ready", [], None)
 
 
-@waits
 def test_the_same_pipeline_is_stored_once(app: Face) -> None:
     pipeline = Drawn(app, CHAIN)
     first = pipeline.enqueue()
@@ -183,7 +167,6 @@ def test_the_same_pipeline_is_stored_once(app: Face) -> None:
     assert pipeline.states() == {"a": "succeeded", "b": "ready", "c": "blocked"}
 
 
-@waits
 def test_a_pipeline_may_be_long_and_wide(app: Face) -> None:
     first, last = [f"l{n}" for n in range(30)], "last"
     after = {kind: ("" if n == 0 else first[n - 1]) for n, kind in enumerate(first)}
@@ -206,7 +189,6 @@ def test_a_pipeline_may_be_long_and_wide(app: Face) -> None:
 # -- Trains and slots ---------------------------------------------------------------------------
 
 
-@waits
 def test_a_job_takes_its_place_on_its_train_when_its_parents_are_done(app: Face, make: Make) -> None:
     needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"train": "t"})
@@ -223,7 +205,6 @@ def test_a_job_takes_its_place_on_its_train_when_its_parents_are_done(app: Face,
     assert app.trains.get("t") is None
 
 
-@waits
 def test_a_job_that_waits_for_its_parents_is_nowhere_on_its_train(app: Face, make: Make) -> None:
     needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"train": "t", "on_cancelled": "hold"})
@@ -239,7 +220,6 @@ def test_a_job_that_waits_for_its_parents_is_nowhere_on_its_train(app: Face, mak
     assert app.trains.get("t") is None
 
 
-@waits
 def test_a_job_takes_its_place_in_its_slot_when_its_parents_are_done(app: Face, make: Make) -> None:
     needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"slot": "s", "slot_policy": "replace"})
@@ -252,7 +232,6 @@ def test_a_job_takes_its_place_in_its_slot_when_its_parents_are_done(app: Face, 
     assert pipeline.state("b") == "ready"
 
 
-@waits
 def test_a_job_that_was_superseded_takes_those_after_it_along(app: Face, make: Make) -> None:
     needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, a={"slot": "s"})
@@ -265,7 +244,6 @@ def test_a_job_that_was_superseded_takes_those_after_it_along(app: Face, make: M
 # -- A parent that does not succeed -------------------------------------------------------------
 
 
-@waits
 def test_those_after_a_failed_job_are_cancelled_and_say_why(app: Face) -> None:
     pipeline = drawn(app, {**CHAIN, "other": ""})
 
@@ -276,7 +254,6 @@ def test_those_after_a_failed_job_are_cancelled_and_say_why(app: Face) -> None:
     assert (pipeline.job("b").message, pipeline.job("c").message) == (message, message)
 
 
-@waits
 def test_those_after_a_cancelled_job_are_cancelled(app: Face) -> None:
     pipeline = drawn(app, DIAMOND)
 
@@ -288,7 +265,6 @@ def test_those_after_a_cancelled_job_are_cancelled(app: Face) -> None:
     assert pipeline.state("d") == "cancelled"
 
 
-@waits
 def test_those_after_a_job_whose_worker_died_are_cancelled_by_the_sweep(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     app.claim_job(pipeline.new["a"].id, lease=0.1)
@@ -299,7 +275,6 @@ def test_those_after_a_job_whose_worker_died_are_cancelled_by_the_sweep(app: Fac
     assert pipeline.states() == {"a": "failed", "b": "cancelled", "c": "cancelled"}
 
 
-@waits
 def test_those_after_a_job_that_was_asked_to_stop_go_on_if_it_succeeds_first(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     claim = pipeline.claim("a")
@@ -311,7 +286,6 @@ def test_those_after_a_job_that_was_asked_to_stop_go_on_if_it_succeeds_first(app
     assert pipeline.state("b") == "ready"
 
 
-@waits
 def test_a_job_that_gives_up_after_it_was_asked_to_stop_cancels_those_after_it(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     claim = pipeline.claim("a")
@@ -322,7 +296,6 @@ def test_a_job_that_gives_up_after_it_was_asked_to_stop_cancels_those_after_it(a
     assert pipeline.states() == {"a": "cancelled", "b": "cancelled", "c": "cancelled"}
 
 
-@waits
 def test_a_pipeline_that_holds_keeps_those_after_a_failed_job_waiting(app: Face) -> None:
     pipeline = drawn(app, CHAIN, on_failed="hold")
 
@@ -334,7 +307,6 @@ def test_a_pipeline_that_holds_keeps_those_after_a_failed_job_waiting(app: Face)
     assert pipeline.states() == {"a": "succeeded", "b": "ready", "c": "blocked"}
 
 
-@waits
 def test_a_zombie_parent_lets_nobody_go(app: Face) -> None:
     pipeline = drawn(app, CHAIN, a={"max_attempts": 3})
     zombie = app.claim_job(pipeline.new["a"].id, lease=0.1)
@@ -350,7 +322,6 @@ def test_a_zombie_parent_lets_nobody_go(app: Face) -> None:
 # -- Retry --------------------------------------------------------------------------------------
 
 
-@waits
 def test_those_cancelled_for_a_failed_job_wait_again_when_it_is_retried(app: Face) -> None:
     pipeline = drawn(app, DIAMOND)
     pipeline.fail("a")
@@ -362,7 +333,6 @@ def test_those_cancelled_for_a_failed_job_wait_again_when_it_is_retried(app: Fac
     assert pipeline.state("d") == "succeeded"
 
 
-@waits
 def test_a_job_that_a_person_cancelled_is_not_revived_with_its_parent(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     app.cancel(pipeline.new["b"].id)
@@ -373,7 +343,6 @@ def test_a_job_that_a_person_cancelled_is_not_revived_with_its_parent(app: Face)
     assert pipeline.states() == {"a": "ready", "b": "cancelled", "c": "cancelled"}
 
 
-@waits
 def test_a_job_after_two_that_failed_waits_again_when_both_are_retried(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "", "c": "ab"})
     a, b = pipeline.claim("a"), pipeline.claim("b")
@@ -387,7 +356,6 @@ def test_a_job_after_two_that_failed_waits_again_when_both_are_retried(app: Face
     assert pipeline.states() == {"a": "ready", "b": "ready", "c": "blocked"}
 
 
-@waits
 def test_a_parent_that_succeeds_while_its_child_is_cancelled_counts_all_the_same(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "", "c": "ab"})
     pipeline.fail("a")
@@ -399,7 +367,6 @@ def test_a_parent_that_succeeds_while_its_child_is_cancelled_counts_all_the_same
     assert pipeline.state("c") == "ready"
 
 
-@waits
 def test_a_retried_job_whose_parents_have_not_succeeded_waits_for_them(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     pipeline.fail("a")
@@ -412,7 +379,6 @@ def test_a_retried_job_whose_parents_have_not_succeeded_waits_for_them(app: Face
     assert pipeline.state("b") == "ready"
 
 
-@waits
 def test_a_retried_job_whose_parents_have_succeeded_goes_at_once(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     pipeline.succeed("a")
@@ -425,7 +391,6 @@ def test_a_retried_job_whose_parents_have_succeeded_goes_at_once(app: Face) -> N
 # -- Delete and prune ---------------------------------------------------------------------------
 
 
-@waits
 def test_those_after_a_deleted_job_are_cancelled_and_can_be_retried_without_it(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
 
@@ -437,7 +402,6 @@ def test_those_after_a_deleted_job_are_cancelled_and_can_be_retried_without_it(a
     assert pipeline.state("c") == "blocked"
 
 
-@waits
 def test_a_succeeded_job_is_kept_as_long_as_somebody_may_ask_for_its_result(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "a", "c": ""})
     pipeline.succeed("a", "c")
@@ -452,7 +416,6 @@ def test_a_succeeded_job_is_kept_as_long_as_somebody_may_ask_for_its_result(app:
     assert app.pipelines.get(pipeline.id) is None
 
 
-@waits
 def test_a_pipeline_whose_jobs_are_gone_can_be_stored_again(app: Face) -> None:
     pipeline = Drawn(app, {"a": "", "b": "a"})
     pipeline.enqueue()
@@ -464,7 +427,6 @@ def test_a_pipeline_whose_jobs_are_gone_can_be_stored_again(app: Face) -> None:
     assert [(job.state, job.is_new) for job in jobs] == [("ready", True), ("blocked", True)]
 
 
-@waits
 def test_a_pipeline_that_is_not_done_is_not_moved_to_another_store(app: Face) -> None:
     pipeline, target = drawn(app, CHAIN), Dibs("memory://")
 
@@ -481,7 +443,6 @@ def test_a_pipeline_that_is_not_done_is_not_moved_to_another_store(app: Face) ->
 # -- What is refused ----------------------------------------------------------------------------
 
 
-@waits
 def test_what_makes_no_pipeline_is_refused_before_anything_is_written(app: Face) -> None:
     pipeline, first = app.pipeline("nightly"), NewJob("a")
     pipeline.add(first)
@@ -499,14 +460,12 @@ def test_what_makes_no_pipeline_is_refused_before_anything_is_written(app: Face)
         pipeline.add(NewJob("late"))
 
 
-@waits
 def test_a_name_or_a_policy_that_is_none_is_refused(app: Face) -> None:
     for name, on_failed in [("", "cancel"), ("x" * 201, "cancel"), ("nightly", "explode")]:
         with pytest.raises(BadRequest):
             app.pipeline(name, on_failed=on_failed)
 
 
-@waits
 @pytest.mark.parametrize("options", [{"unique": "k"}, {"slot": "s", "slot_policy": "drop"}], ids=str)
 def test_a_job_that_may_not_be_stored_at_all_is_no_step(app: Face, options: dict[str, Any]) -> None:
     pipeline = app.pipeline("nightly")
@@ -519,7 +478,6 @@ def test_a_job_that_may_not_be_stored_at_all_is_no_step(app: Face, options: dict
     assert app.find() == []
 
 
-@waits
 def test_a_job_that_was_enqueued_on_its_own_is_no_step(app: Face) -> None:
     new, pipeline = NewJob("a"), app.pipeline("nightly")
     app.enqueue(new)
@@ -532,22 +490,13 @@ def test_a_job_that_was_enqueued_on_its_own_is_no_step(app: Face) -> None:
     assert [job.id for job in app.find()] == [new.id]
 
 
-@waits
 def test_a_pipeline_without_jobs_stores_nothing(app: Face) -> None:
     assert app.pipeline("empty").enqueue() == []
-
-
-def test_a_store_that_lets_nobody_wait_says_so(app: Face) -> None:
-    if app.traits.pipelines:
-        return
-    with pytest.raises(BadRequest, match="can't wait for others"):
-        app.pipeline("nightly")
 
 
 # -- Look ---------------------------------------------------------------------------------------
 
 
-@waits
 def test_a_pipeline_tells_how_far_it_has_come(app: Face) -> None:
     pipeline = drawn(app, DIAMOND)
     pipeline.succeed("a")
@@ -572,7 +521,6 @@ def test_a_pipeline_tells_how_far_it_has_come(app: Face) -> None:
     assert found.after[pipeline.new["d"].id] == (pipeline.new["b"].id, pipeline.new["c"].id)
 
 
-@waits
 def test_the_tree_of_a_pipeline_shows_who_follows_whom(app: Face) -> None:
     pipeline = drawn(app, {**DIAMOND, "e": ""})
 
@@ -613,7 +561,6 @@ def test_a_pipeline_that_nobody_belongs_to_is_none(app: Face) -> None:
             look("nonsense")
 
 
-@waits
 def test_why_names_the_parent_and_who_runs_it(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "", "c": "ab", "d": "c"})
     pipeline.claim("a")
@@ -627,7 +574,6 @@ def test_why_names_the_parent_and_who_runs_it(app: Face) -> None:
     )
 
 
-@waits
 def test_why_names_the_parent_that_failed_and_what_to_do(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "", "c": "ab"}, on_failed="hold")
     pipeline.fail("b")
@@ -642,7 +588,6 @@ def test_why_names_the_parent_that_failed_and_what_to_do(app: Face) -> None:
 # -- Act on the whole ---------------------------------------------------------------------------
 
 
-@waits
 def test_a_whole_pipeline_is_cancelled_and_retried(app: Face) -> None:
     pipeline = drawn(app, DIAMOND)
     pipeline.succeed("a")
@@ -674,7 +619,6 @@ def test_a_whole_pipeline_of_chained_jobs_is_cancelled_and_retried(app: Face, ma
 # -- In your transaction, and results -----------------------------------------------------------
 
 
-@waits
 def test_the_results_of_parents_are_handed_on(app: Face) -> None:
     seen = []
 
@@ -764,7 +708,6 @@ def test_a_settlement_sent_twice_makes_its_children_once(app: Face, make: Make) 
     assert len(app.find()) == 2
 
 
-@waits
 def test_children_chained_by_a_step_belong_to_its_pipeline(app: Face) -> None:
     pipeline, child = drawn(app, CHAIN), NewJob("chained")
 
@@ -775,7 +718,6 @@ def test_children_chained_by_a_step_belong_to_its_pipeline(app: Face) -> None:
     assert app.pipelines.get(pipeline.id).after[child.id] == (pipeline.new["a"].id,)
 
 
-@waits
 def test_an_exchange_may_claim_whom_its_settlements_let_go(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     claim = pipeline.claim("a")

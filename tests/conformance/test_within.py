@@ -353,6 +353,42 @@ def test_a_slot_is_freed_with_the_transaction(app: Face, yours: Yours, how: str)
 
 
 @every_connection
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_pipeline_lives_and_dies_with_the_transaction(app: Face, yours: Yours, how: str) -> None:
+    pipeline = app.pipeline("nightly")
+    first = pipeline.add(NewJob("first"))
+    second = pipeline.add(NewJob("second", train="t"), after=[first])
+
+    jobs = pipeline.enqueue(within=yours.given)
+    assert [(job.state, job.is_new) for job in jobs] == [("ready", True), ("blocked", True)]
+    assert app.pipelines.get(pipeline.id) is None
+    getattr(yours, how)()
+
+    again = pipeline.enqueue()
+    assert [job.is_new for job in again] == [how == "rollback"] * 2
+    app.claim_job(first.id).succeed()
+    assert app.get(second.id).state == "ready"
+
+
+@every_connection
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_step_lets_the_next_go_with_the_transaction_that_completes_it(
+    app: Face, yours: Yours, how: str
+) -> None:
+    pipeline = app.pipeline("nightly")
+    first = pipeline.add(NewJob("first"))
+    second = pipeline.add(NewJob("second"), after=[first])
+    pipeline.enqueue()
+    claim = app.claim_job(first.id)
+
+    claim.succeed("well", within=yours.given)
+    assert app.get(second.id).state == "blocked"
+    getattr(yours, how)()
+
+    assert app.get(second.id).state == ("ready" if how == "commit" else "blocked")
+
+
+@every_connection
 def test_a_unique_key_holds_inside_and_outside(app: Face, make: Make, yours: Yours) -> None:
     held = make.ready(unique="held")
 

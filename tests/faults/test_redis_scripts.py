@@ -16,11 +16,13 @@ from dibs.contract import GATE_QUESTIONS, QUESTIONS
 from dibs.engines.redis_scripts import lua_script
 from dibs.scripts import Step
 from movers import ELSEWHERE, ask
-from redis_places import astray, break_script, everything, misplaced
+from redis_places import astray, break_script, call_once, everything, misplaced
 
+ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
 READS = {
     *("get", "find", "counts", "queues", "settled", "explain", "now", "workers", "upcoming", "schedules"),
     *("ready_lines", "backlog", "examine", "glance", "glance_at_queue", "departed", "gates", "current"),
+    *("parents", "pipelines"),
 }
 
 
@@ -378,6 +380,117 @@ def mend(app: Dibs) -> Act:
     return lambda: _run(app, upkeep.mend)
 
 
+# -- The same with steps that wait for each other ------------------------------------------------
+
+
+def _pipeline(app: Dibs, **options: Any) -> Any:
+    """first, then two beside each other on a train and in a slot, then last."""
+    drawn = app.sync.pipeline("nightly", **options)
+    first = drawn.add(NewJob("first", slot="a", max_attempts=1))
+    both = [drawn.add(NewJob("second", **gate), after=[first]) for gate in ({"train": "t"}, {"slot": "s"})]
+    drawn.add(NewJob("last"), after=[first, *both])
+    return drawn
+
+
+def _begun(app: Dibs, **options: Any) -> Any:
+    """(The jobs of an enqueued one, the claim of the first)."""
+    jobs = _pipeline(app, **options).enqueue()
+    return jobs, app.sync.claim_job(jobs[0].id)
+
+
+def _failed(app: Dibs) -> list[Any]:
+    jobs, claim = _begun(app)
+    claim.fail("broken")
+    return list(jobs)
+
+
+@scene
+def enqueue_pipeline(app: Dibs) -> Act:
+    _in_slot(app, 1)
+    drawn = _pipeline(app)
+    return drawn.enqueue
+
+
+@scene
+def enqueue__in_the_slot_of_a_step(app: Dibs) -> Act:
+    _pipeline(app).enqueue()
+    return lambda: app.sync.enqueue(NewJob("work", slot="a", slot_policy="replace"))
+
+
+@scene
+def settle__a_step_that_succeeds(app: Dibs) -> Act:
+    _, claim = _begun(app)
+    return lambda: claim.succeed("well", then=[NewJob("child")])
+
+
+@scene
+def settle__a_step_that_fails(app: Dibs) -> Act:
+    _, claim = _begun(app)
+    return lambda: claim.fail("broken")
+
+
+@scene
+def exchange___of_a_step(app: Dibs) -> Act:
+    _, claim = _begun(app)
+    return lambda: exchange(app, [claim], limit=2)
+
+
+@scene
+def sweep__a_step_whose_worker_died(app: Dibs) -> Act:
+    _begun(app)
+    age(app, 3600)
+
+    def script() -> Any:
+        return (yield Step("sweep", {"limit": 9}))
+
+    return lambda: _run(app, script)
+
+
+@scene
+def cancel__a_step(app: Dibs) -> Act:
+    jobs = _pipeline(app).enqueue()
+    return lambda: app.sync.cancel(jobs[1].id, "enough")
+
+
+@scene
+def retry__a_step_that_failed(app: Dibs) -> Act:
+    jobs = _failed(app)
+    return lambda: app.sync.retry(jobs[0].id)
+
+
+@scene
+def retry__a_step_that_still_waits(app: Dibs) -> Act:
+    jobs = _failed(app)
+    return lambda: app.sync.retry(jobs[1].id)
+
+
+@scene
+def delete__a_step(app: Dibs) -> Act:
+    jobs = _failed(app)
+    return lambda: app.sync.delete(jobs[0].id)
+
+
+@scene
+def delete__a_step_that_waits(app: Dibs) -> Act:
+    jobs = _pipeline(app).enqueue()
+    return lambda: app.sync.delete(jobs[1].id)
+
+
+@scene
+def prune__steps(app: Dibs) -> Act:
+    _, claim = _begun(app)
+    claim.succeed()
+    _failed(app)
+    age(app, 3600)
+    return lambda: app.sync.prune(0)
+
+
+@scene
+def depart__of_steps(app: Dibs) -> Act:
+    _failed(app)
+    return lambda: ask(app, "depart", store=ELSEWHERE, after=None, limit=2)
+
+
 def _delete_by_hand(app: Dibs, id: object) -> None:
     def script() -> Any:
         yield Step("age", {"micros": 0})
@@ -386,11 +499,29 @@ def _delete_by_hand(app: Dibs, id: object) -> None:
     _run(app, script)
 
 
+@scene
+def mend__steps(app: Dibs) -> Act:
+    jobs, claim = _begun(app, on_failed="hold")
+    claim.succeed()
+    app.sync.delete(jobs[1].id)
+    _delete_by_hand(app, _pipeline(app).enqueue()[0].id)
+    return lambda: _run(app, upkeep.mend)
+
+
+@scene
+def go_on(app: Dibs) -> Act:
+    """A cancelled step has more after it than one script moves."""
+    break_script(app, "cancel", "local budget = 500 ", "local budget = 1")
+    jobs = _pipeline(app).enqueue()
+    call_once(app, "cancel", ids=[jobs[0].id], reason=None)
+    return lambda: call_once(app, "go_on")
+
+
 def test_every_question_that_writes_has_a_scene() -> None:
     never_asked = {"claim_within_limits", "age"}  # of Redis; of users
     only_told = {"echo"}
 
-    writing = (QUESTIONS | GATE_QUESTIONS) - READS - never_asked - only_told
+    writing = ALL_SCRIPTS - READS - never_asked - only_told
     assert set(map(question_of, SCENES)) == writing
 
 
@@ -435,7 +566,7 @@ end
     break_script(app, question, "local function plan() end", failing)
 
 
-@pytest.mark.parametrize("question", sorted((QUESTIONS | GATE_QUESTIONS) - {"claim_within_limits"}))
+@pytest.mark.parametrize("question", sorted(ALL_SCRIPTS - {"claim_within_limits"}))
 def test_a_script_writes_only_in_its_commit(question: str) -> None:
     decides, _ = lua_script(question).text.split("-- -- Commit ---")
     own = lua_script(question).text.split("redis.call('PUBLISH', store .. ':wake', queue)")[1]

@@ -15,13 +15,14 @@ from dibs.engines.mysql import MySQL
 from dibs.engines.postgresql import PostgreSQL
 from dibs.engines.sql import SqlEngine, placeholders, schema_files, statements
 from dibs.engines.sqlite import SQLite
+from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 
 every_engine = pytest.mark.parametrize(
     "engine", [PostgreSQL(), SQLite(), MySQL()], ids=lambda engine: engine.dialect.name
 )
 
 
-@every_engine
+@pytest.mark.parametrize("engine", [SteppedPostgreSQL(), SteppedSQLite(), SteppedMySQL()])
 @pytest.mark.parametrize("question", sorted(QUESTIONS))
 def test_every_question_has_an_answer(engine: SqlEngine, question: str) -> None:
     assert hasattr(engine, f"_{question}") or question in engine.dialect.blocks

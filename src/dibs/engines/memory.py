@@ -41,7 +41,6 @@ class Memory(Stepped):
         migrates_itself=True,
         wakes=True,
         gates=True,
-        pipelines=True,
     )
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ of bounded work: an enqueue of more than a thousand jobs, and a find that has to
 server also asks for settings that no script may see.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -33,6 +33,7 @@ from dibs.engines.redis_rows import (
     worker_row,
 )
 from dibs.engines.redis_scripts import Call, IfAllowed, Plan, lua_script
+from dibs.engines.redis_steps import RedisSteps
 from dibs.engines.redis_values import MOST_AT_ONCE, micros
 from dibs.engines.redis_values import moment as time_of
 from dibs.jobs import NEW_JOB_COLUMNS
@@ -42,7 +43,7 @@ from dibs.states import WORKER_DIED
 _QUEUE, _RUN_AT = (NEW_JOB_COLUMNS.index(name) for name in ("queue", "run_at"))
 
 
-class Redis(RedisMoves):
+class Redis(RedisMoves, RedisSteps):
     """One node (or one slot of a cluster): scripts that nothing can interrupt, one counter for the tokens."""
 
     traits = Traits(
@@ -74,13 +75,23 @@ class Redis(RedisMoves):
             given["in_cluster"] = True
         return Call(self.script(question), msgspec.json.encode(given))
 
+    def ask(self, question: str, **given: Any) -> Generator[Call, Any, Any]:
+        """The reply of a script that may leave something to do; then that is done, too."""
+        return (yield from self.all_of(self.call(question, **given)))
+
+    def all_of(self, call: Call) -> Generator[Call, Any, Any]:
+        reply, is_more = yield call
+        while is_more:
+            _, is_more = yield self.call("go_on")
+        return reply
+
     # -- enqueue --------------------------------------------------------------------------------
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
         wake = self._hints.due(jobs)
         rows: list[Row] = []
         for call in self.enqueue_calls(jobs, fresh, wake):
-            now, *answers = yield call
+            now, *answers = yield from self.all_of(call)
             enqueued_at = time_of(now)
             part = jobs[len(rows) : len(rows) + len(answers)]
             rows += [
@@ -98,7 +109,7 @@ class Redis(RedisMoves):
         move = {"since": None if since is None else micros(since), "tick": micros(tick)}
         wake = sorted({job[_QUEUE] for job in jobs})
         stored = {"jobs": list(map(new_row, jobs)), "fresh": True, "wake": wake}
-        reply = yield self.call("enqueue_tick", schedule=schedule, **move, **stored)
+        reply = yield from self.ask("enqueue_tick", schedule=schedule, **move, **stored)
         if not reply:
             return []
         now, *answers = reply
@@ -134,15 +145,15 @@ class Redis(RedisMoves):
     # -- settle, renew, progress ----------------------------------------------------------------
 
     def _settle(self, **settled: Any) -> Plan:
-        return id_rows((yield self.call("settle", **settlement_rows(**settled))))
+        return id_rows((yield from self.ask("settle", **settlement_rows(**settled))))
 
     def settle_or_raise(self, **settled: Any) -> Call:
         """For a caller's pipeline: a claim that was lost is an error among the replies of its EXEC."""
         return self.call("settle_or_raise", **settlement_rows(**settled))
 
-    def _exchange(self, settlements: Any, children: Any, **wish: Any) -> Plan:
-        settled = settlement_rows(settlements, children)
-        applied, *claimed = yield self.call("exchange", **settled, **wish)
+    def _exchange(self, settlements: Any, children: Any, steps: Any = (), **wish: Any) -> Plan:
+        settled = settlement_rows(settlements, children, steps)
+        applied, *claimed = yield from self.ask("exchange", **settled, **wish)
         first, *rest = claimed_rows(claimed)
         return [{**first, "settled": list(map(UUID, applied))}, *rest]
 
@@ -174,7 +185,7 @@ class Redis(RedisMoves):
 
     def _sweep(self, limit: int) -> Plan:
         names = ("id", "kind", "queue", "worker", "token", "attempts", "state")
-        swept = yield self.call("sweep", limit=limit, death=WORKER_DIED)
+        swept = yield from self.ask("sweep", limit=limit, death=WORKER_DIED)
         rows = [dict(zip(names, values, strict=True)) for values in swept]
         return [
             row | {"id": UUID(row["id"]), "token": int(row["token"]), "attempts": int(row["attempts"])}
@@ -182,20 +193,20 @@ class Redis(RedisMoves):
         ]
 
     def _cancel(self, **which: Any) -> Plan:
-        changed = yield self.call("cancel", **which)
+        changed = yield from self.ask("cancel", **which)
         return [{"id": UUID(id), "worker": worker or None} for id, worker in changed]
 
     def _retry(self, **which: Any) -> Plan:
-        return id_rows((yield self.call("retry", **which)))
+        return id_rows((yield from self.ask("retry", **which)))
 
     def _recover(self, **which: Any) -> Plan:
         return id_rows((yield self.call("recover", **which)))
 
     def _delete(self, **which: Any) -> Plan:
-        return id_rows((yield self.call("delete", **which)))
+        return id_rows((yield from self.ask("delete", **which)))
 
     def _prune(self, **which: Any) -> Plan:
-        return id_rows((yield self.call("prune", **which)))
+        return id_rows((yield from self.ask("prune", **which)))
 
     def _set_queue(self, **setting: Any) -> Plan:
         yield self.call("set_queue", **setting)
@@ -213,7 +224,7 @@ class Redis(RedisMoves):
         return [{"was_held": bool(held)} for held in (yield self.call("release_train", name=name))]
 
     def _mend(self, **page: Any) -> Plan:
-        return [{"sort": sort, "name": name} for sort, name in (yield self.call("mend", **page))]
+        return [{"sort": sort, "name": name} for sort, name in (yield from self.ask("mend", **page))]
 
     def _gates(self, **which: Any) -> Plan:
         return [

@@ -38,6 +38,10 @@ def bind_pipeline(within: object, engine: Redis, nodes: Nodes, colour: Colour) -
             case "enqueue":
                 calls = engine.enqueue_calls(**step.params)
                 rows = [_as_asked(job) for job in step.params["jobs"]]
+            case "enqueue_pipeline":
+                calls = engine.enqueue_pipeline_calls(**step.params)
+                waiting = {child for _, child in step.params["edges"]}
+                rows = [_as_asked(job, waits=job[0] in waiting) for job in step.params["jobs"]]
             case "settle":
                 calls = [engine.settle_or_raise(**step.params)]
                 rows = [{"id": settlement[0]} for settlement in step.params["settlements"]]
@@ -51,11 +55,11 @@ def bind_pipeline(within: object, engine: Redis, nodes: Nodes, colour: Colour) -
     return execute
 
 
-def _as_asked(job: tuple[Any, ...]) -> Row:
+def _as_asked(job: tuple[Any, ...], *, waits: bool = False) -> Row:
     """How the job will be, with the time of this process for that of the store."""
     now = store_micros()
     run_at = job[_RUN_AT] or from_micros(now + (job[_DELAY] or 0))
-    state = "ready" if run_at <= from_micros(now) else "scheduled"
+    state = "blocked" if waits else "ready" if run_at <= from_micros(now) else "scheduled"
     times = {"run_at": run_at, "enqueued_at": from_micros(now)}
     return {"id": job[0], "holder": job[0], "is_new": True, "state": state, **times}
 

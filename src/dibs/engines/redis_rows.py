@@ -21,7 +21,11 @@ def new_row(job: tuple[Any, ...]) -> tuple[Any, ...]:
     return job if run_at is None else (*job[:_RUN_AT], micros(run_at), *job[_RUN_AT + 1 :])
 
 
-def settlement_rows(settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]]) -> Any:
+def settlement_rows(
+    settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]], steps: Any = ()
+) -> Any:
+    """Which of them are steps of a pipeline the script reads from the jobs themselves."""
+    del steps
     exact = [(id, str(token), *rest) for id, token, *rest in settlements]
     return {"settlements": exact, "children": list(map(new_row, children))}
 

@@ -10,13 +10,18 @@ from typing import Any
 
 from dibs.contract import STOP_HINT
 from dibs.scripts import Rows
-from dibs.states import PATIENCE
+from dibs.states import PATIENCE, JobState, doomed_by
 
 _USES = re.compile(r"-- uses: (.*)\n")
 _MODULE = re.compile(r"^return \{", re.MULTILINE)  # read only by those who need it
 
 # Rules of states.py and contract.py, told to the scripts.
-_RULES = f"local PATIENCE, STOP_HINT = {PATIENCE}, '\\{ord(STOP_HINT)}'\n"
+_RULES = f"""\
+local PATIENCE, STOP_HINT = {PATIENCE}, '\\{ord(STOP_HINT)}'
+local DOOMED_AS_FAILED = '{doomed_by("%s", JobState.failed)}'
+local DOOMED_AS_CANCELLED = '{doomed_by("%s", JobState.cancelled)}'
+local DOOMED_AS_GONE = '{doomed_by("%s", None)}'
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,12 @@ Plan = Generator[Call | IfAllowed, Any, Rows]
 @cache
 def lua_script(question: str) -> LuaScript:
     uses = _uses(question)
-    gates = "if turns_read then turns_read.save_gates() end\n" if "turns" in uses else ""
-    tail = f"local reply = answer_{question}()\n{gates}commit()\nreturn reply\n"
+    saves = [
+        *(["if steps_read then steps_read.save() end"] if "steps" in uses else []),
+        *(["if turns_read then turns_read.save_gates() end"] if "turns" in uses else []),
+    ]
+    reply = "with_rest(reply)" if "steps" in uses else "reply"
+    tail = "\n".join([f"local reply = answer_{question}()", *saves, "commit()", f"return {reply}", ""])
     parts = ["prelude", "jobs", *uses, question, "commit"]
     return make_script(question, "\n".join([_RULES, *map(_part, parts), tail]))
 

@@ -1,7 +1,6 @@
 """The SQL engines with pipelines around them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -15,21 +14,16 @@ from dibs.engines.sqlite import SQLite
 
 
 class SteppedSQLite(SqlSteps, SQLite):
-    traits = replace(SQLite.traits, pipelines=True)
-
     def ids(self, ids: Iterable[UUID]) -> Any:
         return msgspec.json.encode(list(ids)).decode()
 
 
 class SteppedPostgreSQL(SqlSteps, PostgreSQL):
-    traits = replace(PostgreSQL.traits, pipelines=True)
-
     def ids(self, ids: Iterable[UUID]) -> Any:
         return list(ids)
 
 
 class SteppedMySQL(SqlSteps, MySQL):
-    traits = replace(MySQL.traits, pipelines=True)
     finds_by_pipeline = False
 
     def ids(self, ids: Iterable[UUID]) -> Any:

@@ -47,7 +47,7 @@ async def move(
 
     Running jobs are waited for, at most `timeout` long, or left where they are. `told` hears how far it got.
     """
-    await source._core.store.run_async(_nobody_waits(source))
+    await source._core.store.run_async(_nobody_waits())
     return await run_async(source, target, moving(Way(running, timeout, told)))
 
 
@@ -60,13 +60,12 @@ def move_sync(
     told: Told | None = None,
 ) -> Moved:
     """The same for code that blocks."""
-    source._core.store.run(_nobody_waits(source))
+    source._core.store.run(_nobody_waits())
     return run(source, target, moving(Way(running, timeout, told)))
 
 
-def _nobody_waits(source: Dibs) -> Operation[None]:
-    has_steps = source.traits.pipelines
-    return lambda _: refuse_open_pipelines(has_steps=has_steps)
+def _nobody_waits() -> Operation[None]:
+    return lambda _: refuse_open_pipelines()
 
 
 async def look(source: Dibs, target: Dibs) -> Planned:

@@ -49,5 +49,9 @@ local function answer_age()
   for i = 1, #ticks, 2 do
     will('HSET', store .. ':schedules', ticks[i], (older(ticks[i + 1])))
   end
+  for _, id in ipairs(redis.call('ZRANGE', store .. ':drawn', 0, -1)) do
+    local key = store .. ':drawn:' .. id
+    will('HSET', key, 'begun', (older(redis.call('HGET', key, 'begun'))))
+  end
   return {}
 end

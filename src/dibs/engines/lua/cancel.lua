@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns
+-- uses: at_gates places moves turns steps
 -- End waiting jobs, ask running ones to stop.
 
 local function answer_cancel()

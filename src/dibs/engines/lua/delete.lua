@@ -1,4 +1,4 @@
--- uses: at_gates places moves forget turns
+-- uses: at_gates places moves forget turns steps
 -- Remove jobs for good, unless they are running.
 
 local function answer_delete()

@@ -1,4 +1,4 @@
--- uses: whole_jobs at_gates places moves forget turns
+-- uses: whole_jobs at_gates places moves forget turns steps
 -- Take jobs that don't run out of this store, for another one, in the order of their ids.
 --
 -- As in `find`, every set that may hold ids gives its first ones; what comes after the last of a set that has
@@ -28,8 +28,11 @@ end
 local paused = names(redis.call('SMEMBERS', store .. ':paused'))
 
 -- Who waits in a train or for a slot goes only while nobody can be claimed there: else the next would be let go.
--- A held train stays with the person it waits for.
+-- Steps go only once nobody waits: who waits for whom would stay behind. A held train stays with the person it waits for.
 local function may_go(job)
+  if is_step(job) and (not ENDED[job.state] or steps().is_waited_for(job.id)) then
+    return false
+  end
   if not (job.train or job.slot) then
     return true
   end

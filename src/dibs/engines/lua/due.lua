@@ -5,7 +5,7 @@ local function first_score(set)
 end
 
 local function is_overdue()
-  for _, set in ipairs({':scheduled', ':leases', ':offers'}) do
+  for _, set in ipairs({':scheduled', ':leases', ':offers', ':onward'}) do
     local first = first_score(store .. set)
     if first and tonumber(first) <= now then
       return 1

@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns
+-- uses: at_gates places moves turns steps
 -- Store these jobs; by id once, by unique key once while it is taken.
 
 -- A new job's columns, in the order in which they are given.
@@ -20,11 +20,11 @@ local function run_at_of(new)
   return some(new[RUN_AT]) or text(now + (some(new[DELAY]) or 0))
 end
 
-local function write_new(new)
+local function write_new(new, waits)
   local run_at = run_at_of(new)
   local job = {id = new[ID], is_new = true}
   loaded[job.id] = job
-  local state = tonumber(run_at) <= now and 'ready' or 'scheduled'
+  local state = waits and 'blocked' or tonumber(run_at) <= now and 'ready' or 'scheduled'
   change(job, 'kind', new[KIND], 'queue', new[QUEUE], 'args', new[ARGS], 'priority', new[PRIORITY],
     'max_attempts', new[MAX_ATTEMPTS], 'run_at', run_at, 'enqueued_at', text(now), 'state', state)
   for _, column in ipairs(USUAL) do
@@ -37,7 +37,7 @@ local function write_new(new)
     change(job, 'unique_until', text(now + new[UNIQUE_FOR]))
   end
   if some(new[TRAIN]) or some(new[SLOT]) then
-    turns().place_new(job, new)
+    turns()[waits and 'name_gate' or 'place_new'](job, new)
   end
   if job.pipeline_id then
     place(store .. ':pipeline:' .. job.pipeline_id, job.id, 0)
@@ -70,6 +70,9 @@ local function answer_enqueue()
   local stored, answers = {}, {text(now)}
   for i, new in ipairs(given.jobs) do
     stored[i] = store_new(new)
+  end
+  if steps_read then
+    steps_read.go_on()
   end
   if turns_read then
     turns_read.open_gates()

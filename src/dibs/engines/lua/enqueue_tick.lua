@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns enqueue
+-- uses: at_gates places moves turns steps enqueue
 -- Move a schedule's last tick from where it was seen, and enqueue its jobs; nothing if it is elsewhere by now.
 
 local function answer_enqueue_tick()

@@ -62,4 +62,14 @@ local function finish(job, state, message)
     free_key(job)
   end
   enter(job, state)
+  if is_step(job) then
+    steps().ended(job)
+  end
+end
+
+-- With a fresh budget, once it has left where it was.
+local function begin_anew(job, state)
+  change(job, 'state', state, 'run_at', text(now), 'attempts', 0, 'progress', 0, 'message', '',
+    'result', '', 'finished_at', '', 'cancel_reason', '', 'worker', '', 'lease_until', '')
+  enter(job, state)
 end

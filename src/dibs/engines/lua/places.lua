@@ -5,7 +5,7 @@ local function leave(job)
   place(ids_key(job.state, line), job.id, false)
   if ENDED[job.state] then
     place(store .. ':ended:' .. job.state, job.id, false)
-    if job.position or job.unique_until then
+    if job.position or job.unique_until or is_step(job) then
       place(store .. ':kept', job.id, false)
     end
     return
@@ -21,6 +21,8 @@ local function leave(job)
   elseif job.state == 'running' then
     place(store .. ':leases', job.id, false)
     freed[job.queue] = (freed[job.queue] or 0) + 1
+  elseif not job.position then
+    place(store .. ':waiting', job.id, false)
   end
 end
 
@@ -47,6 +49,8 @@ local function enter(job, state)
     place(store .. ':scheduled', job.id, job.run_at)
   elseif state == 'running' then
     place(store .. ':leases', job.id, job.lease_until)
+  elseif not job.position then
+    place(store .. ':waiting', job.id, 0)
   end
 end
 

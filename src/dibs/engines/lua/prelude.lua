@@ -3,7 +3,7 @@
 -- Redis undoes nothing when a script fails half-way. So a script only *plans* its writes while it reads and
 -- decides, and commit.lua makes them after the last thing that can go wrong. A file of this folder answers
 -- one question in its function `answer_…`; `-- uses:` in its first line names the files it builds on. All build
--- on places.lua, a job and where it stands; those who end jobs or put them back on turns.lua and moves.lua.
+-- on places.lua, a job and where it stands; those who end jobs or put them back on turns.lua, steps.lua and moves.lua.
 --
 -- Keys, all behind the hash tag of the store, so that they live on one node of a cluster:
 --   job:ID              hash, a column per field; '' or no field is null
@@ -22,6 +22,12 @@
 --   line:S, going:S     of a slot's: those blocked; those ready or running
 --   started:S           jobs of a slot that ran, by their token
 --   gated:SORT:NAME     ids of all jobs of a train or slot
+--   drawn, drawn:ID     ids of the pipelines whose jobs wait for each other; a hash for each: name, on_failed, and
+--                       whether all of it is stored
+--   waiting             jobs that wait for others, and have no place at a gate yet
+--   parents:ID          whom a job waits for, by the order given, negative once that one has succeeded
+--   children:ID         who waits for a job, or has; asking:ID, those of them that have not ended
+--   onward              what ends of jobs mean to those after them, and one script had no room for
 --   token               the counter of all claims
 --   settings, paused    set of queues that somebody set, of those that are paused
 --   limits              hash, queue -> most running
@@ -81,7 +87,7 @@ local fields, changed_jobs = {}, {} -- hashes: job -> its new fields, one after 
 local commands = {} -- anything else
 local keys_taken = {} -- unique keys: key -> id, or false once it is free
 local busy_lines, new_lines, left_lines, wakes = {}, {}, {}, {}
-local let_through = {} -- jobs whose gate made them ready; an exchange may claim them at once
+local let_through = {} -- jobs whose gate or last parent made them ready; an exchange may claim them at once
 local freed = {} -- running jobs of a queue that this script ends
 
 -- Every planned write passes here; tests let it fail at each in turn.

@@ -1,7 +1,8 @@
--- uses: at_gates places moves forget turns
+-- uses: at_gates places moves forget turns steps
 -- Remove jobs that ended in one of these states, longer ago than this.
 
 local MOST_LOOKED_AT = 5000
+local LOOK_AGAIN = 3600000000 -- microseconds
 
 local horizon = now - given.older_than
 local in_states = names(given.states)
@@ -11,8 +12,19 @@ local function is_old(job)
   return in_states[job.state] and tonumber(job.finished_at) < horizon and job.id < given.before
 end
 
+-- Whoever waits for it lets it go when it ends. It is looked at again all the same: that one may be deleted by hand.
+local function keep(job)
+  place(store .. ':ended:' .. job.state, job.id, false)
+  place(store .. ':kept', job.id, text(now + LOOK_AGAIN))
+end
+
+-- Whether it needs no more looking at.
 local function prune_if_old(job)
   if #gone < given.limit and is_old(job) then
+    if is_step(job) and steps().is_waited_for(job.id) then
+      keep(job)
+      return true
+    end
     forget(job)
     gone[#gone + 1] = job.id
     return true

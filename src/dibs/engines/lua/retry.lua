@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns
+-- uses: at_gates places moves turns steps
 -- Put failed or cancelled jobs back with a fresh budget; make scheduled ones due now.
 
 -- Who holds its train gets its old place, others its end; a slot's job pushes nobody.
@@ -16,10 +16,11 @@ end
 local function start_over(job)
   leave(job)
   take_key(job)
-  local state = (job.train or job.slot) and rejoin(job) or 'ready'
-  change(job, 'state', state, 'run_at', text(now), 'attempts', 0, 'progress', 0, 'message', '',
-    'result', '', 'finished_at', '', 'cancel_reason', '', 'worker', '', 'lease_until', '')
-  enter(job, state)
+  local waits = is_step(job) and steps().waits(job.id)
+  begin_anew(job, waits and 'blocked' or (job.train or job.slot) and rejoin(job) or 'ready')
+  if is_step(job) then
+    steps().returned(job)
+  end
 end
 
 local function is_key_taken(job)

@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns enqueue
+-- uses: at_gates places moves turns steps enqueue
 -- Apply these settlements, each only if its claim still holds the job; add the children of those that were.
 
 -- A settlement's columns, in the order in which they are given.
@@ -55,6 +55,9 @@ local function answer_settle()
       store_new(child)
       wake(child[QUEUE])
     end
+  end
+  if steps_read then
+    steps_read.go_on()
   end
   if turns_read then
     turns_read.open_gates()

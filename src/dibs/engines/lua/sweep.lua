@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns
+-- uses: at_gates places moves forget turns steps
 -- Give back or end jobs whose lease ran out: the rule is `swept` of states.py.
 
 local function state_after_death(job)
@@ -54,6 +54,9 @@ end
 
 local function answer_sweep()
   local answers = {}
+  if redis.call('EXISTS', store .. ':onward') == 1 then
+    steps().resume()
+  end
   local expired = redis.call('ZRANGEBYSCORE', store .. ':leases', '-inf', now, 'LIMIT', 0, given.limit)
   for _, id in ipairs(expired) do
     local job = load(id)

@@ -109,31 +109,40 @@ local function waiting_in(slot)
   return found
 end
 
+local function supersede(slot, id)
+  for _, job in ipairs(waiting_in(slot)) do
+    finish(job, 'cancelled', 'superseded by ' .. id)
+  end
+end
+
 -- By the policy of its slot a new job makes those who wait give up, or is itself given up for who is answered.
 local function make_room(new)
   if new[SLOT_POLICY] == 'drop' then
     return kept_instead(new[SLOT], new[SLOT_LIMIT])
   end
   if new[SLOT_POLICY] == 'replace' then
-    for _, job in ipairs(waiting_in(new[SLOT])) do
-      finish(job, 'cancelled', 'superseded by ' .. new[ID])
-    end
+    supersede(new[SLOT], new[ID])
   end
   return nil
 end
 
 -- -- What an enqueue does ------------------------------------------------------------------------
 
-local function place_new(job, new)
+-- Where a job has its place, or will have it once its parents have succeeded.
+local function name_gate(job, new)
   for _, column in ipairs(USUAL) do
     local value = some(new[column[1]])
     if value and value ~= column[3] then
       change(job, column[2], value)
     end
   end
+  place(store .. ':gated:' .. gate_key(job), job.id, 0)
+end
+
+local function place_new(job, new)
+  name_gate(job, new)
   job.state = 'blocked'
   change(job, 'state', join(job, new[SLOT_POLICY]))
-  place(store .. ':gated:' .. gate_key(job), job.id, 0)
 end
 
 -- One that comes from another store has its place from there, perhaps before who is here already.
@@ -170,9 +179,10 @@ local function replace(job, args, run_at)
 end
 
 return {
-  take_place = take_place, leave_place = leave_place, kept_until = kept_until, place_new = place_new,
+  take_place = take_place, leave_place = leave_place, kept_until = kept_until, place_new = place_new, name_gate = name_gate,
+ 
   gate_named = gate_named, gate_of = gate_of, members_key = members_key, first_in = first_in, going_in = going_in,
   touch = touch, next_position = next_position, fits = fits, limit_of = limit_of,
   waits_as = waits_as, join = join, end_at_gate = end_at_gate, let_go = let_go, forget = forget_at_gate,
-  make_room = make_room, replace = replace, take_in = take_in, open_gates = open_gates, save_gates = save_gates,
+  make_room = make_room, supersede = supersede, replace = replace, take_in = take_in, open_gates = open_gates, save_gates = save_gates,
 }
