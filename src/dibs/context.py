@@ -51,10 +51,12 @@ class Context:
 
     async def parents(self) -> list[Job]:
         """The jobs that this one waited for, in the order of `after=`, or the one that chained it."""
-        return await self._claim._held.core.store.run_async(self._parents())
+        core = self._claim._held.core
+        return await core.store.run_async(core.parents(self.job))
 
-    def _parents(self) -> Any:
-        return self._claim._held.core.parents(self.job)
+    def _parents_sync(self) -> list[Job]:
+        core = self._claim._held.core
+        return core.store.run(core.parents(self.job))
 
     async def progress(self, fraction: float, message: str | None = None) -> None:
         """Note how far the work got; call it as often as you like, the store hears twice a second."""
@@ -93,8 +95,7 @@ class SyncContext:
 
     def parents(self) -> list[Job]:
         """The jobs that this one waited for, in the order of `after=`, or the one that chained it."""
-        found: list[Job] = self._context._claim._held.core.store.run(self._context._parents())
-        return found
+        return self._context._parents_sync()
 
     def complete(self, result: Any = None, *, within: Any) -> None:
         """Succeed in your transaction: the job is done exactly when your data is."""

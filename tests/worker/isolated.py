@@ -287,3 +287,13 @@ def speaks_into_the_socket(what: str) -> None:
         except OSError:
             pass
     time.sleep(0 if what == "close" else FOREVER)
+
+
+@app.job(isolation="process")
+async def results_of_parents_awaited(ctx: Context) -> list[Any]:
+    return [os.getpid(), *(parent.result for parent in await ctx.parents())]
+
+
+@app.job(isolation="process")
+def results_of_parents(ctx: Context) -> list[Any]:
+    return [os.getpid(), *(parent.result for parent in ctx.sync.parents())]

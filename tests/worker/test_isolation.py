@@ -114,6 +114,26 @@ async def test_a_process_without_a_job_ends_after_a_while(
     assert second.result["pid"] != first.result["pid"]
 
 
+@colours
+async def test_an_isolated_step_gets_the_results_of_its_parents(app: Dibs, jobs: Any, colour: str) -> None:
+    pipeline = app.pipeline("nightly")
+    parents = [pipeline.add(NewJob(kind)) for kind in ("b", "a")]
+    step = pipeline.add(getattr(jobs, f"results_of_parents{colour}").new(), after=parents)
+    await pipeline.enqueue()
+    for number, parent in enumerate(parents):
+        claim = await app.claim_job(parent.id)
+        assert claim is not None
+        await claim.succeed({"rows": number})
+
+    await drain(app)
+
+    done = await app.get(step.id)
+    assert done is not None
+    pid, *results = done.result
+    assert pid != os.getpid()
+    assert results == [{"rows": 0}, {"rows": 1}]
+
+
 # -- A process that ends by itself --------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from dibs.context import Context
 from dibs.core import Core
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.failures import describe
-from dibs.jobs import NewJob
+from dibs.jobs import Job, NewJob
 from dibs.lifespan import Lifespan
 from dibs.progress import Progress
 from dibs.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
@@ -157,7 +157,7 @@ class Child:
         with self._unstopped():
             self._line.send(message)
 
-    def ask(self, note: messages.Progress) -> "Future[Answer]":
+    def ask(self, note: messages.Progress | messages.Parents) -> "Future[Answer]":
         """Answers come in the order of the questions."""
         asked: Future[Answer] = Future()
         self._asked.append(asked)
@@ -263,7 +263,15 @@ class IsolatedContext(Context):
 
     def __init__(self, child: Child, held: Holding, state: Any) -> None:
         super().__init__(Claim(held), state)
+        self._child = child
         self._progress = IsolatedProgress(child, held)
+
+    async def parents(self) -> list[Job]:
+        """Of the worker's store: memory is there only."""
+        return _mind(await asyncio.wrap_future(self._child.ask(messages.Parents()))).jobs
+
+    def _parents_sync(self) -> list[Job]:
+        return _mind(self._child.ask(messages.Parents()).result()).jobs
 
     async def complete(self, result: Any = None, *, within: Any) -> None:
         if within is None:
@@ -292,9 +300,10 @@ class IsolatedProgress(Progress):
         return self._child.ask(messages.Progress(fraction, message))
 
 
-def _mind(answer: Answer) -> None:
+def _mind(answer: Answer) -> Answer:
     if answer.error is not None:
         raise ERRORS.get(answer.error, DibsError)(answer.message)
+    return answer
 
 
 # -- the end of the worker ----------------------------------------------------------------------

@@ -36,10 +36,11 @@ class Run(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """To a progress: nothing, or the error it met, by the name of its class."""
+    """To a question: the jobs it asked for, if any, or the error it met, by the name of its class."""
 
     error: str | None = None
     message: str = ""
+    jobs: list[Job] = []
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -72,6 +73,10 @@ class Progress(msgspec.Struct, tag=True):
     message: str | None
 
 
+class Parents(msgspec.Struct, tag=True):
+    """Which jobs were before this one, and what did they come to?"""
+
+
 class Completed(msgspec.Struct, tag=True):
     """The handler settled its job in a transaction of its own, which may not be committed yet."""
 
@@ -93,7 +98,7 @@ class Said(msgspec.Struct, tag=True):
 
 
 ToChild = Load | Run | Answer | Stop | Leave
-ToWorker = Ready | Unable | Progress | Completed | Ended | Said
+ToWorker = Ready | Unable | Progress | Parents | Completed | Ended | Said
 
 read_in_child = msgspec.json.Decoder(ToChild).decode
 read_in_worker = msgspec.json.Decoder(ToWorker).decode

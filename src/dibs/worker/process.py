@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from asyncio import Future, StreamReader, StreamWriter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ from dibs.worker.messages import (
     Ended,
     Leave,
     Load,
+    Parents,
     Progress,
     Ready,
     Run,
@@ -201,7 +202,9 @@ class Process:
             case Said(logger, level, text):
                 logging.getLogger(logger).log(level, "%s", text)
             case Progress() if self._job is not None:
-                self._tell(await _noted(message, *self._job))
+                self._tell(await _answered(_noted(message, self._job[1])))
+            case Parents() if self._job is not None:
+                self._tell(await _answered(_parents(self._job[1])))
             case Completed() if self._job is not None:
                 held, _ = self._job
                 held.core.keeper.drop(held)
@@ -212,12 +215,20 @@ class Process:
                 self._outcome.set_result(messages.outcome_of(message))
 
 
-async def _noted(progress: Progress, held: Holding, context: Context) -> Answer:
+async def _answered(asked: Awaitable[Answer]) -> Answer:
     try:
-        await context.progress(progress.fraction, progress.message)
+        return await asked
     except DibsError as error:
         return Answer(type(error).__name__, str(error))
+
+
+async def _noted(progress: Progress, context: Context) -> Answer:
+    await context.progress(progress.fraction, progress.message)
     return Answer()
+
+
+async def _parents(context: Context) -> Answer:
+    return Answer(jobs=await context.parents())
 
 
 async def _all_done(futures: "Iterable[Future[Any]]") -> None:
