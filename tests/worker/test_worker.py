@@ -892,6 +892,30 @@ async def test_a_job_for_an_idle_worker_starts_at_once(apps: Apps) -> None:
     assert max(waits) < SOON, waits
 
 
+async def test_steps_for_an_idle_worker_start_without_a_poll(apps: Apps) -> None:
+    """When their pipeline is stored, and when somebody else ends what they wait for."""
+    app, elsewhere = apps(poll=600), apps(poll=600)
+    started = asyncio.Queue[str]()
+
+    @app.job
+    async def step(name: str) -> None:
+        started.put_nowait(name)
+
+    pipeline = elsewhere.pipeline("nightly")
+    pipeline.add(NewJob("step", args={"name": "first"}))
+    by_hand = pipeline.add(NewJob("by hand"))
+    pipeline.add(NewJob("step", args={"name": "second"}), after=[by_hand])
+    async with working(app):
+        await is_idle(app)
+        await pipeline.enqueue()
+        assert await asyncio.wait_for(started.get(), 30) == "first"
+        await is_idle(app)
+        claim = await elsewhere.claim_job(by_hand.id)
+        assert claim is not None
+        await claim.succeed()
+        assert await asyncio.wait_for(started.get(), 30) == "second"
+
+
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True)
 async def test_a_job_from_another_process_starts_at_once(app: Dibs, url: str) -> None:
     started = asyncio.Event()

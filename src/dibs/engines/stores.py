@@ -39,7 +39,10 @@ SQLITE_GLANCE = 0.02  # seconds between two looks at whether somebody committed 
 
 # Questions after which a waiting worker may find something to do.
 ANNOUNCED = frozenset(
-    {"enqueue", "retry", "recover", "set_queue", "echo", "delete", "release_train", "arrive"}
+    {
+        *("enqueue", "enqueue_pipeline", "retry", "recover", "set_queue", "echo", "delete"),
+        *("release_train", "arrive"),
+    }
 )
 MOVED = frozenset({"sweep", "enqueue_tick"})  # the same, if they moved anything
 
@@ -134,7 +137,9 @@ class Listeners:
         elif step.question == "cancel":
             for worker in {row["worker"] for row in rows}:
                 self._tell("" if worker is None else STOP_HINT + worker)
-        elif step.question in ("settle", "exchange") and any(map(_opens_gate, step.params["settlements"])):
+        elif step.question in ("settle", "exchange") and (
+            "steps" in step.params or any(map(_opens_gate, step.params["settlements"]))
+        ):
             self._tell("")
 
     def _tell(self, hint: str) -> None:
