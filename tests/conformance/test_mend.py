@@ -1,4 +1,4 @@
-"""A sweep heals trains and slots from which a person deleted something by hand."""
+"""A sweep heals trains, slots and pipelines from which a person deleted something by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import redis
 
-from dibs import NewJob
+from dibs import JobState, NewJob, upkeep
 from faces import Face, needs
 from servers import mysql_connection
 
@@ -112,3 +112,95 @@ def test_the_next_enqueue_needs_no_sweep_to_see_that_the_head_is_gone(
     [third] = app.enqueue(NewJob("work", train="t"))
 
     assert (app.get(second.id).state, third.state) == ("ready", "blocked")
+
+
+# -- Pipelines ----------------------------------------------------------------------------------
+
+
+def _drawn(
+    app: Face, on_failed: str = "cancel", **options: Any
+) -> tuple[Any, NewJob, NewJob, NewJob, NewJob]:
+    """first, then second, then third; and beside them other, for which third waits, too."""
+    pipeline = app.pipeline("nightly", on_failed=on_failed)
+    first, other = pipeline.add(NewJob("first", max_attempts=1)), pipeline.add(NewJob("other"))
+    second = pipeline.add(NewJob("second", **options), after=[first])
+    third = pipeline.add(NewJob("third"), after=[second, other])
+    pipeline.enqueue()
+    return pipeline, first, other, second, third
+
+
+@pytest.mark.parametrize("on_failed", ["cancel", "hold"])
+@pytest.mark.parametrize("runs", [False, True])
+def test_those_after_a_job_that_was_deleted_by_hand_are_cancelled(
+    app: Face, delete_by_hand: DeleteByHand, runs: bool, on_failed: str
+) -> None:
+    _, first, other, second, third = _drawn(app, on_failed)
+    if runs:
+        app.claim_job(first.id)
+
+    delete_by_hand(first.id)
+    app.sweep()
+
+    message = f"job {first.id} before it was deleted"
+    assert [(job.state, job.message) for job in map(app.get, (second.id, third.id))] == [
+        ("cancelled", message)
+    ] * 2
+    assert app.get(other.id).state == "ready"
+    assert app.retry(second.id).state == "ready"
+    assert app.get(third.id).state == "blocked"
+
+
+def test_a_pipeline_of_which_nothing_was_deleted_is_left_as_it_is(app: Face) -> None:
+    pipeline, first, _, second, third = _drawn(app, train="t")
+    app.claim_job(first.id).succeed()
+    before = app.pipelines.get(pipeline.id)
+
+    app.sweep()
+
+    assert app.pipelines.get(pipeline.id) == before
+    assert [app.get(job.id).state for job in (second, third)] == ["ready", "blocked"]
+
+
+def test_a_job_that_succeeded_before_it_was_deleted_by_hand_counts_all_the_same(
+    app: Face, delete_by_hand: DeleteByHand
+) -> None:
+    _, first, other, second, third = _drawn(app)
+    app.claim_job(first.id).succeed()
+    app.claim_job(other.id).succeed()
+
+    delete_by_hand(first.id)
+    delete_by_hand(other.id)
+    app.sweep()
+
+    assert [app.get(job.id).state for job in (second, third)] == ["ready", "blocked"]
+    app.claim_job(second.id).succeed()
+    assert app.get(third.id).state == "ready"
+
+
+def test_a_step_on_a_train_that_was_deleted_by_hand_is_waited_for_by_nobody(
+    app: Face, delete_by_hand: DeleteByHand
+) -> None:
+    _, first, _, second, third = _drawn(app, train="t")
+
+    delete_by_hand(second.id)
+    app.sweep()
+    app.claim_job(first.id).succeed()
+
+    assert app.get(third.id).message == f"job {second.id} before it was deleted"
+    assert app.trains.get("t") is None
+
+
+def test_a_job_that_was_retried_after_the_failed_one_before_it_was_pruned_does_not_wait_for_ever(
+    app: Face,
+) -> None:
+    _, first, _, second, _ = _drawn(app)
+    app.claim_job(first.id).fail("broken")
+    app.age(10)
+    app.ask(lambda: upkeep.prune(0, {JobState.failed}))
+    assert app.retry(second.id).state == "blocked"
+
+    app.sweep()
+
+    assert app.get(first.id) is None
+    assert app.get(second.id).message == f"job {first.id} before it was deleted"
+    assert app.retry(second.id).state == "ready"

@@ -241,6 +241,20 @@ def test_a_job_that_was_superseded_takes_those_after_it_along(app: Face, make: M
     assert pipeline.states() == {"a": "cancelled", "b": "cancelled"}
 
 
+def test_a_step_that_another_of_its_pipeline_superseded_takes_those_after_it_along(app: Face) -> None:
+    newest = {"slot": "s", "slot_policy": "replace"}
+    at_once = Drawn(app, {"a": "", "b": "", "c": "a", "d": "c", "e": "b"}, a={"slot": "s"}, b=newest)
+    jobs = at_once.enqueue()
+    later = drawn(app, {"a": "", "b": "a", "c": "a", "d": "b"}, b=newest, c={**newest, "slot": "s"})
+
+    later.succeed("a")
+
+    ends = {"a": "cancelled", "c": "cancelled", "d": "cancelled"}
+    assert {job.kind: job.state for job in jobs} == {**ends, "b": "ready", "e": "blocked"}
+    assert later.states() == {"a": "succeeded", "b": "cancelled", "c": "ready", "d": "cancelled"}
+    assert at_once.states() == {**ends, "b": "cancelled", "e": "cancelled"}
+
+
 # -- A parent that does not succeed -------------------------------------------------------------
 
 
@@ -386,6 +400,40 @@ def test_a_retried_job_whose_parents_have_succeeded_goes_at_once(app: Face) -> N
 
     assert app.retry(pipeline.new["b"].id).state == "ready"
     assert pipeline.state("c") == "blocked"
+
+
+def test_a_job_that_was_cancelled_for_another_then_retried_then_cancelled_by_a_person_stays_so(
+    app: Face,
+) -> None:
+    pipeline = drawn(app, CHAIN)
+    pipeline.fail("a")
+    app.retry(pipeline.new["b"].id)
+    app.cancel(pipeline.new["b"].id)
+
+    app.retry(pipeline.new["a"].id)
+
+    assert pipeline.states() == {"a": "ready", "b": "cancelled", "c": "cancelled"}
+
+
+def test_a_cancel_that_is_refused_changes_nobody_after_the_job(app: Face) -> None:
+    pipeline = drawn(app, CHAIN)
+    pipeline.fail("a")
+    app.retry(pipeline.new["c"].id)
+
+    for kind in ("a", "b"):
+        with pytest.raises(Refused):
+            app.cancel(pipeline.new[kind].id)
+
+    assert pipeline.states() == {"a": "failed", "b": "cancelled", "c": "blocked"}
+
+
+def test_a_job_that_is_only_made_due_brings_nobody_back(app: Face) -> None:
+    pipeline = drawn(app, {"a": "", "b": "", "c": "ab"}, a={"delay": 60})
+    app.delete(pipeline.new["b"].id)
+
+    app.retry(pipeline.new["a"].id)
+
+    assert (pipeline.state("a"), pipeline.state("c")) == ("ready", "cancelled")
 
 
 # -- Delete and prune ---------------------------------------------------------------------------

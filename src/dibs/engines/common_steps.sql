@@ -149,6 +149,25 @@ where edge.parent {in_ids:ids}
           and not exists (select 1 from dibs_jobs parent where parent.id = other.parent)
     )
 
+-- name: waiting_pipelines
+-- Those in which somebody waits, in the order of their ids.
+select distinct job.pipeline_id as id
+from dibs_jobs job
+where job.pipeline_id > {id:after} and job.state = 'blocked' and job.position is null
+order by job.pipeline_id
+limit :limit
+
+-- name: missing_parents
+-- Whom somebody in these pipelines waits for, and who is nowhere: deleted by hand, or pruned.
+select distinct edge.parent as id
+from dibs_jobs job
+join dibs_parents edge on edge.child = job.id and not edge.met
+where job.pipeline_id {in_ids:ids}
+  and job.state = 'blocked'
+  and job.position is null
+  and not exists (select 1 from dibs_jobs parent where parent.id = edge.parent)
+  and not exists (select 1 from dibs_finished parent where parent.id = edge.parent)
+
 -- name: forget_unmet
 -- Nobody waits for what is gone.
 delete from dibs_parents where parent {in_ids:ids} and not met

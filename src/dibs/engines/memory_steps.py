@@ -63,6 +63,7 @@ class Stepped(Gated):
             steps.parents.setdefault(child, {})[parent] = False
             steps.children.setdefault(parent, []).append(child)
         stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        self._go_on()
         return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
 
     def _parents(self, jobs: Collection[UUID]) -> Rows:
@@ -77,6 +78,28 @@ class Stepped(Gated):
         wanted = {job["pipeline_id"] for job in self._live.values()} if ids is None else ids
         found = ((id, self._steps[id]) for id in wanted if id in self._steps)
         return [{"id": id, "name": steps.name, "on_failed": steps.on_failed} for id, steps in found]
+
+    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Rows:
+        if after_sort in (None, "pipeline"):
+            ids = sorted(id for id in self._steps if after_name is None or str(id) > after_name)[:limit]
+            for id in ids:
+                self._mend_steps(self._steps[id])
+            if ids:
+                return [{"sort": "pipeline", "name": str(id)} for id in ids]
+            after_sort = after_name = None
+        return super()._mend(after_sort, after_name, limit)
+
+    def _mend_steps(self, steps: Steps) -> None:
+        """Nobody waits for who is nowhere: pruned before one after it was retried, say."""
+        unmet = {
+            parent
+            for child, parents in steps.parents.items()
+            if child in self._live
+            for parent, met in parents.items()
+            if not met
+        }
+        for parent in unmet - self._live.keys() - self._finished.keys():
+            self._without(steps, parent)
 
     # -- the moves ------------------------------------------------------------------------------
 
@@ -127,6 +150,8 @@ class Stepped(Gated):
 
     def _after_return(self, job: Record) -> None:
         """Those cancelled for it wait again, unless another of their parents has failed."""
+        if job["settled_as"] == DOOMED:
+            job["settled_as"] = None
         steps = self._steps.get(job["pipeline_id"])
         reached = [] if steps is None else list(steps.children.get(job["id"], ()))
         for child in reached:
@@ -147,10 +172,13 @@ class Stepped(Gated):
         if steps is None or job["id"] not in steps.members:
             return
         if job["state"] != JobState.succeeded:
-            self._doom(steps, job["id"], doomed_by(job["id"], None))
-            for child in steps.children.pop(job["id"], ()):
-                del steps.parents[child][job["id"]]
+            self._without(steps, job["id"])
         self._drop_step(job)
+
+    def _without(self, steps: Steps, id: UUID) -> None:
+        self._doom(steps, id, doomed_by(id, None))
+        for child in steps.children.pop(id, ()):
+            del steps.parents[child][id]
 
     def _drop_step(self, job: Record) -> None:
         steps = self._steps.get(job["pipeline_id"])

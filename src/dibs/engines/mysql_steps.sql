@@ -134,6 +134,16 @@ where job.state = 'cancelled'
           and not exists (select 1 from dibs_jobs parent where parent.id = other.parent)
     )
 
+-- name: missing_parents
+select distinct edge.parent as id
+from {>given_ids}
+straight_join dibs_jobs job force index (dibs_jobs_pipeline) on job.pipeline_id = unhex(given.id)
+straight_join dibs_parents edge force index (primary) on edge.child = job.id and not edge.met
+where job.state = 'blocked'
+  and job.position is null
+  and not exists (select 1 from dibs_jobs parent where parent.id = edge.parent)
+  and not exists (select 1 from dibs_finished parent where parent.id = edge.parent)
+
 -- name: forget_unmet
 delete edge
 from {>given_ids}

@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.ids import may_have_steps
 from dibs.jobs import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, JobState, doomed_by
@@ -19,10 +20,10 @@ from dibs.states import FINISHED, JobState, doomed_by
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 
 _STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
-_AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune"})
+_AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 
-_TRAIN, _SLOT, _POLICY, _LIMIT = (
-    NEW_JOB_COLUMNS.index(name) for name in ("train", "slot", "slot_policy", "slot_limit")
+_TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
+    NEW_JOB_COLUMNS.index(name) for name in ("train", "slot", "slot_policy", "slot_limit", "pipeline_id")
 )
 _NOT_STORED: dict[str, Any] = {"delay": None, "unique_key": None, "unique_for": None, "replaces": False}
 
@@ -73,16 +74,35 @@ class SqlSteps(SqlEngine):
         if not (yield from self._insert_pipeline({"id": id, "name": name, "on_failed": on_failed})):
             return []
         waiting = {child for _, child in edges}
-        bare = [_without_gate(job) if job[0] in waiting else job for job in jobs]
-        answers = yield from super().answer(Step("enqueue", {"jobs": bare, "fresh": True}), own=own)
-        if not waiting:
-            return answers
+        store = Step("enqueue", {"jobs": _bare(jobs, waiting), "fresh": True})
+        superseded = yield from self._in_slots(_replaced_slots(store))
+        answers = yield from super().answer(store, own=own)
+        if waiting:
+            yield from self._make_wait(jobs, edges, waiting)
+        rows = [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+        if not _replaced_slots(store):
+            return rows
+        own_ids = [job[0] for job in jobs]  # one of its steps may supersede another
+        yield from self._go_on([*(row["id"] for row in superseded), *own_ids], own)
+        found = yield from super().answer(Step("settled", {"ids": own_ids}), own=own)
+        states = {row["id"]: row["state"] for row in found}
+        return [{**row, "state": states[id]} for id, row in zip(own_ids, rows, strict=True)]
+
+    def _make_wait(self, jobs: Sequence[Any], edges: Sequence[Any], waiting: Collection[UUID]) -> Plan:
         yield Query("insert_parents", {"edges": _edges(edges)})
         yield from self._ask("block_new_steps", waiting)
         for job in jobs:
             if job[0] in waiting and (job[_TRAIN], job[_SLOT]) != (None, None):
                 yield Query("name_gate", self.adapt({"id": job[0], **_gate(job)}))
-        return [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+        return []
+
+    def _in_slots(self, slots: Collection[str]) -> Plan:
+        """Steps that will make room there, their pipelines locked."""
+        if not slots:
+            return []
+        found = yield Query("steps_in_slots", self.adapt({"slots": sorted(slots)}))
+        yield from self._lock(found)
+        return found
 
     def _insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
         return (yield Query("insert_pipeline", self.adapt(about)))
@@ -113,10 +133,10 @@ class SqlSteps(SqlEngine):
         return [{**first, "settled": list(settled)}, *others]
 
     def _replace_steps(self, step: Step, slots: Collection[str], own: bool) -> Plan:
-        found = yield Query("steps_in_slots", self.adapt({"slots": sorted(slots)}))
-        yield from self._lock(found)
+        found = yield from self._in_slots(slots)
         rows = yield from super().answer(step, own=own)
-        yield from self._go_on([row["id"] for row in found], own)
+        steps = [job[0] for job in _new_jobs(step) if may_have_steps(job[_PIPELINE])]
+        yield from self._go_on([*(row["id"] for row in found), *steps], own)  # one may supersede another
         return rows
 
     def _cancel_steps(self, step: Step, own: bool) -> Plan:
@@ -130,8 +150,9 @@ class SqlSteps(SqlEngine):
             if others
             else []
         )
-        yield from self._go_on([row["id"] for row in found], own)
-        return [*rows, *({"id": id, "worker": None} for id in waiting)]
+        changed = [*rows, *({"id": id, "worker": None} for id in waiting)]
+        yield from self._go_on(sorted({row["id"] for row in changed} & {row["id"] for row in found}), own)
+        return changed
 
     def _sweep_steps(self, step: Step, own: bool) -> Plan:
         rows = yield from super().answer(step, own=own)
@@ -150,7 +171,8 @@ class SqlSteps(SqlEngine):
         others = [id for id in ids if id not in waiting]
         rows = (yield from super().answer(Step("retry", {"ids": others}), own=own)) if others else []
         changed = [*rows, *({"id": id} for id in waiting)]
-        yield from self._revive({row["id"] for row in changed} & {row["id"] for row in found})
+        ended = {row["id"] for row in found if row["state"] in FINISHED}  # else it was only made due
+        yield from self._revive({row["id"] for row in changed} & ended)
         return changed
 
     def _delete_steps(self, step: Step, own: bool) -> Plan:
@@ -182,6 +204,31 @@ class SqlSteps(SqlEngine):
         if old:
             yield from self._ask("forget_pipelines", [row["id"] for row in old])
         return rows
+
+    def _mend_steps(self, step: Step, own: bool) -> Plan:
+        """A page of the pipelines in which somebody waits; after the last of them, gates."""
+        sort, name, limit = (step.params[name] for name in ("after_sort", "after_name", "limit"))
+        if sort in (None, "pipeline"):
+            after = UUID(int=0) if name is None else UUID(name)
+            found = yield Query("waiting_pipelines", self.adapt({"after": after, "limit": limit}))
+            if found:
+                yield from self._mend_parents([row["id"] for row in found])
+                return [{"sort": "pipeline", "name": str(row["id"])} for row in found]
+            step = Step("mend", {"after_sort": None, "after_name": None, "limit": limit})
+        return (yield from super().answer(step, own=own))
+
+    def _mend_parents(self, pipelines: Sequence[UUID]) -> Plan:
+        """Parents that somebody waits for and that are nowhere count as deleted."""
+        if not (yield from self._ask("missing_parents", pipelines)):
+            return []
+        yield from self._ask("lock_pipelines", sorted(pipelines))
+        missing = [row["id"] for row in (yield from self._ask("missing_parents", pipelines))]
+        for id in missing:
+            yield from self._doom(id, doomed_by(id, None))
+        if missing:
+            yield from self._ask("forget_unmet", missing)
+            yield from self._ask("forget_parents", missing)
+        return []
 
     def _locked_steps(self, ids: Collection[UUID]) -> Plan:
         """Those of these jobs that others may wait for, their pipelines locked."""
@@ -260,8 +307,18 @@ def _replaced_slots(step: Step) -> set[str]:
     """Slots whose waiting jobs make room for a new one of this question."""
     if step.question not in _STORING:
         return set()
+    return {job[_SLOT] for job in _new_jobs(step) if job[_POLICY] == "replace"}
+
+
+def _new_jobs(step: Step) -> Sequence[tuple[Any, ...]]:
+    jobs: Sequence[tuple[Any, ...]]
     jobs = step.params["jobs" if step.question in ("enqueue", "enqueue_tick") else "children"]
-    return {job[_SLOT] for job in jobs if job[_POLICY] == "replace"}
+    return jobs
+
+
+def _bare(jobs: Sequence[tuple[Any, ...]], waiting: Collection[UUID]) -> list[tuple[Any, ...]]:
+    """Who waits takes no place yet."""
+    return [_without_gate(job) if job[0] in waiting else job for job in jobs]
 
 
 def _without_gate(job: tuple[Any, ...]) -> tuple[Any, ...]:
