@@ -58,7 +58,7 @@ def command(
     ] = None,
     health_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz here: 200, or 503 and why."),
+        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),
     ] = None,
     health_host: Annotated[
         str, typer.Option(metavar="HOST", help="The address to answer on; 0.0.0.0 for every one.")
@@ -90,7 +90,7 @@ def command(
             f"{chosen.target} names a store of its own: leave --url out, or let it say Dibs() without one"
         )
     worker = Worker(app, queues=chosen.queues, concurrency=chosen.concurrency, grace=chosen.grace)
-    answering = health_of_worker(worker, health_host, health_port)
+    answering = health_of_worker(app, worker, health_host, health_port)
     asyncio.Runner(loop_factory=_fastest_loop()).run(_work(app, worker, chosen, until_idle, answering))
     sys.stdout.flush()
     sys.stderr.flush()
