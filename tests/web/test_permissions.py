@@ -158,6 +158,13 @@ def test_the_jobs_of_others_are_unknown_to_a_tenant(app: Dibs, by_tag: TestClien
     assert app.sync.get(theirs.id) == theirs.__class__(**{**_fields(theirs), "is_new": False})
 
 
+def test_a_tenant_sees_its_own_part_of_a_pipeline(app: Dibs, by_tag: TestClient) -> None:
+    tags = [["tenant-7"], ["tenant-7"], ["tenant-8"]]
+    app.sync.enqueue(*(NewJob("work", pipeline_id=JOB, tags=each) for each in tags))
+
+    assert by_tag.get(f"/pipelines/{JOB}").json()["counts"]["ready"] == 2
+
+
 def _fields(job: Any) -> dict[str, Any]:
     return {name: getattr(job, name) for name in job.__struct_fields__}
 

@@ -127,6 +127,17 @@ def test_a_pipeline_is_counted(app: Dibs, client: TestClient) -> None:
     assert answer["progress"] == pytest.approx(0.5)
 
 
+def test_a_pipeline_is_counted_whole_however_many_jobs_it_has(app: Dibs, client: TestClient) -> None:
+    pipeline = new_id()
+    first, *_ = app.sync.enqueue(*(NewJob("work", pipeline_id=pipeline) for _ in range(1003)))
+    app.sync.cancel(first.id)
+
+    answer = client.get(f"/pipelines/{pipeline}").json()
+
+    assert (answer["counts"]["ready"], answer["counts"]["cancelled"]) == (1002, 1)
+    assert answer["progress"] == pytest.approx(1 / 1003)
+
+
 def test_queues_and_workers_are_listed(app: Dibs, client: TestClient) -> None:
     make(app, queue="mail")
 
