@@ -329,6 +329,40 @@ def test_control_c_leaves_the_handlers_their_grace(store: SyncDibs, start: Start
     assert [store.get(job.id).state for job in jobs] == ["succeeded", "succeeded"]
 
 
+BROKEN = {
+    "a module that can't be imported": "raise RuntimeError('no such setting')\n",
+    "resources that can't be had": (
+        "from dibs import Dibs\nfrom contextlib import asynccontextmanager\n"
+        "@asynccontextmanager\nasync def lifespan(app):\n    raise RuntimeError('no such setting')\n"
+        "    yield\n"
+        "app = Dibs(lifespan=lifespan)\n@app.job\nasync def quick(): ...\n"
+    ),
+}
+
+
+@on_sqlite
+@pytest.mark.parametrize("code", list(BROKEN.values()), ids=list(BROKEN))
+def test_processes_that_never_come_up_are_given_up(start: Start, tmp_path: Path, code: str) -> None:
+    (tmp_path / "jobs.py").write_text(code)
+
+    supervisor = start("--processes", "2")
+
+    assert supervisor.ended(60) == 1
+    said = supervisor.said()
+    assert "no worker process came up, 3 times in a row" in said
+    assert "starting another" in said
+    assert "Traceback" not in said
+
+
+@on_sqlite
+def test_who_drains_with_a_broken_app_is_told_so(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(next(iter(BROKEN.values())))
+
+    supervisor = start("--processes", "2", "--until-idle")
+
+    assert supervisor.ended(60) == 1
+
+
 # -- Idle ---------------------------------------------------------------------------------------
 
 
