@@ -692,7 +692,8 @@ def test_a_project_file_that_makes_no_sense_is_named(text: str, tmp_path: Path) 
     done = dibs("queues")
 
     assert done.exit_code == 1
-    assert f"can't use tool.dibs in {tmp_path / 'pyproject.toml'}" in done.stderr
+    assert str(tmp_path / "pyproject.toml") in done.stderr
+    assert "tool.dibs" in done.stderr
     assert len(lines(done.stderr)) == 1
 
 
