@@ -261,7 +261,7 @@ def test_show_answers_in_json_with_the_reason(store: SyncDibs) -> None:
 def test_why_is_a_sentence_or_a_code(store: SyncDibs) -> None:
     job = running(store)
 
-    assert dibs("why", job.id).stdout.startswith("it is running at pod-a since ")
+    assert dibs("why", job.id).stdout.startswith("it has been running at pod-a for ")
     assert answer("why", job.id)["code"] == "running"
 
 

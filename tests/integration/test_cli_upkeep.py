@@ -32,7 +32,7 @@ def test_the_doctor_says_one_line_per_finding_and_what_to_do(store: SyncDibs) ->
     assert (done.exit_code, done.stderr) == (0, "")
     assert said[0].split()[:3] == ["ok", "store", "SQLite"]
     [place] = [place for place, line in enumerate(said) if line.startswith("warning")]
-    assert "1 ready, the oldest since 10 min in the queue 'mail'" in said[place]
+    assert "1 ready, the oldest for 10 min in the queue 'mail'" in said[place]
     assert said[place + 1].strip() == "→ start a worker"
     assert "\x1b" not in done.stdout
 

@@ -180,7 +180,7 @@ async def test_a_worker_that_lost_its_store_is_not_healthy_until_it_is_back(
     worker.stop()
     await running
 
-    assert lost.startswith("the store is lost since 0.")
+    assert lost.startswith("the store has been lost for 0.")
     assert lost.endswith("nobody is there")
 
 
