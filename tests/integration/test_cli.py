@@ -393,7 +393,8 @@ def test_without_a_yes_nothing_is_changed(said: str, store: SyncDibs) -> None:
     done = dibs("jobs", "cancel", "--all", input=said)
 
     assert done.exit_code == 1
-    assert done.stderr.endswith("dibs: nothing was changed; answer y, or add --yes\n")
+    assert "dibs: nothing was changed" in done.stderr
+    assert "--yes" in lines(done.stderr)[-1]
     assert store.counts()["ready"] == 1
 
 

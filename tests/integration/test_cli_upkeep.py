@@ -117,10 +117,11 @@ def test_prune_removes_what_finished_long_ago(store: SyncDibs) -> None:
 def test_prune_asks_first_and_a_no_changes_nothing(store: SyncDibs) -> None:
     job = failed(store)
 
-    done = dibs("prune", "--older-than", "0", input="n\n")
+    done = dibs("prune", "--older-than", "1m", input="n\n")
 
     assert done.exit_code == 1
-    assert "prune succeeded, failed and cancelled jobs that finished more than 0 ms ago?" in done.stderr
+    question = "prune all succeeded, failed and cancelled jobs that finished more than 60 s ago? [y/N]: "
+    assert done.stderr.startswith(question)
     assert "nothing was changed" in done.stderr
     assert store.get(job.id) is not None
 
