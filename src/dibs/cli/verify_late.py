@@ -5,18 +5,19 @@ so that nothing but the token tells the two claims apart.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from dibs.claims import SyncClaim
 from dibs.cli.verify_history import KIND, Event, Line, Writer
 from dibs.clock import monotonic
-from dibs.errors import LeaseLost
+from dibs.errors import DibsError, LeaseLost
 from dibs.jobs import NewJob
 from dibs.sync import SyncDibs
 
 LATE, HEIR = "verify-late", "verify-heir"
-SHORT_LEASE, LEASE = 0.3, 5.0  # seconds
+SHORT_LEASE, LEASE = 0.3, 30.0  # seconds
 PATIENCE = 30.0  # seconds for a claim that must come
 LOOK = 0.02
 
@@ -41,11 +42,14 @@ def come_late(store: SyncDibs, queue: str, writer: Writer) -> list[UUID]:
     ids = [job.id for job in store.enqueue(*(NewJob(KIND, queue=queue, max_attempts=100) for _ in deeds))]
     lost = _claim_all(store, queue, ids, LATE, SHORT_LEASE, writer)
     held = _claim_all(store, queue, ids, HEIR, LEASE, writer)
-    for id, (event, deed) in zip(ids, deeds, strict=True):
-        if id in lost and id in held:
-            _try(deed, event, lost[id], LATE, writer)
-    for claim in held.values():
-        _try(SETTLES[0], "settled", claim, HEIR, writer)
+    try:
+        for id, (event, deed) in zip(ids, deeds, strict=True):
+            if id in lost and id in held:
+                _try_late(store, deed, event, lost[id], writer)
+        for claim in held.values():
+            writer.note(_line(_tried(SETTLES[0], "settled", claim), HEIR, claim))
+    finally:
+        _let_go(held.values())
     return ids
 
 
@@ -66,9 +70,29 @@ def _claim_all(
     return claims
 
 
-def _try(deed: Deed, event: Event, claim: SyncClaim, worker: str, writer: Writer) -> None:
+def _try_late(store: SyncDibs, deed: Deed, event: Event, claim: SyncClaim, writer: Writer) -> None:
+    """Being refused is not enough: the job must be as it was."""
+    before = store.get(claim.job.id)
+    event = _tried(deed, event, claim)
+    changed = store.get(claim.job.id) != before
+    writer.note(_line("wrote" if changed and event == "refused" else event, LATE, claim))
+
+
+def _tried(deed: Deed, event: Event, claim: SyncClaim) -> Event:
     try:
         deed(claim)
     except LeaseLost:
-        event = "refused"
-    writer.note(Line(event, worker, claim.job.id, claim.token))
+        return "refused"
+    return event
+
+
+def _line(event: Event, worker: str, claim: SyncClaim) -> Line:
+    return Line(event, worker, claim.job.id, claim.token)
+
+
+def _let_go(claims: Iterable[SyncClaim]) -> None:
+    """Whatever came in between: what is still held would be in the way of who removes it."""
+    for claim in claims:
+        if not claim._held.settled:
+            with suppress(DibsError):
+                claim.release()
