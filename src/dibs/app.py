@@ -25,7 +25,7 @@ from dibs.jobs import Job, NewJob
 from dibs.lifespan import Lifespan, Resources
 from dibs.operations import Queue
 from dibs.pipeline_faces import NewPipeline, Pipelines
-from dibs.running import handler_for, run_claimed
+from dibs.running import claim_or_give_back, handler_for, run_claimed
 from dibs.schedules import Missed, ScheduleInfo
 from dibs.settings import Duration, Keep, read_settings, seconds
 from dibs.states import Retry
@@ -224,13 +224,13 @@ class Dibs:
     ) -> list[Claim]:
         """Claim up to `limit` ready jobs; nobody else gets them while their leases are kept."""
         operation = self._core.claim(queues, kinds, limit, worker, lease)
-        return [Claim(held) for held in await self._core.store.run_async(operation)]
+        return [Claim(held) for held in await claim_or_give_back(self._core, operation)]
 
     async def claim_job(
         self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
     ) -> Claim | None:
         """Claim exactly this job, or nobody: None when it is not ready for the taking."""
-        held = await self._core.store.run_async(self._core.claim_job(id, worker, lease))
+        held = await claim_or_give_back(self._core, self._core.claim_job(id, worker, lease))
         return Claim(held[0]) if held else None
 
     async def run_job(self, id: UUID | str) -> Job | None:

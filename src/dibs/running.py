@@ -14,7 +14,8 @@ import msgspec
 from dibs.claims import CancelAsked, Claim, Holding, SyncClaim
 from dibs.context import Context
 from dibs.core import Around, Core
-from dibs.errors import LeaseLost, Refused
+from dibs.engines.stores import Operation
+from dibs.errors import DibsError, LeaseLost, Refused
 from dibs.jobs import Job
 from dibs.operations import Settled
 from dibs.settings import Duration
@@ -45,7 +46,34 @@ class Fail:
 
 SUCCEEDED = Succeeded(None)
 NOT_COMMITTED = "the job was completed within a transaction that was not committed"
+PATIENCE = 2.0  # seconds that a cancelled caller waits until its claim is given back
 CANCELLED_WITHIN = "the handler was cancelled by something that it waited for"
+
+
+_returning: set["asyncio.Future[None]"] = set()  # asyncio itself would forget a task that is under way
+
+
+async def claim_or_give_back(core: Core, operation: Operation[list[Holding]]) -> list[Holding]:
+    """What was claimed. Whoever is cancelled meanwhile gets nothing, and what still comes is given back.
+
+    The store may have claimed already when the cancellation comes; nobody would know until the lease ends.
+    """
+    claiming = asyncio.ensure_future(core.store.run_async(operation))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        if not claiming.cancelled():
+            returning = asyncio.ensure_future(_give_back(claiming))
+            _returning.add(returning)
+            returning.add_done_callback(_returning.discard)
+            await asyncio.wait([returning], timeout=PATIENCE)  # a store that hangs must not keep the caller
+        raise
+
+
+async def _give_back(claiming: "asyncio.Future[list[Holding]]") -> None:
+    with suppress(DibsError):  # it was not claimed after all, or can't be reached: its lease ends by itself
+        claims = [Claim(held) for held in await claiming]
+        await asyncio.gather(*(claim.release() for claim in claims))
 
 
 async def run_claimed(claim: Claim, task: "Task[..., Any]", state: Any) -> None:

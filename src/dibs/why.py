@@ -132,7 +132,7 @@ def judge(job: Job, about: Row) -> Why:
         )
     if job.state == JobState.scheduled:
         return Why("scheduled", "it is due and becomes ready at the next sweep")
-    return Why("ready", f"it is ready since {_span(now - job.run_at)} and waits for a claim")
+    return Why("ready", f"it has been ready for {_span(now - job.run_at)} and waits for a claim")
 
 
 def _finished(job: Job) -> str:
@@ -146,8 +146,8 @@ def _finished(job: Job) -> str:
 
 
 def _running(job: Job, now: datetime) -> str:
-    since = "" if job.claimed_at is None else f" since {_span(now - job.claimed_at)}"
-    sentence = f"it is running at {job.worker}{since}, attempt {job.attempts} of {job.max_attempts}"
+    long = "" if job.claimed_at is None else f" for {_span(now - job.claimed_at)}"
+    sentence = f"it has been running at {job.worker}{long}, attempt {job.attempts} of {job.max_attempts}"
     if job.lease_until is not None and job.lease_until <= now:
         sentence += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep takes it back"
     return sentence

@@ -45,7 +45,7 @@ def test_the_doctor_sees_what_waits_and_what_is_paused(app: Face, make: Make) ->
 
     [waiting], [queues] = findings["waiting"], findings["queues"]
     assert (waiting.level, queues.level) == (Level.warning, Level.note)
-    assert "1 ready, the oldest since 10 min in the queue 'mail'" in waiting.sentence
+    assert "1 ready, the oldest for 10 min in the queue 'mail'" in waiting.sentence
 
 
 def test_the_doctor_sees_leases_that_nobody_took_back(app: Face, make: Make) -> None:

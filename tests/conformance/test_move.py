@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -405,6 +406,52 @@ def test_a_move_whose_answers_get_lost_loses_and_doubles_nothing(here: Dibs, oth
 
     assert there == before == stored(here)
     assert ids(other) == set()
+    assert left_behind(here, other) == []
+
+
+def test_of_two_movers_at_once_one_is_refused_and_nothing_is_doubled(here: Dibs, other: Dibs) -> None:
+    here.sync.enqueue(*(NewJob("work", args={"n": n}) for n in range(500)))
+    before = ids(here)
+    working, go_on = threading.Event(), threading.Event()
+
+    def hold(*_: int) -> None:
+        working.set()
+        assert go_on.wait(60)
+
+    first: list[Moved] = []
+    mover = threading.Thread(target=lambda: first.append(move_sync(here, other, told=hold)))
+    mover.start()
+    try:
+        assert working.wait(60)
+        with pytest.raises(Refused, match="is moving the same store already"):
+            move_sync(here, other)
+    finally:
+        go_on.set()
+        mover.join()
+
+    assert first[0].problems == []
+    assert (ids(here), ids(other)) == (set(), before)
+    assert sum(first[0].target.values()) == len(before)
+    assert left_behind(here, other) == []
+
+
+def test_two_movers_that_start_at_the_same_moment_double_nothing(here: Dibs, other: Dibs) -> None:
+    here.sync.enqueue(*(NewJob("work", args={"n": n}) for n in range(500)))
+    before, gate = ids(here), threading.Barrier(2)
+
+    def start() -> str:
+        gate.wait()
+        try:
+            return str(move_sync(here, other).problems)
+        except Refused:
+            return "refused"
+
+    with ThreadPoolExecutor(2) as movers:
+        ends = [mover.result() for mover in [movers.submit(start) for _ in range(2)]]
+
+    assert set(ends) <= {"[]", "refused"}
+    assert "[]" in ends
+    assert (ids(here), ids(other)) == (set(), before)
     assert left_behind(here, other) == []
 
 

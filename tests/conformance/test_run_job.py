@@ -458,6 +458,41 @@ def test_a_cancelled_run_gives_the_job_back(app: Face) -> None:
     assert (app.get(job.id).state, app.get(job.id).attempts) == ("ready", 0)
 
 
+@pytest.mark.parametrize("face", ["async"], indirect=True)
+@pytest.mark.parametrize("verb", ["run_job", "claim_job", "claim"])
+def test_who_is_cancelled_while_a_claim_is_under_way_leaves_nothing_leased(
+    app: Face, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.job
+    async def never() -> None:
+        raise AssertionError
+
+    job, store = app.enqueue_task(never), app.app._core.store
+    ask, claimed = store.run_async, asyncio.Event()
+
+    async def answer_late(operation: Any, within: Any = None) -> Any:
+        answer = await ask(operation, within)
+        if not claimed.is_set() and isinstance(answer, list) and answer:
+            claimed.set()
+            await asyncio.sleep(0.05)  # the answer is on its way
+        return answer
+
+    async def cancelled() -> None:
+        verbs = {"run_job": app.app.run_job, "claim_job": app.app.claim_job}
+        asking = app.app.claim() if verb == "claim" else verbs[verb](job.id)
+        task = asyncio.ensure_future(asking)
+        await claimed.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "run_async", answer_late)
+        app.wait_for(cancelled())
+
+    assert (app.get(job.id).state, app.get(job.id).attempts) == ("ready", 0)
+
+
 def test_a_handler_may_settle_its_job_by_itself(app: Face) -> None:
     @app.job
     async def own(ctx: Context) -> str:

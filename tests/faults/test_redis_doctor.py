@@ -114,4 +114,4 @@ def test_the_oldest_ready_job_is_found_among_all_priorities(own_redis: Redis) ->
 
         [(_, sentence)] = said("waiting", app.doctor())
 
-    assert "8 ready, the oldest since 20 min" in sentence
+    assert "8 ready, the oldest for 20 min" in sentence

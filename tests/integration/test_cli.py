@@ -261,7 +261,7 @@ def test_show_answers_in_json_with_the_reason(store: SyncDibs) -> None:
 def test_why_is_a_sentence_or_a_code(store: SyncDibs) -> None:
     job = running(store)
 
-    assert dibs("why", job.id).stdout.startswith("it is running at pod-a since ")
+    assert dibs("why", job.id).stdout.startswith("it has been running at pod-a for ")
     assert answer("why", job.id)["code"] == "running"
 
 
@@ -393,7 +393,8 @@ def test_without_a_yes_nothing_is_changed(said: str, store: SyncDibs) -> None:
     done = dibs("jobs", "cancel", "--all", input=said)
 
     assert done.exit_code == 1
-    assert done.stderr.endswith("dibs: nothing was changed; answer y, or add --yes\n")
+    assert "dibs: nothing was changed" in done.stderr
+    assert "--yes" in lines(done.stderr)[-1]
     assert store.counts()["ready"] == 1
 
 
@@ -692,7 +693,8 @@ def test_a_project_file_that_makes_no_sense_is_named(text: str, tmp_path: Path) 
     done = dibs("queues")
 
     assert done.exit_code == 1
-    assert f"can't use tool.dibs in {tmp_path / 'pyproject.toml'}" in done.stderr
+    assert str(tmp_path / "pyproject.toml") in done.stderr
+    assert "tool.dibs" in done.stderr
     assert len(lines(done.stderr)) == 1
 
 

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 from commands import UNKNOWN, answer, dibs, lines
 
 from dibs.outbox import Outbox
-from servers import Redis
+from servers import Redis, free_port
 
 
 @pytest.fixture
@@ -25,6 +27,17 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def outbox(url: str) -> Outbox:
     return Outbox(url)
+
+
+def asked(port: int, path: str) -> str:
+    """What is answered there; nothing if nobody does."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:
+            return str(reply.read().decode())
+    except urllib.error.HTTPError as refusal:
+        return str(refusal.read().decode())
+    except OSError:
+        return ""
 
 
 def test_messages_are_listed(url: str, outbox: Outbox) -> None:
@@ -83,7 +96,8 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
 def test_a_relay_publishes_until_it_is_told_to_stop(url: str, outbox: Outbox, redis_server: Redis) -> None:
     redis_server.say("SELECT 8", "FLUSHDB")
     outbox.sync.publish("orders", {"n": 1})
-    words = ["outbox", "relay", "--url", url, "--log-json", "-v"]
+    port = free_port()
+    words = ["outbox", "relay", "--url", url, "--log-json", "-v", "--health-port", str(port)]
     process = subprocess.Popen(
         [sys.executable, "-m", "dibs.cli", *words],
         env={**os.environ, "DIBS_BROKER": redis_server.url(8)},
@@ -94,11 +108,19 @@ def test_a_relay_publishes_until_it_is_told_to_stop(url: str, outbox: Outbox, re
         deadline = time.monotonic() + 60
         while outbox.sync.counts()["published"] < 1 and time.monotonic() < deadline:
             time.sleep(0.05)
+        while 'relay_published_total{broker="default",topic="orders"} 1' not in asked(port, "/metrics"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        numbers, health = asked(port, "/metrics").splitlines(), json.loads(asked(port, "/healthz"))
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
 
+    assert 'dibs_outbox_messages{broker="default",status="published"} 1' in numbers
+    assert 'dibs_outbox_lag_seconds{broker="default"} 0.0' in numbers
+    assert 'dibs_relay_duration_seconds_count{broker="default"} 1' in numbers
+    assert (health["status"], health["published"]) == ("ok", 1)
     assert process.returncode == 0
     events = [json.loads(line).get("event") for line in said.splitlines()]
     assert "outbox_published" in events
@@ -115,3 +137,22 @@ def test_a_relay_ends_when_idle_if_told(url: str, outbox: Outbox, redis_server: 
 
     assert done.exit_code == 0
     assert outbox.sync.counts()["published"] == 1
+
+
+def test_a_relay_without_its_broker_says_so(url: str, outbox: Outbox) -> None:
+    outbox.sync.publish("orders", {"n": 1})
+    port, closed = free_port(), free_port()
+    words = ["outbox", "relay", "--url", url, "--broker", f"redis://127.0.0.1:{closed}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dibs.cli", *words, "--health-port", str(port)], stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while "unhealthy" not in (said := asked(port, "/healthz")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+
+    assert json.loads(said)["reason"].startswith("broker default: ")

@@ -32,7 +32,7 @@ def test_the_doctor_says_one_line_per_finding_and_what_to_do(store: SyncDibs) ->
     assert (done.exit_code, done.stderr) == (0, "")
     assert said[0].split()[:3] == ["ok", "store", "SQLite"]
     [place] = [place for place, line in enumerate(said) if line.startswith("warning")]
-    assert "1 ready, the oldest since 10 min in the queue 'mail'" in said[place]
+    assert "1 ready, the oldest for 10 min in the queue 'mail'" in said[place]
     assert said[place + 1].strip() == "→ start a worker"
     assert "\x1b" not in done.stdout
 
@@ -116,10 +116,11 @@ def test_prune_removes_what_finished_long_ago(store: SyncDibs) -> None:
 def test_prune_asks_first_and_a_no_changes_nothing(store: SyncDibs) -> None:
     job = failed(store)
 
-    done = dibs("prune", "--older-than", "0", input="n\n")
+    done = dibs("prune", "--older-than", "1m", input="n\n")
 
     assert done.exit_code == 1
-    assert "prune succeeded, failed and cancelled jobs that finished more than 0 ms ago?" in done.stderr
+    question = "prune all succeeded, failed and cancelled jobs that finished more than 60 s ago? [y/N]: "
+    assert done.stderr.startswith(question)
     assert "nothing was changed" in done.stderr
     assert store.get(job.id) is not None
 

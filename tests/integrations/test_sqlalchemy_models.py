@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, delete, func, insert, select, update
+from sqlalchemy import create_engine, delete, func, insert, inspect, select, update
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
-from dibs import BadRequest, Job, JobState
+from dibs import BadRequest, Job, JobState, NewJob
 from dibs.engines.migrations import dialect_named, undoing
 from dibs.engines.sql import schema_files
 from dibs.integrations import sqlalchemy as ours
-from dibs.integrations.sqlalchemy import AnyJob, FinishedJob, LiveJob, Queue, models
+from dibs.integrations.sqlalchemy import AnyJob, FinishedJob, Gate, LiveJob, Pipeline, Queue, Step, models
 from faces import Face, Make, open_face
 from stores_by_hand import by_hand, sqlalchemy_url
 
@@ -146,6 +146,48 @@ def test_a_model_has_the_columns_it_promises(model: Any) -> None:
     mapped = {attribute.key for attribute in model.__mapper__.column_attrs}
 
     assert promised <= mapped | {"metadata", "registry"}
+
+
+# What no query of a user's is about, and what `dibs.outbox.table` describes.
+ONLY_MARIADB = {"stored_by", "changes"}  # how its statements find out what others answer by themselves
+WITHOUT_A_MODEL = {"schema", "token", "identity", "moving", "outbox", "inbox"}
+
+
+def test_every_column_of_every_table_has_its_place_in_a_model(app: Face, session: Session) -> None:
+    found = inspect(session.connection())
+    columns = {
+        table.removeprefix("dibs_"): {
+            column["name"] for column in found.get_columns(table) if not column.get("computed")
+        }
+        for table in found.get_table_names()
+        if table.startswith("dibs_")
+    }
+
+    assert set(columns) - WITHOUT_A_MODEL == set(ours.TABLES)
+    for table, mapped in ours.TABLES.items():
+        assert columns[table] - ONLY_MARIADB == set(mapped), table
+
+
+def test_trains_slots_and_pipelines_are_found(app: Face, make: Make, session: Session) -> None:
+    head, second = app.enqueue(NewJob("work", train="north"), NewJob("work", train="north"))
+    slotted = make.ready(slot="csv", slot_policy="replace", slot_limit=2)
+    pipeline = app.pipeline("nightly")
+    first = pipeline.add(NewJob("work"))
+    last = pipeline.add(NewJob("work"), after=[first])
+    pipeline.enqueue()
+
+    places = session.scalars(select(LiveJob).where(LiveJob.train == "north").order_by(LiveJob.position))
+    assert [row.id for row in places] == [head.id, second.id]
+    job = session.get(LiveJob, slotted.id)
+    assert (job.slot_policy, job.slot_limit, job.unique_until) == ("replace", 2, None)
+    assert {(gate.sort, gate.name) for gate in session.scalars(select(Gate))} == {
+        ("train", "north"),
+        ("slot", slotted.slot),
+    }
+    assert session.get(Gate, ("train", "north")).held_by is None
+    assert [(row.id, row.name) for row in session.scalars(select(Pipeline))] == [(pipeline.id, "nightly")]
+    step = session.scalars(select(Step)).one()
+    assert (step.child, step.parent, step.met) == (last.id, first.id, False)
 
 
 def test_models_are_made_once_for_each_prefix() -> None:

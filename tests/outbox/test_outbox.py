@@ -401,3 +401,16 @@ def test_a_database_without_the_table_says_what_to_do(open_outbox: Callable[...,
     else:
         with pytest.raises(SchemaOutdated, match=r"no table elsewhere.*outbox\.table\(metadata\)"):
             box.counts()
+
+
+def test_each_broker_has_a_standing_of_its_own(box: Box) -> None:
+    box.publish("orders", 1, brokers=["a", "b"])
+    box.age(60)
+    box.publish("orders", 2, brokers=["b"])
+    box.mark_published(box.claim_batch("w1", target_broker="a"))
+
+    first, second = box.standings()
+
+    assert (first.broker, first.counts["published"], first.lag) == ("a", 1, 0.0)
+    assert (second.broker, second.counts["pending"], second.counts["published"]) == ("b", 2, 0)
+    assert second.lag >= 60

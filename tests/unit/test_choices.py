@@ -9,7 +9,7 @@ import typer
 
 from dibs import BadRequest
 from dibs.cli.choices import Choices
-from dibs.cli.config import without_password
+from dibs.cli.config import from_pyproject, without_password
 
 NOTHING = (None, None, None, None, None)
 
@@ -56,12 +56,65 @@ def test_an_app_must_be_named_somewhere(capsys: pytest.CaptureFixture[str]) -> N
     assert "dibs work MODULE:APP" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["queue = 'a'", "concurrency = 'many'", "concurrency = 0"])
-def test_what_the_file_says_wrongly_is_refused_with_its_name(folder: Path, said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("queue = 'a'", "{}: tool.dibs.work.queue is unknown: what can be said here is app, queues"),
+        ("queues = 'a'", "{}: tool.dibs.work.queues='a' is not a list of names"),
+        ("queues = [1]", "{}: tool.dibs.work.queues=[1] is not a list of names"),
+        ("queues = []", "{}: tool.dibs.work.queues names no queue"),
+        ("concurrency = 'many'", "{}: tool.dibs.work.concurrency='many' is not a whole number"),
+        ("concurrency = 0", "{}: tool.dibs.work.concurrency=0 must be at least 1"),
+        ("grace = -1", "{}: tool.dibs.work.grace=-1.0 must be 0 seconds or more"),
+    ],
+)
+def test_what_the_file_says_wrongly_is_refused_with_its_name(folder: Path, said: str, answer: str) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.dibs.work]\napp = 'shop:app'\n{said}\n")
 
-    with pytest.raises(BadRequest, match=r"concurrency|tool\.dibs\.work"):
+    with pytest.raises(BadRequest) as refused:
         Choices.made(*NOTHING)
+
+    assert str(refused.value).startswith(answer.format(folder / "pyproject.toml"))
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("url = 3", "{}: tool.dibs.url=3 is not a text"),
+        ("pool_size = '3'", "{}: tool.dibs.pool_size='3' is not a whole number"),
+        ("poll = 'x'", "{}: tool.dibs.poll='x' is not a number"),
+        ("pooled = 'yes'", "{}: tool.dibs.pooled='yes' is not true or false"),
+        ("colour = 1", "{}: tool.dibs.colour is unknown: what can be said here is url, prefix"),
+    ],
+)
+def test_so_are_settings_of_the_store(folder: Path, said: str, answer: str) -> None:
+    (folder / "pyproject.toml").write_text(f"[tool.dibs]\n{said}\n")
+
+    with pytest.raises(BadRequest) as refused:
+        from_pyproject(folder)
+
+    assert str(refused.value).startswith(answer.format(folder / "pyproject.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("CONCURRENCY", "abc", "$DIBS_WORK_CONCURRENCY='abc' is not a whole number"),
+        ("PROCESSES", "1.5", "$DIBS_WORK_PROCESSES='1.5' is not a whole number"),
+        ("PROCESSES", "0", "$DIBS_WORK_PROCESSES=0 must be at least 1"),
+        ("GRACE", "10m", "$DIBS_WORK_GRACE='10m' is not a number"),
+        ("QUEUES", " ,", "$DIBS_WORK_QUEUES names no queue: leave it out to work on all"),
+    ],
+)
+def test_a_variable_that_can_not_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, answer: str
+) -> None:
+    monkeypatch.setenv(f"DIBS_WORK_{name}", text)
+
+    with pytest.raises(BadRequest) as refused:
+        Choices.made("jobs:app", None, None, None, None)
+
+    assert str(refused.value) == answer
 
 
 @pytest.mark.parametrize(

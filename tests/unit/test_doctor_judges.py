@@ -123,9 +123,9 @@ def test_a_store_that_is_well_has_nothing_but_ok(facts: dict[tuple[str, str], st
         ({("standby", "server"): "on"}, "problem", "writable", "standby"),
         ({("setting", "default_transaction_read_only"): "on"}, "problem", "writable", "read-only"),
         ({("isolation", "own connections"): "repeatable read"}, "warning", "isolation", "repeatable read"),
-        ({("transaction", "pid 7 (psql)"): "90.5"}, "note", "transactions", "pid 7 (psql) is open"),
-        ({("transaction", "pid 7"): "7200"}, "warning", "transactions", "open since 2 h"),
-        ({("prepared", "tx-1"): "7200"}, "warning", "transactions", "prepared tx-1 is open since 2 h"),
+        ({("transaction", "pid 7 (psql)"): "90.5"}, "note", "transactions", "pid 7 (psql) has been open"),
+        ({("transaction", "pid 7"): "7200"}, "warning", "transactions", "open for 2 h"),
+        ({("prepared", "tx-1"): "7200"}, "warning", "transactions", "prepared tx-1 has been open for 2 h"),
         ({("slot", "standby_1"): "2000000"}, "warning", "transactions", "2,000,000 transactions"),
         ({("setting", "autovacuum"): "off"}, "warning", "tables", "autovacuum is off"),
         ({("dead rows", "dibs_jobs"): "500000"}, "warning", "tables", "500,000 dead rows beside 0 live"),
@@ -153,7 +153,7 @@ def test_what_postgresql_may_suffer_from(
         ({("setting", "innodb_doublewrite"): "off"}, "problem", "durability", "can corrupt tables"),
         ({("setting", "read_only"): "on"}, "problem", "writable", "read-only"),
         ({("isolation", "own connections"): "repeatable read"}, "warning", "isolation", "repeatable read"),
-        ({("thread", "thread 7"): "7200"}, "warning", "transactions", "thread 7 is open since 2 h"),
+        ({("thread", "thread 7"): "7200"}, "warning", "transactions", "thread 7 has been open for 2 h"),
         (
             {("unseen", "transactions"): "the privilege PROCESS"},
             "note",
@@ -325,7 +325,7 @@ def test_jobs_that_wait_for_long_are_a_warning_that_names_the_queue() -> None:
     finding = the("waiting", look(backlog=[ready("fast", 2), ready("mail", 300)], workers=[worker()]))
 
     assert finding.level == Level.warning
-    assert "10 ready, the oldest since 5 min in the queue 'mail'" in finding.sentence
+    assert "10 ready, the oldest for 5 min in the queue 'mail'" in finding.sentence
     assert "concurrency" in (finding.advice or "")
 
 

@@ -50,6 +50,13 @@ def test_a_late_settlement_that_was_accepted_is_a_late_write() -> None:
     assert verdict(claimed(1, 0), claimed(2, 2), settled(1)).late_writes == 1
 
 
+def test_a_late_renewal_that_was_accepted_is_a_late_write() -> None:
+    wrote = Line("wrote", "pod-1", JOB, 1)
+
+    assert verdict(claimed(1, 0), claimed(2, 2), wrote, settled(2)).late_writes == 1
+    assert verdict(claimed(1, 0), wrote, settled(1)).is_good
+
+
 def test_a_job_that_was_done_twice_is_a_late_write() -> None:
     assert verdict(claimed(1, 0), settled(1), settled(1)).late_writes == 1
 

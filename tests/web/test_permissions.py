@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from serving import READER, WRITER, client_of, make_web, may_read, may_write
+from serving import READER, WRITER, client_of, make_web, may_read, may_write, on_a_port
 
 from dibs import BadRequest, Dibs, NewJob
 from dibs.ids import new_id
@@ -40,7 +41,9 @@ ROUTES: dict[tuple[str, str], tuple[int, int, int]] = {
     ("POST", "/queues/{name:path}/pause"): CHANGE,
     ("POST", "/queues/{name:path}/resume"): CHANGE,
 }
-ENDLESS = {("GET", "/events")}  # asked for in test_streams.py, where somebody hangs up
+ENDLESS = {("GET", "/events")}  # somebody must hang up
+WHO = [{}, READER, WRITER]
+by_whom = pytest.mark.parametrize("who", range(len(WHO)), ids=["nobody", "reader", "writer"])
 
 
 def test_every_route_is_in_the_table(app: Dibs) -> None:
@@ -54,7 +57,7 @@ def test_every_route_is_in_the_table(app: Dibs) -> None:
     assert there == set(ROUTES)
 
 
-@pytest.mark.parametrize("who", [0, 1, 2], ids=["nobody", "reader", "writer"])
+@by_whom
 @pytest.mark.parametrize("route", sorted(set(ROUTES) - ENDLESS), ids=" ".join)
 def test_each_route_is_open_to_whom_it_should_be(
     app: Dibs, web: FastAPI, route: tuple[str, str], who: int
@@ -64,13 +67,29 @@ def test_each_route_is_open_to_whom_it_should_be(
     [job] = app.sync.enqueue(NewJob("work", id=JOB, pipeline_id=JOB))
     if state == "cancelled":
         app.sync.cancel(job.id)
-    with client_of(web, headers=[{}, READER, WRITER][who]) as client:
+    with client_of(web, headers=WHO[who]) as client:
         body = {"json": {"kind": "work"}} if route == ("POST", "/jobs") else {}
         url = path.replace("{id}", str(JOB)).replace("{name:path}", "mail")
 
         answer = client.request(method, url, **body)
 
     assert answer.status_code == ROUTES[route][who]
+
+
+@by_whom
+@pytest.mark.parametrize("route", sorted(ENDLESS), ids=" ".join)
+def test_each_endless_route_is_open_to_whom_it_should_be(
+    web: FastAPI, route: tuple[str, str], who: int
+) -> None:
+    method, path = route
+    with on_a_port(web) as port:
+        asking = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        asking.request(method, path, headers=WHO[who])
+
+        status = asking.getresponse().status
+        asking.close()
+
+    assert status == ROUTES[route][who]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +156,13 @@ def test_the_jobs_of_others_are_unknown_to_a_tenant(app: Dibs, by_tag: TestClien
     assert [answer.status_code for answer in answers] == [404, 404]
     assert by_tag.get(f"/pipelines/{JOB}").status_code == 404
     assert app.sync.get(theirs.id) == theirs.__class__(**{**_fields(theirs), "is_new": False})
+
+
+def test_a_tenant_sees_its_own_part_of_a_pipeline(app: Dibs, by_tag: TestClient) -> None:
+    tags = [["tenant-7"], ["tenant-7"], ["tenant-8"]]
+    app.sync.enqueue(*(NewJob("work", pipeline_id=JOB, tags=each) for each in tags))
+
+    assert by_tag.get(f"/pipelines/{JOB}").json()["counts"]["ready"] == 2
 
 
 def _fields(job: Any) -> dict[str, Any]:

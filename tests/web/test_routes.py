@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from serving import client_of, make_web
 from dibs import Dibs, Job, NewJob, upkeep
 from dibs.clock import SECOND
 from dibs.ids import new_id
-from dibs.integrations.fastapi import models
+from dibs.integrations.fastapi import lifespan, models
+from dibs.outbox import Outbox, Standing
 
 
 @pytest.fixture
@@ -122,6 +125,17 @@ def test_a_pipeline_is_counted(app: Dibs, client: TestClient) -> None:
         "running": 1,
     }
     assert answer["progress"] == pytest.approx(0.5)
+
+
+def test_a_pipeline_is_counted_whole_however_many_jobs_it_has(app: Dibs, client: TestClient) -> None:
+    pipeline = new_id()
+    first, *_ = app.sync.enqueue(*(NewJob("work", pipeline_id=pipeline) for _ in range(1003)))
+    app.sync.cancel(first.id)
+
+    answer = client.get(f"/pipelines/{pipeline}").json()
+
+    assert (answer["counts"]["ready"], answer["counts"]["cancelled"]) == (1002, 1)
+    assert answer["progress"] == pytest.approx(1 / 1003)
 
 
 def test_queues_and_workers_are_listed(app: Dibs, client: TestClient) -> None:
@@ -305,24 +319,54 @@ def test_a_store_that_can_not_be_reached_is_said(tmp_path: Path) -> None:
 
 
 def test_metrics_tell_how_far_behind_the_relay_is(app: Dibs) -> None:
-    class Outbox:
-        async def counts(self) -> dict[str, int]:
-            return {"pending": 2, "published": 5}
+    class Told:
+        async def standings(self) -> list[Standing]:
+            return [Standing("default", {"pending": 2, "published": 5}, 12.5)]
 
-        async def lag(self) -> float:
-            return 12.5
-
-    with client_of(make_web(app, outbox=Outbox())) as client:
+    with client_of(make_web(app, outbox=Told())) as client:
         lines = client.get("/metrics").text.splitlines()
 
-    assert 'dibs_outbox_messages{state="pending"} 2' in lines
-    assert "dibs_outbox_lag_seconds 12.5" in lines
+    assert 'dibs_outbox_messages{broker="default",status="pending"} 2' in lines
+    assert 'dibs_outbox_lag_seconds{broker="default"} 12.5' in lines
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite", "postgresql", "mariadb"], indirect=True)
+def test_metrics_tell_of_the_outbox_that_lives_beside_the_jobs(engine: str, url: str) -> None:
+    app = Dibs(url)
+    app.sync.open()
+    if engine != "memory":
+        outbox = Outbox(url).sync
+        outbox.publish("orders", 1, brokers=["a", "b"])
+        outbox.mark_published(outbox.claim_batch("w1", target_broker="b"))
+        outbox.close()
+    with client_of(make_web(app, lifespan=lifespan(app, worker=False))) as client:
+        lines = client.get("/metrics").text.splitlines()
+    app.sync.close()
+
+    assert ('dibs_outbox_messages{broker="a",status="pending"} 1' in lines) == (engine != "memory")
+    assert ('dibs_outbox_messages{broker="b",status="published"} 1' in lines) == (engine != "memory")
+    assert ('dibs_outbox_lag_seconds{broker="b"} 0.0' in lines) == (engine != "memory")
+
+
+def test_a_store_without_an_outbox_has_metrics_all_the_same(tmp_path: Path) -> None:
+    app = Dibs(f"sqlite:///{tmp_path}/jobs.db")
+    app.sync.open()
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as beside:
+        beside.execute("drop table dibs_outbox")
+        with client_of(make_web(app)) as client:
+            answer = client.get("/metrics")
+        tables = {name for (name,) in beside.execute("select name from sqlite_master")}
+    app.sync.close()
+
+    assert (answer.status_code, "dibs_outbox_messages{" in answer.text) == (200, False)
+    assert "dibs_outbox" not in tables
 
 
 def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient) -> None:
     make(app, queue='say "hi"\\')
     claim = running(app, queue="mail")
     claim.succeed()
+    running(app, queue="mail")._held.is_lost()  # as those who keep its lease would say
     running(app, queue="mail")
     pass_time(app, 10)
 
@@ -330,9 +374,10 @@ def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient
 
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
-    assert 'dibs_jobs{queue="mail",state="running"} 1' in lines
+    assert 'dibs_jobs{queue="mail",state="running"} 2' in lines
     assert 'dibs_jobs{queue="say \\"hi\\"\\\\",state="ready"} 1' in lines
-    assert 'dibs_claims_total{queue="mail",kind="work"} 2' in lines
+    assert 'dibs_claims_total{queue="mail",kind="work"} 3' in lines
+    assert 'dibs_lost_leases_total{queue="mail",kind="work"} 1' in lines
     assert 'dibs_settles_total{queue="mail",kind="work",outcome="succeeded"} 1' in lines
     assert 'dibs_job_duration_seconds_count{queue="mail",kind="work"} 1' in lines
     [oldest] = [line for line in lines if line.startswith("dibs_oldest_ready_seconds{")]

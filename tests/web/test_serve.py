@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ from typer.testing import CliRunner
 from dibs import Dibs, NewJob
 from dibs.cli import app as cli
 from dibs.integrations.service import Access, make_service
+from dibs.integrations.service import guesses as guessing
+from dibs.integrations.service.guesses import MOST_WRONG, Guesses
 
 TOKEN, READ_TOKEN, BASIC = "t0ken-of-a-writer", "t0ken-of-a-reader", "alice:pass:word"
 WRITER = {"authorization": f"Bearer {TOKEN}"}
@@ -62,6 +65,43 @@ def test_who_has_a_secret_is_let_in(client: TestClient, authorization: str, read
 
     assert (looked.status_code, changed.status_code) == (reads, writes)
     assert ("www-authenticate" in looked.headers) == (reads == 401)
+
+
+def test_who_guesses_has_to_wait(app: Dibs) -> None:
+    clock = [1000.0]
+    service = make_service(app, Access(token=TOKEN, guesses=Guesses(lambda: clock[0])))
+    guesser, other = (
+        TestClient(service, base_url="http://localhost", client=(address, 1))
+        for address in ("10.0.0.1", "10.0.0.2")
+    )
+    for n in range(MOST_WRONG):
+        assert guesser.get("/jobs", headers={"authorization": f"Bearer {n}"}).status_code == 401
+        assert guesser.get("/jobs").status_code == 401  # who shows nothing guesses nothing
+    clock[0] += 15.5
+
+    refused = guesser.get("/jobs", headers=WRITER)
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "45")
+    assert guesser.get("/healthz").status_code == 200
+    assert other.get("/jobs", headers=WRITER).status_code == 200
+    clock[0] += 45
+    assert guesser.get("/jobs", headers=WRITER).status_code == 200
+
+
+def test_guesses_are_counted_by_network_and_forgotten_in_time() -> None:
+    clock = [0.0]
+    guesses = Guesses(lambda: clock[0])
+    for n in range(MOST_WRONG):
+        guesses.note(f"2001:db8::{n:x}")
+        guesses.note("::ffff:10.0.0.1")
+
+    assert guesses.wait("2001:db8::ffff") == guesses.wait("10.0.0.1") == 60
+    assert guesses.wait("2001:db8:0:1::1") == guesses.wait(None) == 0
+    for n in range(guessing.MOST_ADDRESSES):
+        guesses.note(f"host-{n}")
+    assert len(guesses._wrong) == guessing.MOST_ADDRESSES
+    clock[0] = 60.0
+    assert guesses.wait("10.0.0.1") == 0
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/queues", "/workers", "/metrics", "/openapi.json", "/events"])
@@ -190,3 +230,24 @@ def test_on_this_machine_a_token_for_one_run_is_enough(tmp_path: Path) -> None:
     assert heard == ["401", "snapshot", "resync"]
     assert code == 0
     assert said["store"] == url
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_only_a_trusted_proxy_says_where_a_request_comes_from(tmp_path: Path, trusted: bool) -> None:
+    words = ["--trust-proxy", "127.0.0.1"] if trusted else []
+    with served(f"sqlite:///{tmp_path}/jobs.db", *words) as (_, said):
+        asking = http.client.HTTPConnection("127.0.0.1", int(said["url"].rpartition(":")[2]), timeout=60)
+
+        def asked(token: str, client: str) -> int:
+            headers = {"authorization": f"Bearer {token}", "x-forwarded-for": client}
+            asking.request("GET", "/jobs", headers=headers)
+            answer = asking.getresponse()
+            answer.read()
+            return answer.status
+
+        for n in range(MOST_WRONG):
+            assert asked(f"wrong {n}", "10.0.0.1") == 401
+        statuses = [asked(said["token"], client) for client in ("10.0.0.1", "10.0.0.2")]
+        asking.close()
+
+    assert statuses == ([429, 200] if trusted else [429, 429])

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -179,7 +180,7 @@ async def test_a_worker_that_lost_its_store_is_not_healthy_until_it_is_back(
     worker.stop()
     await running
 
-    assert lost.startswith("the store is lost since 0.")
+    assert lost.startswith("the store has been lost for 0.")
     assert lost.endswith("nobody is there")
 
 
@@ -233,6 +234,11 @@ def check(port: int, *, patience: float = 5) -> tuple[int, Any]:
         connection.close()
 
 
+def numbers_of(port: int) -> list[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return answer.read().decode().splitlines()
+
+
 @on_sqlite
 def test_dibs_work_answers_health_checks(start: Any, url: str, tmp_path: Path, port: int) -> None:
     file = write_jobs(tmp_path)
@@ -248,6 +254,31 @@ def test_dibs_work_answers_health_checks(start: Any, url: str, tmp_path: Path, p
     assert (status, body["reason"], body["running"]) == (503, "the worker is stopping", 1)
     assert worker.ended() == 0
     store.close()
+
+
+@on_sqlite
+@pytest.mark.parametrize("count", [1, 2])
+def test_dibs_work_answers_with_numbers(start: Any, url: str, tmp_path: Path, port: int, count: int) -> None:
+    write_jobs(tmp_path)
+    store = Dibs(url).sync
+    start("--health-port", str(port), "--processes", str(count))
+    look(lambda: check(port)[0] == 200)
+    job, _ = store.enqueue(NewJob("quick"), NewJob("stranger"))
+    store.wait(job.id, timeout=30)
+    store.close()
+
+    settled = 'dibs_settles_total{process="?",queue="default",kind="quick",outcome="succeeded"} 1'
+    wanted = (
+        [settled.replace("?", str(n)) for n in (1, 2)]
+        if count == 2
+        else [settled.replace('process="?",', "")]
+    )
+    numbers = look(lambda: any(one in (got := numbers_of(port)) for one in wanted) and got)
+
+    assert [line for line in numbers if line.startswith("dibs_jobs{") and 'state="ready"' in line] == [
+        'dibs_jobs{queue="default",state="ready"} 1'
+    ]
+    assert sum(line.startswith("# TYPE dibs_job_duration_seconds ") for line in numbers) == 1
 
 
 @on_sqlite

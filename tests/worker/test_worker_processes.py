@@ -124,25 +124,29 @@ def _kill_again_and_again(
     However long a process takes to start, there is work until the last kill: jobs are added as they get few.
     """
     places, each, few = ("3", 0.1, 30) if jobs < 1000 else ("40", 0.15, 300)
-    _stock(store, jobs, each)
-    alive, deaths = [start("--concurrency", places) for _ in range(2)], {}
-    look(lambda: _all_at_work(file, alive))
+    stocked = _stock(store, jobs, each)
 
+    def at_work() -> bool:
+        nonlocal stocked
+        if store.counts()["ready"] < few:
+            stocked += _stock(store, few, each)
+        return _all_at_work(file, alive)
+
+    alive, deaths = [start("--concurrency", places) for _ in range(2)], {}
+    look(at_work, seconds=30)
     while len(deaths) < kills or (_cut_off(file, deaths) < ENOUGH_CUT_OFF and len(deaths) < 4 * kills):
         time.sleep(every)
-        if store.counts()["ready"] < few:
-            jobs += _stock(store, few, each)
         victim = alive.pop(0)
         deaths[victim.pid] = victim.kill()
         alive.append(start("--concurrency", places))
-        look(lambda: _all_at_work(file, alive), seconds=30)
-    look(lambda: store.counts()["succeeded"] == jobs, seconds=120)
+        look(at_work, seconds=30)
+    look(lambda: store.counts()["succeeded"] == stocked, seconds=120)
 
     record = read_record(file)
     record.close(deaths)
     waits = record.recoveries(deaths)
     assert len(waits) >= ENOUGH_CUT_OFF
-    assert len(record.by_job) == jobs
+    assert len(record.by_job) == stocked
     assert record.overlaps() == []
     assert max(waits) <= LEASE + 1 + LOAD_SLACK, sorted(waits)[-10:]
     assert all("Traceback" not in worker.said() for worker in alive)
@@ -327,6 +331,40 @@ def test_control_c_leaves_the_handlers_their_grace(store: SyncDibs, start: Start
 
     assert supervisor.ended(6) == 0
     assert [store.get(job.id).state for job in jobs] == ["succeeded", "succeeded"]
+
+
+BROKEN = {
+    "a module that can't be imported": "raise RuntimeError('no such setting')\n",
+    "resources that can't be had": (
+        "from dibs import Dibs\nfrom contextlib import asynccontextmanager\n"
+        "@asynccontextmanager\nasync def lifespan(app):\n    raise RuntimeError('no such setting')\n"
+        "    yield\n"
+        "app = Dibs(lifespan=lifespan)\n@app.job\nasync def quick(): ...\n"
+    ),
+}
+
+
+@on_sqlite
+@pytest.mark.parametrize("code", list(BROKEN.values()), ids=list(BROKEN))
+def test_processes_that_never_come_up_are_given_up(start: Start, tmp_path: Path, code: str) -> None:
+    (tmp_path / "jobs.py").write_text(code)
+
+    supervisor = start("--processes", "2")
+
+    assert supervisor.ended(60) == 1
+    said = supervisor.said()
+    assert "no worker process came up, 3 times in a row" in said
+    assert "starting another" in said
+    assert "Traceback" not in said
+
+
+@on_sqlite
+def test_who_drains_with_a_broken_app_is_told_so(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(next(iter(BROKEN.values())))
+
+    supervisor = start("--processes", "2", "--until-idle")
+
+    assert supervisor.ended(60) == 1
 
 
 # -- Idle ---------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import open_store
 from dibs.cli.options import bad_usage
 from dibs.cli.printing import numbered, print_json
 from dibs.durations import spoken
-from dibs.errors import DibsError, Refused
+from dibs.errors import DibsError
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
 
@@ -85,8 +86,8 @@ def prune_all(
     with open_store(context, url) as store:
         left = _countable(store, states, {})
         if left() != {} and not yes:
-            question = f"prune {_and(states)} jobs that finished more than {spoken(older_than)} ago?"
-            _refuse_unless(_agrees(question))
+            age = f" that finished more than {spoken(older_than)} ago" if older_than else ""
+            refuse_unless_agreed(f"prune all {_and(states)} jobs{age}?")
         with _bar("prune", None, left):
             pruned = store.prune(older_than, state=states)
     if json:
@@ -119,20 +120,7 @@ def _countable(store: SyncDibs, states: Sequence[JobState], filter: dict[str, An
 def _confirm(
     verb: Verb, states: Sequence[JobState], counts: dict[str, int] | None, filter: dict[str, Any]
 ) -> None:
-    _refuse_unless(_agrees(f"{verb.name} {_what(states, counts)} jobs{_where(filter)}?"))
-
-
-def _refuse_unless(agreed: bool) -> None:
-    if not agreed:
-        raise Refused("nothing was changed; answer y, or add --yes")
-
-
-def _agrees(question: str) -> bool:
-    try:
-        return typer.confirm(question, err=True)
-    except typer.Abort:
-        typer.echo(err=True)
-        return False
+    refuse_unless_agreed(f"{verb.name} {_what(states, counts)} jobs{_where(filter)}?")
 
 
 def _what(states: Sequence[JobState], counts: dict[str, int] | None) -> str:
@@ -142,8 +130,9 @@ def _what(states: Sequence[JobState], counts: dict[str, int] | None) -> str:
 
 
 def _where(filter: dict[str, Any]) -> str:
-    names = {"queue": "of queue", "kind": "of kind", "tags": "with tags", "pipeline_id": "of pipeline"}
-    said = {name: value for name, value in filter.items() if name in names}
+    names = {"queue": "of queue", "kind": "of kind", "train": "of train", "slot": "of slot"}
+    names |= {"tags": "with tags", "pipeline_id": "of pipeline"}
+    said = {name: filter[name] for name in names if name in filter}
     return "".join(
         f" {names[name]} {', '.join(value) if name == 'tags' else value}" for name, value in said.items()
     )

@@ -1,7 +1,7 @@
 """What `dibs work` was told: flags, then `$DIBS_WORK_…`, then `[tool.dibs.work]`, then the default."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,10 +10,11 @@ import msgspec
 
 from dibs.cli.config import table_in
 from dibs.cli.options import bad_usage
+from dibs.cli.reading import from_text, read
 from dibs.errors import BadRequest
 
 
-class ToolDibsWork(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ToolDibsWork(msgspec.Struct, kw_only=True):
     """What `[tool.dibs.work]` may say, and `$DIBS_WORK_APP`, `$DIBS_WORK_QUEUES` … as text."""
 
     app: str | None = None
@@ -55,8 +56,8 @@ class Choices:
         return cls(
             target=said["app"],
             queues=said.get("queues"),
-            concurrency=_at_least_one(said, "concurrency", 10),
-            processes=_at_least_one(said, "processes", 1),
+            concurrency=said.get("concurrency", 10),
+            processes=said.get("processes", 1),
             grace=said.get("grace", 10.0),
         )
 
@@ -69,32 +70,34 @@ def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _at_least_one(said: Mapping[str, Any], name: str, default: int) -> int:
-    value: int = said.get(name, default)
-    if value < 1:
-        raise BadRequest(f"{name}={value} must be at least 1")
-    return value
-
-
 def _from_pyproject(folder: Path) -> dict[str, Any]:
     file, table = table_in(folder)
-    return _read(table.get("work", {}), f"tool.dibs.work in {file}", strict=True)
+    work = table.get("work", {})
+    if not isinstance(work, dict):
+        raise BadRequest(f"{file}: tool.dibs.work={work!r} is not a table: write [tool.dibs.work]")
+    return _checked(work, lambda name: f"{file}: tool.dibs.work.{name}")
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        name: text
-        for name in ToolDibsWork.__struct_fields__
-        if (text := environ.get(f"DIBS_WORK_{name.upper()}"))
+    said = {
+        field.name: from_text(text, field.type, _variable(field.name))
+        for field in msgspec.structs.fields(ToolDibsWork)
+        if (text := environ.get(_variable(field.name)[1:]))
     }
-    if "queues" in said:
-        said["queues"] = _names(said["queues"])
-    return _read(said, "$DIBS_WORK_…", strict=False)
+    return _checked(said, _variable)
 
 
-def _read(said: Any, where: str, *, strict: bool) -> dict[str, Any]:
-    try:
-        read: dict[str, Any] = msgspec.to_builtins(msgspec.convert(said, ToolDibsWork, strict=strict))
-    except ValueError as error:
-        raise BadRequest(f"can't use {where}: {error}") from None
-    return read
+def _variable(name: str) -> str:
+    return f"$DIBS_WORK_{name.upper()}"
+
+
+def _checked(said: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+    checked = read(said, ToolDibsWork, name)
+    for each in ("concurrency", "processes"):
+        if checked.get(each, 1) < 1:
+            raise BadRequest(f"{name(each)}={checked[each]} must be at least 1")
+    if not 0 <= checked.get("grace", 0) < float("inf"):
+        raise BadRequest(f"{name('grace')}={checked['grace']} must be 0 seconds or more")
+    if checked.get("queues") == []:
+        raise BadRequest(f"{name('queues')} names no queue: leave it out to work on all")
+    return checked

@@ -12,12 +12,13 @@ import msgspec
 import typer
 
 from dibs.app import Dibs
+from dibs.cli.reading import read
 from dibs.errors import BadRequest
 from dibs.settings import Settings, read_settings
 from dibs.sync import SyncDibs
 
 
-class ToolDibs(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ToolDibs(msgspec.Struct, kw_only=True):
     """What `[tool.dibs]` may say; sub-tables are left to those who know them."""
 
     url: str | None = None
@@ -63,7 +64,8 @@ def from_pyproject(folder: Path) -> dict[str, Any]:
     file, table = table_in(folder)
     if file is None:
         return {}
-    said: dict[str, Any] = msgspec.to_builtins(_settings(file, table))
+    values = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    said = read(values, ToolDibs, lambda name: f"{file}: tool.dibs.{name}")
     return {**said, "url": _anchored(said["url"], file.parent)} if "url" in said else said
 
 
@@ -76,15 +78,6 @@ def table_in(folder: Path) -> tuple[Path | None, dict[str, Any]]:
         table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("dibs", {})
         return file, dict(table)
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise _unusable(file, error) from None
-
-
-def _settings(file: Path, table: dict[str, Any]) -> ToolDibs:
-    try:
-        return msgspec.convert(
-            {name: one for name, one in table.items() if not isinstance(one, dict)}, ToolDibs
-        )
-    except ValueError as error:
         raise _unusable(file, error) from None
 
 

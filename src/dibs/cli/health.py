@@ -15,23 +15,54 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from dibs.app import Dibs
+from dibs.outbox import Outbox, Relay
 from dibs.worker import Worker
-from dibs.worker.health import Health, answering, answering_on, ask_all, cant_answer
+from dibs.worker.health import (
+    Health,
+    Metrics,
+    answering,
+    answering_on,
+    ask_all,
+    ask_for_metrics,
+    cant_answer,
+)
 
 HEALTH_SOCKET = "DIBS_HEALTH_SOCKET"  # from a supervisor to its processes
 
 Answering = AbstractAsyncContextManager[Any]
 
 
-def health_of_worker(worker: Worker, host: str, port: int | None) -> Answering:
+def health_of_worker(app: Dibs, worker: Worker, host: str, port: int | None) -> Answering:
     async def report() -> Health:
         return worker.health()
 
     # Taken out of the environment: what handlers start must not answer for us.
     if place := os.environ.pop(HEALTH_SOCKET, None):
         Path(place).unlink(missing_ok=True)  # of the process that had this place before
-        return answering_on(report, Path(place))
-    return nullcontext() if port is None else answering(report, host=host, port=port)
+        return answering_on(report, Path(place), _metrics_of(app))
+    if port is None:
+        return nullcontext()
+    return answering(report, host=host, port=port, metrics=_metrics_of(app))
+
+
+def _metrics_of(app: Dibs) -> Metrics:
+    from dibs.integrations import prometheus
+
+    counted = prometheus.Metrics(app, prometheus.OwnOutbox(app))
+    return Metrics(prometheus.CONTENT_TYPE, counted.text)
+
+
+def health_of_relay(outbox: Outbox, relay: Relay, host: str, port: int | None) -> Answering:
+    from dibs.integrations import prometheus
+
+    async def report() -> Health:
+        return Health(reason=relay.trouble, about={"relay": relay.name, **outbox.events.counts})
+
+    if port is None:
+        return nullcontext()
+    metrics = Metrics(prometheus.CONTENT_TYPE, prometheus.RelayMetrics(outbox).text)
+    return answering(report, host=host, port=port, metrics=metrics)
 
 
 @contextmanager
@@ -60,5 +91,10 @@ def _answer(listening: socket.socket, places: list[Path]) -> None:
 
 
 async def _answer_for(listening: socket.socket, places: list[Path]) -> None:
-    async with answering_on(lambda: ask_all(places), listening):
+    from dibs.integrations.exposition import CONTENT_TYPE, side_by_side
+
+    async def numbers() -> str:
+        return side_by_side(await asyncio.gather(*map(ask_for_metrics, places)))
+
+    async with answering_on(lambda: ask_all(places), listening, Metrics(CONTENT_TYPE, numbers)):
         await asyncio.Event().wait()

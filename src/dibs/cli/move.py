@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dibs.app import Dibs
+from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import given, without_password
 from dibs.cli.options import AsJson, bad_usage, duration
 from dibs.cli.printing import complain, note, numbered, print_json
@@ -198,8 +199,8 @@ def _along(queues: int, schedules: int) -> str:
 def _give_back(context: typer.Context, url: str, prefix: str | None, *, yes: bool, json: bool) -> None:
     _refuse_what_is_not_there(url)
     question = "what had arrived in the other store would be in both: is that store gone for good?"
-    if not yes and not typer.confirm(question, err=True):
-        raise Refused("nothing was changed; run the same move again, and it goes on where it was")
+    if not yes:
+        refuse_unless_agreed(question, "nothing was changed, and the same move again goes on where it was")
     with _opened(context, url, prefix) as app:
         back = give_back_sync(app)
     if json:

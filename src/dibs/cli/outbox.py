@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from dibs.cli.config import settings_of, without_password
+from dibs.cli.health import Answering, health_of_relay
 from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, bad_usage, duration
 from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table
@@ -64,6 +65,13 @@ def relay(
         ),
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
+    health_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),
+    ] = None,
+    health_host: Annotated[
+        str, typer.Option(metavar="HOST", help="The address to answer on; 0.0.0.0 for every one.")
+    ] = "127.0.0.1",
     table: Table = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every message.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what somebody should look at.")] = False,
@@ -81,13 +89,16 @@ def relay(
         bad_usage("name a broker: --broker amqp://localhost, or $DIBS_BROKER")
     outbox = Outbox(settings_of(context, url).url, table=_table(context, url, table))
     made = Relay(outbox, brokers, batch=batch, lock_for=lock_for or 60, timeout=timeout or 30)
-    asyncio.run(_relay(outbox, made, brokers, until_idle))
+    answering = health_of_relay(outbox, made, health_host, health_port)
+    asyncio.run(_relay(outbox, made, brokers, until_idle, answering))
 
 
-async def _relay(outbox: Outbox, relay: Relay, brokers: dict[str, Any], until_idle: bool) -> None:
+async def _relay(
+    outbox: Outbox, relay: Relay, brokers: dict[str, Any], until_idle: bool, answering: Answering
+) -> None:
     began = monotonic()
     shown = ", ".join(f"{name} at {without_password(url)}" for name, url in brokers.items())
-    async with outbox:
+    async with answering, outbox:
         log.info("● relaying %s · to %s · %s", outbox.name, shown, relay.name)
         await relay.run(until_idle=until_idle)
     counts = {name: outbox.events.counts[name] for name in ("published", "failed", "abandoned", "lost")}

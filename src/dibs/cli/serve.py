@@ -58,6 +58,13 @@ AllowHost = Annotated[
         help="A host name under which we may be called; may be given again; '*' for any.",
     ),
 ]
+TrustProxy = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="A proxy in front of us, whose X-Forwarded-For is believed; may be given again.",
+    ),
+]
 
 
 def command(
@@ -68,6 +75,7 @@ def command(
     read_token: ReadToken = None,
     basic: Basic = None,
     allow_host: AllowHost = None,
+    trust_proxy: TrustProxy = None,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
@@ -85,7 +93,7 @@ def command(
         if token is None and access.token is not None:
             said["token"] = access.token
         _announce(said, json)
-        _serve(app, access, place, _hosts(host, allow_host or []))
+        _serve(app, access, place, _hosts(host, allow_host or []), trust_proxy or [])
 
 
 def _access(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Access":
@@ -145,7 +153,7 @@ def _announce(said: dict[str, str], json: bool) -> None:
         typer.echo(f"for this run: Authorization: Bearer {said['token']}")
 
 
-def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str]) -> None:
+def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str], proxies: list[str]) -> None:
     import uvicorn
 
     from dibs.integrations.service import make_service
@@ -155,7 +163,8 @@ def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str]) 
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
         ws="none",
         timeout_graceful_shutdown=SHUTDOWN,
     )

@@ -23,7 +23,8 @@ from dibs.app import Dibs
 from dibs.cli.config import given
 from dibs.cli.options import AsJson, Url
 from dibs.cli.printing import complain, print_json
-from dibs.cli.verify_history import KIND, Verdict, judge, read_lines
+from dibs.cli.verify_history import KIND, Verdict, Writer, judge, read_lines
+from dibs.cli.verify_late import come_late
 from dibs.clock import monotonic
 from dibs.errors import Refused
 from dibs.jobs import NewJob
@@ -112,6 +113,7 @@ class Trial:
         self.faults = ["kill"] * kills + ["freeze"] * freezes
         dice.shuffle(self.faults)
         self._queue = f"dibs-verify-{secrets.token_hex(4)}"
+        self._late_queue = f"{self._queue}-late"  # of no process: only who comes late and who has its jobs
         self._started = 0
         self._enqueued: list[UUID] = []
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -124,6 +126,7 @@ class Trial:
             finally:
                 self._end_all()
                 _remove(self._app, self._queue)
+                _remove(self._app, self._late_queue)
 
     def _play(self, folder: Path) -> Report:
         self._enqueue(self._jobs)
@@ -138,7 +141,10 @@ class Trial:
                 if fault == "kill":
                     self._start(folder)
             self._wait(told, len(self._enqueued))
-        verdict = judge(self._enqueued, _succeeded(self._store, self._queue), read_lines(self._files))
+        self._files.append(folder / "late.jsonl")
+        self._enqueued += come_late(self._store, self._late_queue, Writer(str(self._files[-1])))
+        done = [*_succeeded(self._store, self._queue), *_succeeded(self._store, self._late_queue)]
+        verdict = judge(self._enqueued, done, read_lines(self._files))
         return Report(
             jobs=len(self._enqueued),
             killed=hit["kill"],

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-Event = Literal["waiting", "claimed", "settled", "refused"]
+Event = Literal["waiting", "claimed", "settled", "wrote", "refused"]
 KIND = "dibs-verify"
 NOBODY = UUID(int=0)
 
@@ -58,7 +58,7 @@ class Verdict:
     double_claims: int
     """Claims that began while another of the same job was held."""
     late_writes: int
-    """Settlements that were accepted though a later claim had the job, or a second time."""
+    """What was accepted though a later claim had the job: a settlement, a renewal; or one a second time."""
     tokens_not_growing: int
     """Later claims of a job without a greater token."""
     lost: int
@@ -85,7 +85,8 @@ def judge(enqueued: Iterable[UUID], succeeded: Iterable[UUID], lines: Sequence[L
     by_time = [sorted(of_one, key=_began) for of_one in claims.values()]
     return Verdict(
         double_claims=sum(_overlaps(of_one, settled) for of_one in by_time),
-        late_writes=sum(_late(tokens, claims[job]) for job, tokens in settled.items()),
+        late_writes=sum(_late(tokens, claims[job]) for job, tokens in settled.items())
+        + sum(line.event == "wrote" and line.token < _greatest(claims[line.job]) for line in lines),
         tokens_not_growing=sum(
             one.token >= next.token for of_one in by_time for one, next in pairwise(of_one)
         ),
@@ -110,5 +111,8 @@ def _overlaps(claims: Sequence[Line], settled: Mapping[UUID, Sequence[int]]) -> 
 
 
 def _late(tokens: Sequence[int], claims: Sequence[Line]) -> int:
-    greatest = max((claim.token for claim in claims), default=0)
-    return sum(token < greatest for token in tokens) + len(tokens) - 1
+    return sum(token < _greatest(claims) for token in tokens) + len(tokens) - 1
+
+
+def _greatest(claims: Sequence[Line]) -> int:
+    return max((claim.token for claim in claims), default=0)

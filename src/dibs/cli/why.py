@@ -13,7 +13,7 @@ EXAMPLE = "Example: dibs why 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"
 def command(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) -> None:
     """Say in one sentence why a job is not running.
 
-    Or who runs it since when, or how it ended.
+    Or who runs it and for how long, or how it ended.
     """
     with open_store(context, url) as store:
         why = store.why(id)

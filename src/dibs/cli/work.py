@@ -3,13 +3,9 @@
 import asyncio
 import logging
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,10 +13,11 @@ import typer
 from dibs.app import Dibs
 from dibs.cli.choices import Choices
 from dibs.cli.config import given, without_password
-from dibs.cli.health import HEALTH_SOCKET, Answering, health_of_processes, health_of_worker
+from dibs.cli.health import Answering, health_of_processes, health_of_worker
 from dibs.cli.lines import set_up
 from dibs.cli.loading import load
 from dibs.cli.options import Url, bad_usage, duration
+from dibs.cli.supervising import supervise, tell_supervisor
 from dibs.clock import monotonic
 from dibs.durations import spoken
 from dibs.errors import BadRequest
@@ -29,7 +26,7 @@ from dibs.lines import NOTICE
 from dibs.worker import Worker
 
 EXAMPLE = "Example: dibs work jobs:app --queues mail,slow --concurrency 20"
-RESTART_PAUSE = 1.0  # seconds before a process that died is replaced
+UP_YET = 0.05  # seconds between two looks whether the worker has come up
 
 MOST_NAMED = 8  # kinds in the first line of the log
 
@@ -58,7 +55,7 @@ def command(
     ] = None,
     health_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz here: 200, or 503 and why."),
+        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),
     ] = None,
     health_host: Annotated[
         str, typer.Option(metavar="HOST", help="The address to answer on; 0.0.0.0 for every one.")
@@ -83,14 +80,14 @@ def command(
     said = _name_store(context, url)
     if chosen.processes > 1:
         with health_of_processes(chosen.processes, health_host, health_port) as places:
-            raise typer.Exit(_supervise(places))
+            raise typer.Exit(supervise(places))
     app = load_app(chosen.target)
     if said is not None and said != app._core.settings.url:
         bad_usage(
             f"{chosen.target} names a store of its own: leave --url out, or let it say Dibs() without one"
         )
     worker = Worker(app, queues=chosen.queues, concurrency=chosen.concurrency, grace=chosen.grace)
-    answering = health_of_worker(worker, health_host, health_port)
+    answering = health_of_worker(app, worker, health_host, health_port)
     asyncio.Runner(loop_factory=_fastest_loop()).run(_work(app, worker, chosen, until_idle, answering))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -112,12 +109,21 @@ async def _work(app: Dibs, worker: Worker, chosen: Choices, until_idle: bool, an
     began, tally = monotonic(), Tally()
     app._core.events.subscribe(tally.hear, list(tally.counts))
     _greet(app, worker, chosen)
+    up = asyncio.create_task(_tell_when_up(worker))
     try:
         async with answering:
             await worker.run(until_idle=until_idle)
     finally:
+        up.cancel()
         await app.close()
         _say_goodbye(worker, tally, monotonic() - began)
+
+
+async def _tell_when_up(worker: Worker) -> None:
+    tell = tell_supervisor()
+    while worker.health().reason is not None:
+        await asyncio.sleep(UP_YET)
+    tell()
 
 
 class Tally:
@@ -180,51 +186,3 @@ def load_app(target: str) -> Dibs:
     if not isinstance(app, Dibs):
         raise BadRequest(f"{target!r} is a {type(app).__name__}, not a Dibs app")
     return app
-
-
-def _supervise(places: Sequence[Path | None]) -> int:
-    """Keep a process of the same command running for each place; pass on the signals that end it."""
-    arguments = _without(["--processes", "--health-port", "--health-host"], sys.argv[1:])
-    arguments.append("--processes=1")  # else they would supervise, too
-    children = [_start(arguments, health) for health in places]
-    stopping = "--until-idle" in arguments
-    told: set[int] = set()
-
-    def stop(_: int, __: object) -> None:
-        nonlocal stopping
-        stopping = True
-        for child in children:
-            child.send_signal(signal.SIGTERM)  # a SIGINT would show where in its imports Python was
-            told.add(child.pid)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    while not stopping:
-        time.sleep(0.1)
-        for place, child in enumerate(children):
-            if child.poll() is not None and not stopping:
-                log.warning("✗ a worker process ended (%s); starting another", child.returncode)
-                children[place] = _start(arguments, places[place])
-                time.sleep(RESTART_PAUSE)
-    for child in children:
-        if told and child.pid not in told:  # it was being started when the signal came
-            child.send_signal(signal.SIGTERM)
-    ended = [child.wait() for child in children if child.poll() is None]
-    return 1 if set(ended) - {0, -signal.SIGTERM, -signal.SIGINT} else 0
-
-
-def _start(arguments: list[str], health: Path | None) -> "subprocess.Popen[bytes]":
-    """A session of its own: a Ctrl-C in the terminal must reach it once, from us."""
-    command = [sys.executable, "-m", "dibs.cli", *arguments]
-    environment = os.environ if health is None else {**os.environ, HEALTH_SOCKET: str(health)}
-    return subprocess.Popen(command, start_new_session=True, env=environment)  # noqa: S603
-
-
-def _without(options: list[str], words: list[str]) -> list[str]:
-    kept, skip = [], False
-    for word in words:
-        if skip or word.partition("=")[0] in options:
-            skip = not skip and "=" not in word
-        else:
-            kept.append(word)
-    return kept

@@ -36,7 +36,7 @@ def _open_for_long(examined: Examined) -> Iterator[Finding]:
                 yield Finding(
                     Level.warning if seconds >= TEN_MINUTES else Level.note,
                     "transactions",
-                    f"{'prepared ' if fact == 'prepared' else ''}{who} is open since {spoken(seconds)}: "
+                    f"{'prepared ' if fact == 'prepared' else ''}{who} has been open for {spoken(seconds)}: "
                     "dead rows can't be removed, which slows claims down",
                     advice,
                 )

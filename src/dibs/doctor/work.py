@@ -31,7 +31,7 @@ def waiting(examined: Examined) -> Iterator[Finding]:
     oldest = min(open_ones, key=lambda one: one.since)
     seconds = (examined.now - oldest.since).total_seconds()
     jobs = sum(one.jobs for one in open_ones)
-    sentence = f"{jobs:,} ready, the oldest since {spoken(seconds)} in the queue {oldest.queue!r}"
+    sentence = f"{jobs:,} ready, the oldest for {spoken(seconds)} in the queue {oldest.queue!r}"
     if seconds < LONG_WAIT:
         yield Finding(Level.ok, "waiting", sentence)
     else:

@@ -1,32 +1,53 @@
-"""Numbers for Prometheus, in its text format: what waits in the store, and what this process did about it."""
+"""Numbers for Prometheus: what waits in the store and in its outbox, and what this process did about it."""
 
 import threading
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from dibs.app import Dibs
+from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
+from dibs.integrations.exposition import CONTENT_TYPE, Durations, Labels, series
 from dibs.operations import Queue, queues
+from dibs.outbox import Outbox, OutboxEvent, Standing
 from dibs.scripts import Script, Step
 from dibs.states import FINISHED, JobState
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-COUNTED = ("claimed", "succeeded", "retried", "failed", "snoozed", "released", "cancelled", "lost")
-LIVE = [state.value for state in JobState if state not in FINISHED]
-BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)  # seconds
+__all__ = ["CONTENT_TYPE", "Metrics", "OwnOutbox", "RelayMetrics", "Relayed"]
 
-Labels = tuple[tuple[str, str], ...]
+COUNTED = ("claimed", "succeeded", "retried", "failed", "snoozed", "released", "cancelled", "lost")
+RELAYED = ("claimed", "published", "failed", "abandoned", "lost")
+LIVE = [state.value for state in JobState if state not in FINISHED]
+
 Ages = dict[str, float]
 
 
 class Relayed(Protocol):
     """What an outbox tells of its messages."""
 
-    async def counts(self) -> Mapping[str, int]: ...
-    async def lag(self) -> float: ...
+    async def standings(self) -> Sequence[Standing]: ...
+
+
+class OwnOutbox:
+    """The outbox beside the jobs of an app, if there is one; no connection is held between two looks."""
+
+    def __init__(self, app: Dibs) -> None:
+        self._settings = app._core.settings
+
+    async def standings(self) -> Sequence[Standing]:
+        try:
+            outbox = Outbox(self._settings.url, table=f"{self._settings.prefix}_outbox")
+        except UnknownEngine:  # not a database, or SQLAlchemy is not installed
+            return []
+        outbox._core.home.make_nothing()
+        try:
+            return await outbox.standings()
+        except SchemaOutdated:
+            return []
+        finally:
+            await outbox.close()
 
 
 class Metrics:
@@ -39,8 +60,7 @@ class Metrics:
         self._claims: Counter[Labels] = Counter()
         self._settles: Counter[Labels] = Counter()
         self._lost: Counter[Labels] = Counter()
-        self._durations: defaultdict[Labels, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
-        self._seconds: Counter[Labels] = Counter()
+        self._durations = Durations("job_duration_seconds", "From claim to settle.")
         app._core.events.subscribe(self._count, COUNTED)
 
     def _count(self, event: Event) -> None:
@@ -54,38 +74,54 @@ class Metrics:
                         self._lost[labels] += 1
                     case _:
                         self._settles[(*labels, ("outcome", event.about["as"]))] += 1
-                        self._time(labels, event.about["seconds"])
-
-    def _time(self, labels: Labels, seconds: float | None) -> None:
-        if seconds is not None:
-            self._durations[labels][bisect_left(BOUNDS, seconds)] += 1
-            self._seconds[labels] += seconds  # type: ignore[assignment]
+                        if (seconds := event.about["seconds"]) is not None:
+                            self._durations.add(labels, seconds)
 
     async def text(self) -> str:
         depths, ages = await self._app._core.store.run_async(lambda _: _waiting())
-        messages = [] if self._outbox is None else [line async for line in _about_outbox(self._outbox)]
+        standings = [] if self._outbox is None else await self._outbox.standings()
         with self._lock:
-            lines = [*_about_store(depths, ages), *messages, *self._about_process()]
+            lines = [*_about_store(depths, ages), *_about_outbox(standings), *self._about_process()]
         return "\n".join(lines) + "\n"
 
     def _about_process(self) -> Iterator[str]:
-        yield from _series("claims_total", "counter", "Jobs that this process claimed.", self._claims)
-        yield from _series("settles_total", "counter", "Attempts that ended here, by outcome.", self._settles)
-        yield from _series("lost_leases_total", "counter", "Claims that were lost to others.", self._lost)
-        yield from self._histogram()
+        yield from series("claims_total", "counter", "Jobs that this process claimed.", self._claims)
+        yield from series("settles_total", "counter", "Attempts that ended here, by outcome.", self._settles)
+        yield from series("lost_leases_total", "counter", "Claims that were lost to others.", self._lost)
+        yield from self._durations.lines()
         watchers: dict[Labels, int] = {(): self._app._core.watching.watchers}
-        yield from _series("watchers", "gauge", "Clients that follow jobs through this process.", watchers)
+        yield from series("watchers", "gauge", "Clients that follow jobs through this process.", watchers)
 
-    def _histogram(self) -> Iterator[str]:
-        name = "dibs_job_duration_seconds"
-        yield from _head(name, "histogram", "From claim to settle.")
-        for labels, buckets in sorted(self._durations.items()):
-            total = 0
-            for bound, jobs in zip([*map(str, BOUNDS), "+Inf"], buckets, strict=True):
-                total += jobs
-                yield f"{name}_bucket{_labels((*labels, ('le', bound)))} {total}"
-            yield f"{name}_sum{_labels(labels)} {self._seconds[labels]:.6f}"
-            yield f"{name}_count{_labels(labels)} {total}"
+
+class RelayMetrics:
+    """Counts from now on what the relays of this process do; `text` also asks the outbox what waits."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[Labels]] = {name: Counter() for name in RELAYED}
+        self._durations = Durations("relay_duration_seconds", "How long brokers took to accept a message.")
+        outbox.events.subscribe(self._count)
+
+    def _count(self, event: OutboxEvent) -> None:
+        if event.name not in RELAYED:
+            return
+        with self._lock:
+            for message in event.messages:
+                self._counts[event.name][(("broker", message.broker), ("topic", message.topic))] += 1
+            for message, seconds in zip(event.messages, event.about.get("took", ()), strict=False):
+                self._durations.add((("broker", message.broker),), seconds)
+
+    async def text(self) -> str:
+        standings = await self._outbox.standings()
+        with self._lock:
+            lines = [*_about_outbox(standings), *self._about_process()]
+        return "\n".join(lines) + "\n"
+
+    def _about_process(self) -> Iterator[str]:
+        for name, counts in self._counts.items():
+            yield from series(f"relay_{name}_total", "counter", f"Messages {name} by this process.", counts)
+        yield from self._durations.lines()
 
 
 def _waiting() -> Script[tuple[list[Queue], Ages]]:
@@ -103,35 +139,17 @@ def _about_store(depths: Iterable[Queue], ages: Ages) -> Iterator[str]:
     }
     paused: dict[Labels, int] = {(("queue", queue.name),): int(queue.paused) for queue in depths}
     oldest: dict[Labels, float] = {(("queue", queue),): max(age, 0.0) for queue, age in ages.items()}
-    yield from _series("jobs", "gauge", "Live jobs.", jobs)
-    yield from _series("queue_paused", "gauge", "1 if nobody may claim from it.", paused)
-    yield from _series("oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.", oldest)
+    yield from series("jobs", "gauge", "Live jobs.", jobs)
+    yield from series("queue_paused", "gauge", "1 if nobody may claim from it.", paused)
+    yield from series("oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.", oldest)
 
 
-async def _about_outbox(outbox: Relayed) -> AsyncIterator[str]:
-    messages: dict[Labels, int] = {(("state", state),): n for state, n in (await outbox.counts()).items()}
-    lag: dict[Labels, float] = {(): await outbox.lag()}
-    for line in _series("outbox_messages", "gauge", "Messages of the outbox.", messages):
-        yield line
-    for line in _series("outbox_lag_seconds", "gauge", "How long the oldest unsent message has waited.", lag):
-        yield line
-
-
-def _series(name: str, sort: str, help: str, values: Mapping[Labels, Any]) -> Iterator[str]:
-    yield from _head(f"dibs_{name}", sort, help)
-    for labels, value in sorted(values.items()):
-        yield f"dibs_{name}{_labels(labels)} {value}"
-
-
-def _head(name: str, sort: str, help: str) -> Iterator[str]:
-    yield f"# HELP {name} {help}"
-    yield f"# TYPE {name} {sort}"
-
-
-def _labels(labels: Labels) -> str:
-    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return f"{{{inner}}}" if inner else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _about_outbox(standings: Iterable[Standing]) -> Iterator[str]:
+    messages: dict[Labels, int] = {}
+    lag: dict[Labels, float] = {}
+    for standing in standings:
+        broker = ("broker", standing.broker)
+        messages |= {(broker, ("status", name)): number for name, number in standing.counts.items()}
+        lag[(broker,)] = standing.lag
+    yield from series("outbox_messages", "gauge", "Messages of the outbox.", messages)
+    yield from series("outbox_lag_seconds", "gauge", "How long the oldest unpublished one has waited.", lag)

@@ -40,7 +40,19 @@ from dibs.errors import BadRequest
 from dibs.settings import read_settings
 from dibs.states import JobState
 
-__all__ = ["AnyJob", "FinishedJob", "LiveJob", "Models", "Queue", "Schedule", "Worker", "models"]
+__all__ = [
+    "AnyJob",
+    "FinishedJob",
+    "Gate",
+    "LiveJob",
+    "Models",
+    "Pipeline",
+    "Queue",
+    "Schedule",
+    "Step",
+    "Worker",
+    "models",
+]
 
 
 # -- Values as every store answers them ---------------------------------------------------------
@@ -164,6 +176,13 @@ JOB_COLUMNS: dict[str, Any] = {
     "errors": Json,
     "tags": Json,
     "meta": Json,
+    "cancel_reason": Text,
+    "settled_token": BigInteger,
+    "settled_as": Text,
+    "position": BigInteger,
+    "slot_policy": Text,
+    "slot_limit": Integer,
+    "unique_until": Moment,
 }
 TABLES: dict[str, dict[str, Any]] = {
     "jobs": JOB_COLUMNS,
@@ -179,7 +198,11 @@ TABLES: dict[str, dict[str, Any]] = {
         "seen_at": Moment,
     },
     "schedules": {"name": Text, "last_tick": Moment},
+    "gates": {"sort": Text, "name": Text, "last_position": BigInteger, "held_by": Id, "offer_ends": Moment},
+    "pipelines": {"id": Id, "name": Text, "on_failed": Text},
+    "parents": {"child": Id, "place": Integer, "parent": Id, "met": Boolean},
 }
+KEYS = {"gates": ("sort", "name"), "parents": ("child", "place")}  # the first column of every other table
 
 
 class JobColumns:
@@ -214,6 +237,13 @@ class JobColumns:
         errors: Mapped[list[dict[str, Any]]]
         tags: Mapped[list[str]]
         meta: Mapped[dict[str, Any]]
+        cancel_reason: Mapped[str | None]
+        settled_token: Mapped[int | None]
+        settled_as: Mapped[str | None]
+        position: Mapped[int | None]
+        slot_policy: Mapped[str | None]
+        slot_limit: Mapped[int | None]
+        unique_until: Mapped[datetime | None]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.kind} {self.state}>"
@@ -256,6 +286,36 @@ class ScheduleColumns:
         last_tick: Mapped[datetime]
 
 
+class GateColumns:
+    """A train or slot (`sort`) that somebody is at; `held_by` names the job that holds up a train."""
+
+    if TYPE_CHECKING:
+        sort: Mapped[str]
+        name: Mapped[str]
+        last_position: Mapped[int]
+        held_by: Mapped[UUID | None]
+        offer_ends: Mapped[datetime | None]
+
+
+class PipelineColumns:
+    """A pipeline whose jobs wait for each other, as long as one of them is not finished."""
+
+    if TYPE_CHECKING:
+        id: Mapped[UUID]
+        name: Mapped[str]
+        on_failed: Mapped[str]
+
+
+class StepColumns:
+    """That one job of a pipeline waits for another, and whether that one has succeeded."""
+
+    if TYPE_CHECKING:
+        child: Mapped[UUID]
+        place: Mapped[int]
+        parent: Mapped[UUID]
+        met: Mapped[bool]
+
+
 class Models(NamedTuple):
     """The models of one store."""
 
@@ -268,6 +328,9 @@ class Models(NamedTuple):
     Queue: type[QueueColumns]
     Worker: type[WorkerColumns]
     Schedule: type[ScheduleColumns]
+    Gate: type[GateColumns]
+    Pipeline: type[PipelineColumns]
+    Step: type[StepColumns]
 
 
 # -- Models -------------------------------------------------------------------------------------
@@ -298,7 +361,8 @@ def _models(start: str) -> Models:
 
     def model(name: str, columns: type, selected: Any, table: str) -> Any:
         rows = selected.subquery(f"{start}_{table}_read_only")
-        about = {"__table__": rows, "__mapper_args__": {"primary_key": [next(iter(rows.c))]}}
+        key = [rows.c[column] for column in KEYS.get(table, rows.c.keys()[:1])]
+        about = {"__table__": rows, "__mapper_args__": {"primary_key": key}}
         return type(name, (columns, Base), {**about, "__module__": __name__, "__doc__": columns.__doc__})
 
     return Models(
@@ -308,6 +372,9 @@ def _models(start: str) -> Models:
         model("Queue", QueueColumns, tables["queues"], "queues"),
         model("Worker", WorkerColumns, tables["workers"], "workers"),
         model("Schedule", ScheduleColumns, tables["schedules"], "schedules"),
+        model("Gate", GateColumns, tables["gates"], "gates"),
+        model("Pipeline", PipelineColumns, tables["pipelines"], "pipelines"),
+        model("Step", StepColumns, tables["parents"], "parents"),
     )
 
 
@@ -327,4 +394,4 @@ def _refuse(name: str) -> NoReturn:
     )
 
 
-LiveJob, FinishedJob, AnyJob, Queue, Worker, Schedule = models("dibs")
+LiveJob, FinishedJob, AnyJob, Queue, Worker, Schedule, Gate, Pipeline, Step = models("dibs")

@@ -14,8 +14,9 @@ if it was done and pruned meanwhile.
 
 from dibs.app import Dibs
 from dibs.engines.stores import Operation
+from dibs.moving.alone import alone, alone_sync
 from dibs.moving.carrying import moving
-from dibs.moving.comparing import give_all_back, looking
+from dibs.moving.comparing import give_all_back, introduce, looking, without_mover
 from dibs.moving.reports import KeyTaken, Moved, Planned, Running, Told, Way
 from dibs.moving.steps import run, run_async
 from dibs.pipelines import refuse_open_pipelines
@@ -47,8 +48,12 @@ async def move(
 
     Running jobs are waited for, at most `timeout` long, or left where they are. `told` hears how far it got.
     """
+    way = Way(running, timeout, told)
     await source._core.store.run_async(_nobody_waits())
-    return await run_async(source, target, moving(Way(running, timeout, told)))
+    who, _ = await run_async(source, target, introduce())
+    async with alone(who, target) as alive:
+        moved = await run_async(source, target, moving(way), alive)
+    return without_mover(moved)
 
 
 def move_sync(
@@ -60,8 +65,12 @@ def move_sync(
     told: Told | None = None,
 ) -> Moved:
     """The same for code that blocks."""
+    way = Way(running, timeout, told)
     source._core.store.run(_nobody_waits())
-    return run(source, target, moving(Way(running, timeout, told)))
+    who, _ = run(source, target, introduce())
+    with alone_sync(who, target) as alive:
+        moved = run(source, target, moving(way), alive)
+    return without_mover(moved)
 
 
 def _nobody_waits() -> Operation[None]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -87,6 +88,11 @@ def compare(log: Log, way: Way, before: dict[str, int], queues: int, schedules: 
         target=target,
         problems=list(_problems(log, way, source, missing, gated)),
     )
+
+
+def without_mover(moved: Moved) -> Moved:
+    """The target's counts without the job by which the mover was alone there."""
+    return replace(moved, target={**moved.target, "running": moved.target["running"] - 1})
 
 
 def _left_at_gates() -> Moving[Counter[str]]:

@@ -37,11 +37,13 @@ class Rest:
 Moving = Generator[Ask | Rest, Any, T]
 
 
-def run(source: Dibs, target: Dibs, moving: Moving[T]) -> T:
+def run(source: Dibs, target: Dibs, moving: Moving[T], alive: Callable[[], None] = lambda: None) -> T:
+    """`alive` is called before each step: it raises if the move must not go on."""
     stores = {"source": source._core.store, "target": target._core.store}
     answer: Any = None
     try:
         while True:
+            alive()
             match moving.send(answer):
                 case Rest(seconds):
                     time.sleep(seconds)
@@ -53,11 +55,14 @@ def run(source: Dibs, target: Dibs, moving: Moving[T]) -> T:
         return value
 
 
-async def run_async(source: Dibs, target: Dibs, moving: Moving[T]) -> T:
+async def run_async(
+    source: Dibs, target: Dibs, moving: Moving[T], alive: Callable[[], None] = lambda: None
+) -> T:
     stores = {"source": source._core.store, "target": target._core.store}
     answer: Any = None
     try:
         while True:
+            alive()
             match moving.send(answer):
                 case Rest(seconds):
                     await asyncio.sleep(seconds)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dibs.outbox.brokers import Broker, BrokerUnavailable, Rejected
 from dibs.outbox.events import OutboxEvent
 from dibs.outbox.inbox import Inbox
-from dibs.outbox.messages import Message, Status
+from dibs.outbox.messages import Message, Standing, Status
 from dibs.outbox.outbox import Outbox
 from dibs.outbox.relay import Relay
 from dibs.outbox.statements import Place
@@ -22,6 +22,7 @@ __all__ = [
     "OutboxEvent",
     "Rejected",
     "Relay",
+    "Standing",
     "Status",
     "inbox_table",
     "table",

@@ -45,6 +45,7 @@ class Batch:
         self._is_over: Callable[[], bool] = lambda: False
         self._renewed = held_since
         self._published: list[Message] = []
+        self._took: dict[int, float] = {}
         self._settled: set[int] = set()
         self._lost: set[int] = set()
         self._limits: set[Limit] = set()
@@ -89,7 +90,8 @@ class Batch:
         return not gone and self.outage is None and not self._is_over() and self._time_left() > 0
 
     async def _publish_one(self, message: Message) -> bool:
-        limit = Limit(monotonic() + self._timeout)
+        began = monotonic()
+        limit = Limit(began + self._timeout)
         try:
             async with limit.watch, self._limited(limit):
                 await self._broker.publish(message)
@@ -100,6 +102,7 @@ class Batch:
             if self._time_left() > 0:  # else it is not for us to say any more
                 await self._fail(message, limit.words() or said(error))
             return False
+        self._took[message.position] = monotonic() - began
         self._published.append(message)
         return True
 
@@ -147,7 +150,8 @@ class Batch:
         self._settle(done)
         self._lose(lost)
         gone = {one.position for one in lost}
-        self._core.events.published([one for one in done if one.position not in gone])
+        ours = [one for one in done if one.position not in gone]
+        self._core.events.published(ours, [self._took[one.position] for one in ours])
 
     async def _fail(self, message: Message, error: str) -> None:
         operation, status, delay = self._core.failure(message, error)

@@ -12,7 +12,7 @@ from dibs.ids import new_id, parse_id
 from dibs.outbox import operations
 from dibs.outbox.events import OutboxEvents
 from dibs.outbox.homes import Home, Operation
-from dibs.outbox.messages import Message, Status
+from dibs.outbox.messages import Message, Standing, Status
 from dibs.outbox.operations import Claimed, Wish
 from dibs.outbox.traces import with_trace
 from dibs.settings import MIB, Duration, lease_micros, span
@@ -149,6 +149,9 @@ class OutboxCore:
     def counts(self, broker: str | None) -> Operation[dict[str, int]]:
         name = _optional(broker, "target_broker")
         return lambda: operations.counts(name)
+
+    def standings(self) -> Operation[list[Standing]]:
+        return operations.standings
 
     def oldest(self, broker: str | None) -> Operation[float]:
         name = _optional(broker, "target_broker")

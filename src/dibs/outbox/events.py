@@ -45,8 +45,9 @@ class OutboxEvents:
     def claimed(self, messages: Sequence[Message]) -> None:
         self._tell(logging.DEBUG, OutboxEvent("claimed", messages))
 
-    def published(self, messages: Sequence[Message]) -> None:
-        self._tell(logging.DEBUG, OutboxEvent("published", messages))
+    def published(self, messages: Sequence[Message], took: Sequence[float] = ()) -> None:
+        """`took`: for each of them, how many seconds its broker took to accept it."""
+        self._tell(logging.DEBUG, OutboxEvent("published", messages, {"took": took}))
 
     def failed(self, messages: Sequence[Message], error: str, seconds: float | None = None) -> None:
         self._tell(logging.INFO, OutboxEvent("failed", messages, {"error": error, "seconds": seconds}))
@@ -118,5 +119,6 @@ def _attempts(event: OutboxEvent) -> str:
 
 def _fields(event: OutboxEvent) -> dict[str, Any]:
     ids = [str(one.id) for one in event.messages]
-    told = {"event": f"outbox_{event.name}", "messages": ids or None, **event.about}
+    about = {name: value for name, value in event.about.items() if name != "took"}
+    told = {"event": f"outbox_{event.name}", "messages": ids or None, **about}
     return {name: value for name, value in told.items() if value is not None}

@@ -142,6 +142,10 @@ class Home:
         metadata.create_all(connection)
         self._made = True
 
+    def make_nothing(self) -> None:
+        """For those who only look: a table that isn't there stays so, on SQLite as well."""
+        self._made = True
+
     # -- opening and closing --------------------------------------------------------------------
 
     async def open_async(self) -> None:

@@ -20,6 +20,17 @@ class Status(StrEnum):
     abandoned = "abandoned"  # tried as often as allowed; kept until somebody redrives it
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the messages for one broker have come."""
+
+    broker: str
+    counts: Mapping[str, int]
+    """How many are in each status."""
+    lag: float
+    """For how many seconds the oldest unpublished one has been waiting; 0 if there is none."""
+
+
 COLUMNS = (
     *("position", "message_id", "broker", "topic", "message_key", "payload", "headers", "status"),
     *("attempts", "max_attempts", "token", "locked_by", "locked_until", "available_at"),

@@ -13,7 +13,7 @@ import msgspec
 
 from dibs.engines.sql import Query
 from dibs.errors import NotFound, Refused
-from dibs.outbox.messages import Message, Status, message
+from dibs.outbox.messages import Message, Standing, Status, message
 from dibs.outbox.statements import Statements
 from dibs.scripts import Row, Rows
 
@@ -199,6 +199,17 @@ def find(block: str, **params: Any) -> Script[list[Message]]:
 def counts(broker: str | None) -> Script[dict[str, int]]:
     found = {row["status"]: row["number"] for row in (yield Query("counts", {"broker": broker}))}
     return {status.value: int(found.get(status.value, 0)) for status in Status}
+
+
+def standings() -> Script[list[Standing]]:
+    """Each broker that has messages, by its name."""
+    found: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
+    for row in (yield Query("counts_by_broker", {})):
+        found[row["broker"]][row["status"]] = int(row["number"])
+    standings = []
+    for broker, numbers in sorted(found.items()):
+        standings.append(Standing(broker, numbers, (yield from oldest(broker))))
+    return standings
 
 
 def oldest(broker: str | None) -> Script[float]:

@@ -7,7 +7,7 @@ from uuid import UUID
 from dibs.outbox.core import DEFAULT_BROKER, Messages, OutboxCore
 from dibs.outbox.events import OutboxEvents
 from dibs.outbox.homes import home
-from dibs.outbox.messages import Message
+from dibs.outbox.messages import Message, Standing
 from dibs.outbox.statements import Place
 from dibs.outbox.sync import SyncOutbox
 from dibs.settings import Duration
@@ -207,6 +207,10 @@ class Outbox:
     async def lag(self, target_broker: str | None = None) -> float:
         """For how many seconds the oldest unpublished message has been waiting; 0 if there is none."""
         return await self._core.home.run_async(self._core.oldest(target_broker))
+
+    async def standings(self) -> list[Standing]:
+        """The same for each broker that has messages: `broker`, `counts`, `lag`."""
+        return await self._core.home.run_async(self._core.standings())
 
     async def redrive(self, message: Message | UUID | str, target_broker: str | None = None) -> int:
         """Publish an abandoned message after all, with fresh attempts; for how many brokers."""

@@ -93,6 +93,11 @@ class Relay:
         for route in self._routes:
             route.wake()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why this relay can't do its work just now: a broker or the database is gone; None if it can."""
+        return "; ".join(route.trouble for route in self._routes if route.trouble) or None
+
     async def _hear(self) -> None:
         while True:
             try:
@@ -113,6 +118,7 @@ class Route:
 
     def __init__(self, relay: Relay, name: str, broker: Broker) -> None:
         self.name = name
+        self.trouble: str | None = None
         self._relay = relay
         self._core: OutboxCore = relay._core
         self._broker = broker
@@ -157,7 +163,7 @@ class Route:
             return None
         if self._troubles:
             self._core.events.broker_up(self.name)
-            self._troubles = 0
+            self._troubles, self.trouble = 0, None
         return 0 if batch is None else len(batch.messages)
 
     async def _open(self) -> bool:
@@ -205,6 +211,7 @@ class Route:
     async def _wait_out(self, error: BrokerUnavailable | StoreUnavailable) -> None:
         self._troubles += 1
         pause = self._next_pause()
+        self.trouble = f"broker {self.name}: {error}"
         if isinstance(error, BrokerUnavailable):
             self._core.events.broker_down(self.name, str(error), pause)
         else:

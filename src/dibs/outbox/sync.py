@@ -5,7 +5,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from dibs.outbox.core import DEFAULT_BROKER, Messages, OutboxCore
-from dibs.outbox.messages import Message
+from dibs.outbox.messages import Message, Standing
 from dibs.settings import Duration
 
 
@@ -163,6 +163,10 @@ class SyncOutbox:
     def lag(self, target_broker: str | None = None) -> float:
         """For how many seconds the oldest unpublished message has been waiting; 0 if there is none."""
         return self._core.home.run(self._core.oldest(target_broker))
+
+    def standings(self) -> list[Standing]:
+        """The same for each broker that has messages: `broker`, `counts`, `lag`."""
+        return self._core.home.run(self._core.standings())
 
     def redrive(self, message: Message | UUID | str, target_broker: str | None = None) -> int:
         """Publish an abandoned message after all, with fresh attempts; for how many brokers."""

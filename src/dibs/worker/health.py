@@ -1,4 +1,5 @@
-"""`GET /healthz` for whatever watches a worker: 200 while it can do its work, 503 with the reason when not.
+"""`GET /healthz` for whatever watches a worker: 200 while it can do its work, 503 with the reason when not;
+and `GET /metrics` where somebody has them.
 
 Answered on the worker's own event loop on purpose: a loop that a handler blocks can't answer, and that is
 the truth. Clients may be slow, silent or hostile; each gets a few seconds and a few kilobytes.
@@ -15,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from dibs.errors import BadRequest
+from dibs.errors import BadRequest, DibsError
 
 PATH = "/healthz"
+METRICS_PATH = "/metrics"
 LONGEST_REQUEST = 8_192  # bytes
 PATIENCE = 3.0  # seconds for a client, from its first byte to its last
 MOST_CLIENTS = 50
@@ -44,10 +46,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 Report = Callable[[], Awaitable[Health]]
 
 
+class Metrics(msgspec.Struct, frozen=True):
+    """What to answer those who come for numbers."""
+
+    sort: str  # as a Content-Type
+    text: Callable[[], Awaitable[str]]
+
+
 @asynccontextmanager
-async def answering(report: Report, *, host: str, port: int) -> AsyncIterator[int]:
+async def answering(
+    report: Report, *, host: str, port: int, metrics: Metrics | None = None
+) -> AsyncIterator[int]:
     """Answer on this address until the body ends; yields the port, which port 0 leaves to the system."""
-    desk = Desk(report)
+    desk = Desk(report, metrics)
     try:
         server = await asyncio.start_server(desk.serve, host, port, limit=LONGEST_REQUEST)
     except (OSError, OverflowError) as error:
@@ -57,9 +68,11 @@ async def answering(report: Report, *, host: str, port: int) -> AsyncIterator[in
 
 
 @asynccontextmanager
-async def answering_on(report: Report, place: socket | Path) -> AsyncIterator[None]:
+async def answering_on(
+    report: Report, place: socket | Path, metrics: Metrics | None = None
+) -> AsyncIterator[None]:
     """The same on a socket that listens already, or on a path of the file system."""
-    desk = Desk(report)
+    desk = Desk(report, metrics)
     if isinstance(place, Path):
         server = await asyncio.start_unix_server(desk.serve, place, limit=LONGEST_REQUEST)
     else:
@@ -86,8 +99,9 @@ async def _served(server: asyncio.Server, desk: "Desk") -> AsyncIterator[None]:
 class Desk:
     """Serves one client after the other, some of them at a time."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, metrics: Metrics | None = None) -> None:
         self._report = report
+        self._metrics = metrics
         self._clients: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -123,18 +137,37 @@ class Desk:
             return _response(HTTPStatus.BAD_REQUEST)
         if not version.startswith("HTTP/1."):
             return _response(HTTPStatus.BAD_REQUEST)
-        if target.partition("?")[0] != PATH:
+        path = target.partition("?")[0]
+        if path != PATH and (path != METRICS_PATH or self._metrics is None):
             return _response(HTTPStatus.NOT_FOUND)
         if method not in ("GET", "HEAD"):
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, extra="Allow: GET, HEAD\r\n")
+        if path == METRICS_PATH and self._metrics is not None:
+            return await _counted(self._metrics, with_body=method == "GET")
         health = await self._report()
         return _response(health.status, health.body, with_body=method == "GET")
 
 
-def _response(status: HTTPStatus, body: bytes = b"", *, with_body: bool = True, extra: str = "") -> bytes:
+async def _counted(metrics: Metrics, *, with_body: bool) -> bytes:
+    try:
+        text = await metrics.text()
+    except DibsError as error:
+        said = msgspec.json.encode({"error": str(error)})
+        return _response(HTTPStatus.SERVICE_UNAVAILABLE, said, with_body=with_body)
+    return _response(HTTPStatus.OK, text.encode(), with_body=with_body, sort=metrics.sort)
+
+
+def _response(
+    status: HTTPStatus,
+    body: bytes = b"",
+    *,
+    with_body: bool = True,
+    extra: str = "",
+    sort: str = "application/json",
+) -> bytes:
     body = body or msgspec.json.encode({"error": status.phrase})
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {sort}\r\n"
         f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n{extra}\r\n"
     )
     return head.encode() + (body if with_body else b"")
@@ -146,18 +179,30 @@ def _response(status: HTTPStatus, body: bytes = b"", *, with_body: bool = True, 
 async def ask(place: Path, patience: float = PATIENCE / 2) -> Health:
     """The health of a process that answers on this path; one that does not answer has none."""
     try:
-        async with asyncio.timeout(patience):
-            reader, writer = await asyncio.open_unix_connection(place)
-            try:
-                writer.write(f"GET {PATH} HTTP/1.1\r\n\r\n".encode())
-                answer = await reader.read()
-            finally:
-                writer.close()
+        answer = await _asked(place, PATH, patience)
         about: dict[str, Any] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
         about.pop("status", None)
         return Health(reason=about.pop("reason", None), about=about)
     except (OSError, TimeoutError, msgspec.DecodeError):
         return Health(reason="it does not answer: it is starting, or dead, or a handler blocks it")
+
+
+async def ask_for_metrics(place: Path, patience: float = PATIENCE / 2) -> str | None:
+    """The numbers of a process; None if it has none to give just now."""
+    with suppress(OSError, TimeoutError, UnicodeDecodeError):
+        head, _, body = (await _asked(place, METRICS_PATH, patience)).partition(b"\r\n\r\n")
+        return body.decode() if head.startswith(b"HTTP/1.1 200 ") else None
+    return None
+
+
+async def _asked(place: Path, path: str, patience: float) -> bytes:
+    async with asyncio.timeout(patience):
+        reader, writer = await asyncio.open_unix_connection(place)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            return await reader.read()
+        finally:
+            writer.close()
 
 
 async def ask_all(places: list[Path]) -> Health:

@@ -44,7 +44,7 @@ class Pulse:
         if self._phase != "working":
             return f"the worker is {self._phase}"
         if self._trouble is not None:
-            return f"the store is lost since {now - self._missed_at:.1f} s: {self._trouble}"
+            return f"the store has been lost for {now - self._missed_at:.1f} s: {self._trouble}"
         if now - self._beat_at > SILENCE * poll + SLACK:
             return f"nothing was heard from the store for {now - self._beat_at:.0f} s"
         return None

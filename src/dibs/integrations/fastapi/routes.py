@@ -1,5 +1,6 @@
 """The routes of API and dashboard makers: look at jobs, act on jobs, follow jobs."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -21,7 +22,8 @@ from dibs.integrations.fastapi.streams import (
 )
 from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
 from dibs.jobs import Job, NewJob
-from dibs.states import FINISHED, JobState
+from dibs.pipelines import Pipeline
+from dibs.states import JobState
 from dibs.trains import Train
 
 MOST_PER_PAGE = 200
@@ -88,7 +90,8 @@ def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.get("/pipelines/{id}", response_model=models.Pipeline, dependencies=read, responses=UNKNOWN)
     async def get_pipeline(id: Annotated[UUID, Path()], scope: InScope) -> Response:
-        return json(await pipeline_within(app, scope, id))
+        pipeline = await pipeline_within(app, scope, id)
+        return json({"id": id, "counts": pipeline.counts, "progress": pipeline.progress})
 
 
 def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
@@ -240,7 +243,8 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
     )
     async def follow_pipeline(request: Request, id: Annotated[UUID, Path()], scope: InScope) -> Response:
         """The same of all jobs of a pipeline, until all have finished."""
-        await pipeline_within(app, scope, id)
+        if not await app.find(pipeline_id=id, limit=1, **scope.narrowed()):
+            raise NotFound(id, "pipeline")
         return stream(request, scope, app._core.topic(None, id, None))
 
     @api.get("/events", response_class=Response, dependencies=read, responses=EVENTS)
@@ -292,17 +296,13 @@ async def job_within(app: Dibs, scope: Scope, id: UUID) -> Job:
     return job
 
 
-async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> dict[str, Any]:
-    jobs = await app.find(pipeline_id=id, limit=1000, **scope.narrowed())
-    if not jobs:
+async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
+    """The pipeline as far as the scope reaches: jobs of others are neither shown nor counted."""
+    pipeline = await app.pipelines.get(id)
+    jobs = () if pipeline is None else tuple(job for job in pipeline.jobs if scope.allows(job))
+    if pipeline is None or not jobs:
         raise NotFound(id, "pipeline")
-    states = [str(job.state) for job in jobs]
-    done = [1.0 if job.state in FINISHED else job.progress for job in jobs]
-    return {
-        "id": id,
-        "counts": {state.value: states.count(state.value) for state in JobState},
-        "progress": sum(done) / len(done),
-    }
+    return replace(pipeline, jobs=jobs)
 
 
 def audit(app: Dibs, verb: str, about: UUID | str, by: Any) -> None:

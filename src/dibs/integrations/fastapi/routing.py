@@ -6,7 +6,7 @@ from dibs.app import Dibs
 from dibs.integrations.fastapi import models, routes
 from dibs.integrations.fastapi.asking import BoundedRoute
 from dibs.integrations.fastapi.permissions import Permission, guards
-from dibs.integrations.prometheus import Metrics, Relayed
+from dibs.integrations.prometheus import Metrics, OwnOutbox, Relayed
 
 ROOM = 64 * 1024  # bytes of a body beside the arguments
 
@@ -46,5 +46,5 @@ def router(
     )
     for add in routes.ALL:
         add(api, app, guarded)
-    routes.watch_over(api, app, guarded, Metrics(app, outbox))
+    routes.watch_over(api, app, guarded, Metrics(app, outbox or OwnOutbox(app)))
     return api

@@ -4,9 +4,11 @@ import base64
 import binascii
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import HTTPException, Request
+
+from dibs.integrations.service.guesses import Guesses
 
 CHALLENGE = {"www-authenticate": 'Bearer realm="dibs", Basic realm="dibs"'}
 
@@ -21,6 +23,7 @@ class Access:
     """May only look."""
     basic: str | None = None
     """`user:password`, may do everything."""
+    guesses: Guesses = field(default_factory=Guesses, compare=False, repr=False)
 
     @property
     def is_open(self) -> bool:
@@ -36,7 +39,13 @@ class Access:
         return who
 
     def _who(self, request: Request) -> str:
-        sort, _, secret = request.headers.get("authorization", "").partition(" ")
+        authorization = request.headers.get("authorization", "")
+        address = None if request.client is None else request.client.host
+        if authorization and (seconds := self.guesses.wait(address)):
+            raise HTTPException(
+                429, f"too many wrong secrets; try again in {seconds} s", {"retry-after": str(seconds)}
+            )
+        sort, _, secret = authorization.partition(" ")
         match sort.lower():
             case "bearer" if _same(secret, self.token):
                 return "the holder of the token"
@@ -45,6 +54,8 @@ class Access:
             case "basic" if _same(text := _decoded(secret), self.basic):
                 return text.partition(":")[0]
             case _:
+                if authorization:
+                    self.guesses.note(address)
                 raise HTTPException(401, "give a bearer token, or a user and a password", CHALLENGE)
 
 

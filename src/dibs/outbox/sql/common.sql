@@ -115,6 +115,11 @@ from {outbox} as message
 where {of_broker:message}
 group by message.status
 
+-- name: counts_by_broker
+select message.broker, message.status, count(*) as number
+from {outbox} as message
+group by message.broker, message.status
+
 -- name: oldest
 -- How long the oldest message that is still to be published has been waiting, in microseconds.
 select {age:message.created_at} as age
