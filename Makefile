@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Where there is room in memory the tests' servers and files live there: a run then waits for no disk.
+# The full sizes of `make test-long` do wait for it.
+ROOM   := $(shell df --output=avail /dev/shm 2>/dev/null | tail -1)
+MEMORY := $(shell [ "$(ROOM)" -gt 8000000 ] 2>/dev/null && echo TMPDIR=/dev/shm)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-pgbouncer check docs bench clean
@@ -22,7 +26,7 @@ demo: $(STAMP) ## watch several processes share jobs on SQLite while one is kill
 	@$(BIN)/dibs demo
 
 test: $(STAMP) ## run every test against private servers
-	$(BIN)/python -m pytest -m "not long" --numprocesses 4 --dist worksteal
+	$(MEMORY) $(BIN)/python -m pytest -m "not long" --numprocesses 4 --dist worksteal
 
 test-long: $(STAMP) ## the same with the full sizes: many processes, many jobs
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.by_hand import RawPostgreSQL
+from benchmarks.bare import KIND, WISH, succeeded
+from benchmarks.by_hand import bare_postgresql
 from dibs.engines.poolers import SESSION
-from dibs.engines.postgresql import _settlements, _wish
 
 HERE = Path(__file__).parent
 SIDES = HERE / "sides"
@@ -113,24 +113,12 @@ async def _raw_drain(url: str, count: int) -> float:
     import asyncpg
 
     connection = await asyncpg.connect(url, server_settings=SESSION)
-    raw = RawPostgreSQL(connection)
-    wish = _wish(
-        {
-            "queues": None,
-            "kinds": ["noop"],
-            "worker": "raw",
-            "lease": 60_000_000,
-            "leases": {},
-            "job": None,
-            "look": False,
-            "limit": 500,
-        }
-    )
-    done, rows, start = 0, await raw.fetch("claim", wish), time.perf_counter()
+    raw = bare_postgresql(connection)
+    wish = {**WISH, "queues": None, "kinds": [KIND], "look": False, "limit": 500}
+    done, rows, start = 0, await raw.ask("claim", **wish), time.perf_counter()
     while rows and rows[0]["id"] is not None:
         done += len(rows)
-        settled = [(one["id"], one["token"], "succeeded", "succeeded") for one in rows]
-        rows = await raw.fetch("exchange", _settlements(settled) | wish)
+        rows = await raw.ask("exchange", settlements=succeeded(rows), children=[], **wish)
     seconds = time.perf_counter() - start
     await connection.close()
     assert done == count

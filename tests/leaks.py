@@ -14,6 +14,9 @@ from dataclasses import dataclass
 PATIENCE_SECONDS = 2.0
 POLL_SECONDS = 0.02
 
+shared: set[str] = set()
+"""Sockets that outlive the test that opened them, on purpose."""
+
 
 class Leaked(AssertionError):
     """A test ended and something of it lives on; the message lists what."""
@@ -80,11 +83,12 @@ def _tasks() -> frozenset[asyncio.Task[object]]:
 
 
 def _sockets() -> frozenset[str]:
-    links = (_link(number) for number in os.listdir("/proc/self/fd"))
-    return frozenset(link for link in links if link.startswith("socket:"))
+    links = (link(number) for number in os.listdir("/proc/self/fd"))
+    return frozenset(link for link in links if link.startswith("socket:")) - shared
 
 
-def _link(number: str) -> str:
+def link(number: str | int) -> str:
+    """What a file descriptor of this process stands for."""
     try:
         return os.readlink(f"/proc/self/fd/{number}")
     except FileNotFoundError:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from working import Apps
-
-from emptying import emptied_mariadb
 
 PATIENCE_SECONDS = 40
 
@@ -34,24 +30,6 @@ async def _story(item: pytest.Function, given: dict[str, Any]) -> None:
     finally:
         if (apps := item.funcargs.get("apps")) is not None:
             await apps.close()
-
-
-@pytest.fixture
-def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty store, workers included."""
-    if engine == "memory":
-        return "memory://"
-    if engine == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    if engine in ("redis", "redis-cluster"):
-        return request.getfixturevalue("empty_redis")(engine)
-    if engine == "mariadb":
-        return emptied_mariadb(request.getfixturevalue("migrated_mariadb"))
-    url = request.getfixturevalue("migrated_database")
-    with psycopg.connect(url, autocommit=True) as connection:
-        for table in ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_workers", "dibs_schedules"):
-            connection.execute(f"delete from {table}")
-    return url
 
 
 @pytest.fixture

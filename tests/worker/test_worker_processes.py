@@ -102,7 +102,7 @@ def test_a_second_sigterm_ends_the_grace(store: SyncDibs, start: Start, tmp_path
 def test_workers_that_are_killed_again_and_again_lose_and_double_nothing(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
-    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=300, kills=5, every=0.4)
+    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=60, kills=5, every=0.4)
 
 
 @pytest.mark.long
@@ -123,15 +123,15 @@ def _kill_again_and_again(
 
     However long a process takes to start, there is work until the last kill: jobs are added as they get few.
     """
-    places, each = ("3", 0.1) if jobs < 1000 else ("40", 0.15)
+    places, each, few = ("3", 0.1, 30) if jobs < 1000 else ("40", 0.15, 300)
     _stock(store, jobs, each)
     alive, deaths = [start("--concurrency", places) for _ in range(2)], {}
     look(lambda: _all_at_work(file, alive))
 
     while len(deaths) < kills or (_cut_off(file, deaths) < ENOUGH_CUT_OFF and len(deaths) < 4 * kills):
         time.sleep(every)
-        if store.counts()["ready"] < 300:
-            jobs += _stock(store, 300, each)
+        if store.counts()["ready"] < few:
+            jobs += _stock(store, few, each)
         victim = alive.pop(0)
         deaths[victim.pid] = victim.kill()
         alive.append(start("--concurrency", places))

@@ -1,0 +1,59 @@
+"""The benchmarks run: small, and with nothing to say about speed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import against, by_hand, on_mariadb, on_redis, on_tables
+
+from servers import MariaDB, PostgreSQL
+
+JOBS = 600
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (by_hand, on_mariadb):
+        monkeypatch.setattr(module, "BULK", JOBS)
+        monkeypatch.setattr(module, "STOCK", JOBS)
+
+
+def _measured(results: list[Any]) -> None:
+    assert [result.dibs > 0 and result.raw > 0 for result in results] == [True] * 5
+
+
+def test_by_hand_on_postgresql(postgresql: PostgreSQL) -> None:
+    url = postgresql.create_database("bench_by_hand")
+
+    _measured(asyncio.run(by_hand.on_postgresql(url, rounds=1, seconds=0.01)))
+
+
+def test_by_hand_on_sqlite(tmp_path: Path) -> None:
+    _measured(by_hand.on_sqlite(tmp_path / "jobs.db", rounds=1, seconds=0.01))
+
+
+def test_by_hand_on_mariadb(mariadb: MariaDB) -> None:
+    url = mariadb.create_database("bench_by_hand")
+
+    _measured(asyncio.run(on_mariadb.on_mariadb(url, rounds=1, seconds=0.01)))
+
+
+def test_the_bare_statements_of_a_worker_drain_all(postgresql: PostgreSQL) -> None:
+    url = postgresql.create_database("bench_drain")
+
+    async def drain() -> float:
+        app = by_hand.Dibs(url)
+        await app.migrate()
+        await app.enqueue(*by_hand.jobs(JOBS))
+        await app.close()
+        return await against._raw_drain(url, JOBS)
+
+    assert asyncio.run(drain()) > 0
+
+
+def test_the_others_can_be_imported() -> None:
+    assert callable(on_redis.drain)
+    assert callable(on_tables.batches)
