@@ -262,6 +262,30 @@ def test_a_job_that_was_superseded_takes_those_after_it_along(app: Face, make: M
     assert pipeline.states() == {"a": "cancelled", "b": "cancelled"}
 
 
+@waits
+def test_a_job_superseded_by_a_step_of_another_pipeline_takes_those_after_it_along(app: Face) -> None:
+    needs(app, "gates")
+    pipeline = drawn(app, {"a": "", "b": "a"}, a={"slot": "s"})
+
+    newer = drawn(app, {"a": "", "b": "a"}, a={"slot": "s", "slot_policy": "replace"})
+
+    assert pipeline.states() == {"a": "cancelled", "b": "cancelled"}
+    assert newer.states() == {"a": "ready", "b": "blocked"}
+
+
+@waits
+def test_a_job_superseded_by_a_step_of_its_own_pipeline_takes_those_after_it_along(app: Face) -> None:
+    needs(app, "gates")
+    after, replaces = {"a": "", "b": "a", "c": "", "d": "c"}, {"slot": "s", "slot_policy": "replace"}
+    pipeline = Drawn(app, after, a={"slot": "s"}, c=replaces)
+
+    jobs = pipeline.enqueue()
+
+    expected = {"a": "cancelled", "b": "cancelled", "c": "ready", "d": "blocked"}
+    assert {job.kind: str(job.state) for job in jobs} == expected
+    assert pipeline.states() == expected
+
+
 # -- A parent that does not succeed -------------------------------------------------------------
 
 

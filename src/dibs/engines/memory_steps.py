@@ -63,6 +63,7 @@ class Stepped(Gated):
             steps.parents.setdefault(child, {})[parent] = False
             steps.children.setdefault(parent, []).append(child)
         stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        self._go_on()  # one of them may have superseded another
         return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
 
     def _parents(self, jobs: Collection[UUID]) -> Rows:

@@ -74,7 +74,8 @@ class SqlSteps(SqlEngine):
             return []
         waiting = {child for _, child in edges}
         bare = [_without_gate(job) if job[0] in waiting else job for job in jobs]
-        answers = yield from super().answer(Step("enqueue", {"jobs": bare, "fresh": True}), own=own)
+        storing = Step("enqueue", {"jobs": bare, "fresh": True})
+        answers = yield from self.answer(storing, own=own)
         if not waiting:
             return answers
         yield Query("insert_parents", {"edges": _edges(edges)})
@@ -82,7 +83,17 @@ class SqlSteps(SqlEngine):
         for job in jobs:
             if job[0] in waiting and (job[_TRAIN], job[_SLOT]) != (None, None):
                 yield Query("name_gate", self.adapt({"id": job[0], **_gate(job)}))
-        return [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+        rows = [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+        if not _replaced_slots(storing):
+            return rows
+        states = yield from self._after_own_steps([job[0] for job in jobs], own)
+        return [{**row, "state": states[job[0]]} for job, row in zip(jobs, rows, strict=True)]
+
+    def _after_own_steps(self, ids: Sequence[UUID], own: bool) -> Any:
+        """A new step may have superseded another that others waited for; their states then."""
+        yield from self._go_on(ids, own)
+        found = yield from super().answer(Step("get", {"ids": ids}), own=own)
+        return {row["id"]: row["state"] for row in found}
 
     def _insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
         return (yield Query("insert_pipeline", self.adapt(about)))
