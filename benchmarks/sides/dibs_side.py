@@ -24,7 +24,8 @@ class Side:
         await self.app.enqueue(*(self.noop.new(n) for n in range(count)))
 
     async def drain(self, count: int) -> None:
-        await Worker(self.app, concurrency=500).run(until_idle=True)
+        # Two turns are under way at a time, so this asks for batches of 500.
+        await Worker(self.app, concurrency=1000).run(until_idle=True)
         assert len(self.marks.at) == count
 
     async def work(self, until: asyncio.Event) -> None:

@@ -302,7 +302,8 @@ class Worker:
         An answer that came so late that its leases are as good as over begins nothing: all are given back.
         """
         leases = self._core.registry.leases()
-        kept = [Kept(held, leases.get(held.job.kind, USUAL_LEASE), self._tell) for held in claims]
+        tell = self._tell  # bound once, not per job
+        kept = [Kept(held, leases.get(held.job.kind, USUAL_LEASE), tell) for held in claims]
         if kept and min(one.deadline for one in kept) <= monotonic():
             self._done += [(held, held.settled_by(Released())) for held in claims]
             return ()
