@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import redis
 
@@ -52,6 +53,26 @@ def astray(client: redis.Redis) -> list[str]:
     stored = everything(client)
     jobs = {key.split(":job:")[1]: value for key, value in stored.items() if ":job:" in key}
     return [*_astray_on_trains(jobs, stored), *_astray_in_slots(jobs)]
+
+
+def places(client: redis.Redis) -> dict[UUID, tuple[int | None, int, str | None]]:
+    """Who is at a train or slot: its position, its slot's limit, and why it was asked to stop."""
+    stored = everything(client)
+    jobs = {key.split(":job:")[1]: value for key, value in stored.items() if ":job:" in key}
+    return {
+        UUID(id): (_number(job.get("position")), int(job.get("slot_limit", 1)), _asked(job))
+        for id, job in jobs.items()
+        if _gate(job) and job["state"] not in FINISHED
+    }
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _asked(job: dict[str, str]) -> str | None:
+    """In the hash '!' stands before it, because nothing is kept of an empty text."""
+    return job["cancel_reason"][1:] if job.get("cancel_reason") else None
 
 
 def _is_apart(key: str) -> bool:

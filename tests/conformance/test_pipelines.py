@@ -255,6 +255,26 @@ def test_a_step_that_another_of_its_pipeline_superseded_takes_those_after_it_alo
     assert at_once.states() == {**ends, "b": "cancelled", "e": "cancelled"}
 
 
+def test_a_job_superseded_by_a_step_of_another_pipeline_takes_those_after_it_along(app: Face) -> None:
+    pipeline = drawn(app, {"a": "", "b": "a"}, a={"slot": "s"})
+
+    newer = drawn(app, {"a": "", "b": "a"}, a={"slot": "s", "slot_policy": "replace"})
+
+    assert pipeline.states() == {"a": "cancelled", "b": "cancelled"}
+    assert newer.states() == {"a": "ready", "b": "blocked"}
+
+
+def test_a_job_superseded_by_a_step_of_its_own_pipeline_takes_those_after_it_along(app: Face) -> None:
+    after, replaces = {"a": "", "b": "a", "c": "", "d": "c"}, {"slot": "s", "slot_policy": "replace"}
+    pipeline = Drawn(app, after, a={"slot": "s"}, c=replaces)
+
+    jobs = pipeline.enqueue()
+
+    expected = {"a": "cancelled", "b": "cancelled", "c": "ready", "d": "blocked"}
+    assert {job.kind: str(job.state) for job in jobs} == expected
+    assert pipeline.states() == expected
+
+
 # -- A parent that does not succeed -------------------------------------------------------------
 
 

@@ -551,6 +551,13 @@ def test_why_names_the_job_that_has_the_slot(app: Face) -> None:
     assert "pod-a" in str(why)
 
 
+def test_why_names_the_job_whose_turn_it_is(app: Face) -> None:
+    first, *others = [put(app) for _ in range(3)]
+
+    for job in others:
+        assert str(app.why(job.id)) == f"the slot 's' is held by job {first.id} (work), which is ready"
+
+
 def test_children_wait_for_their_slot(app: Face, make: Make) -> None:
     put(app)
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from dibs import NewJob, Swept
+from dibs import NewJob, Swept, upkeep
 from faces import Face, Make
 
 
@@ -211,3 +211,14 @@ def test_a_job_failed_by_the_sweep_frees_its_unique_key(app: Face, make: Make, u
     app.sweep()
 
     assert make.ready(unique=unique).is_new
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_a_job_that_is_gone_before_its_time_is_not_due(app: Face, verb: str) -> None:
+    [job] = app.enqueue(NewJob("work", delay=60))
+    getattr(app, verb)(job.id)
+    app.age(61)
+
+    due = app.ask(upkeep.upcoming)
+
+    assert (due.overdue, due.seconds) == (False, None)

@@ -8,6 +8,7 @@ anything the machine ever waits for.
 from __future__ import annotations
 
 import itertools
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import redis
 from dibs import Dibs, DibsError, Job, Retry, upkeep
 from dibs.claims import SyncClaim
 from dibs.clock import SECOND
-from redis_places import break_script, misplaced
+from redis_places import break_script, misplaced, places
 from servers import mysql_connection
 
 CLOCKS_DIFFER_BY = 5  # seconds; the machine lets 30 or more pass where it matters
@@ -161,11 +162,48 @@ from dibs_finished
 where state not in ('succeeded', 'failed', 'cancelled') or finished_at is null or lease_until is not null
 """
 
-TABLES = ("dibs_jobs", "dibs_finished", "dibs_queues", "dibs_schedules")
+# Who is at a gate, and what only the store knows of it: its place, how many may go beside it, whether it was
+# asked to stop.
+PLACES = """
+select id, position, slot_limit, cancel_reason from dibs_jobs where train is not null or slot is not null
+"""
+
+Places = dict[UUID, tuple[int | None, int, str | None]]
+
+TABLES = (
+    "dibs_parents",
+    "dibs_pipelines",
+    "dibs_gates",
+    "dibs_jobs",
+    "dibs_finished",
+    "dibs_queues",
+    "dibs_schedules",
+)
+
+
+def _as_id(value: Any) -> UUID:
+    match value:
+        case bytes():
+            return UUID(bytes=value)
+        case str():
+            return UUID(value)
+        case _:
+            return value
+
+
+def places_in_memory(app: Dibs) -> Places:
+    live = app._core.store._engine._live.values()
+    return {
+        job["id"]: (job["position"], job["slot_limit"] or 1, job["cancel_reason"])
+        for job in live
+        if job["train"] is not None or job["slot"] is not None
+    }
 
 
 class SqlStore:
     """A real engine for a whole run of the machine, with a second way in that sees the tables."""
+
+    can_be_torn = True
 
     def __init__(self, url: str, connection: Any) -> None:
         self.app = make_app(url)
@@ -178,6 +216,14 @@ class SqlStore:
     def never_rows(self) -> list[tuple[str, str]]:
         return list(self._connection.execute(NEVER).fetchall())
 
+    def delete_by_hand(self, id: UUID) -> None:
+        """As a person would who knows nothing of gates."""
+        self._connection.execute(f"delete from dibs_jobs where id = '{id}'")
+
+    def places(self) -> Places:
+        rows = self._connection.execute(PLACES).fetchall()
+        return {_as_id(id): (position, limit or 1, asked) for id, position, limit, asked in rows}
+
     def take_out(self, block: str, text: str, instead: str) -> None:
         take_out(self.app, block, text, instead)
 
@@ -189,6 +235,8 @@ class SqlStore:
 class RedisStore:
     """The same for Redis."""
 
+    can_be_torn = False  # a sweep mends gates, and not the other places where a deleted hash was named
+
     def __init__(self, url: str) -> None:
         self.app = make_app(url)
         self._client = redis.Redis.from_url(url, decode_responses=True)
@@ -198,6 +246,9 @@ class RedisStore:
 
     def never_rows(self) -> list[tuple[str, str]]:
         return misplaced(self._client)
+
+    def places(self) -> Places:
+        return places(self._client)
 
     def take_out(self, question: str, text: str, instead: str) -> None:
         break_script(self.app, question, text, instead)
@@ -216,6 +267,9 @@ def sqlite_store(path: str) -> SqlStore:
     return SqlStore(url, sqlite3.connect(path, isolation_level=None))
 
 
+_ID = re.compile("'([0-9a-f-]{36})'")
+
+
 class _ByCursor:
     """A connection to MariaDB that is used as one of psycopg's."""
 
@@ -225,9 +279,8 @@ class _ByCursor:
 
     def execute(self, text: str) -> Any:
         cursor = self._connection.cursor()
-        cursor.execute(
-            text.replace("cast(id as text)", "hex(id)").replace("cast(live.id as text)", "hex(live.id)")
-        )
+        text = text.replace("cast(id as text)", "hex(id)").replace("cast(live.id as text)", "hex(live.id)")
+        cursor.execute(_ID.sub(lambda id: f"x'{UUID(id[1]).hex}'", text))
         return cursor
 
 

@@ -10,11 +10,12 @@ is the proof that the promise is being checked at all.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
+
+from explorer import Explored, explore_all
 
 from dibs.states import FINISHED, TRANSITIONS, WAITING, JobState, put_back, swept
 
@@ -77,7 +78,6 @@ class Deed(NamedTuple):
 T = TypeVar("T")
 Steps = Iterator[tuple[Deed, World]]
 
-BY_A_PERSON = frozenset({"cancel", "retry"})
 ENDS = ("succeed", "fail", "snooze", "release", "cancel")
 
 
@@ -153,6 +153,11 @@ class Protocol:
     retries: int = 1
     cancels: bool = True
     mutant: Mutant | None = None
+
+    by_a_person: ClassVar[frozenset[str]] = frozenset({"cancel", "retry"})
+
+    def is_done(self, world: World) -> bool:
+        return all(job.state in FINISHED for job in world.jobs)
 
     def start(self) -> World:
         return World(jobs=(Job(),) * self.jobs, sink=(0,) * self.jobs)
@@ -474,57 +479,7 @@ RULES: dict[Promise, Rule] = {
 # -- all of it ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Explored:
-    """What was found: how many worlds there are, and the shortest way to a broken promise."""
-
-    worlds: int = 0
-    broken: Promise | None = None
-    way: list[Deed] = field(default_factory=list)
-
-
-Origin = tuple[World, Deed] | None
-
-
-def explore(protocol: Protocol, promises: frozenset[Promise] = frozenset(Promise)) -> Explored:
+def explore(protocol: Protocol, promises: frozenset[Promise] = frozenset(Promise)) -> Explored[Deed]:
     """Every world that can be reached, until one of these promises is broken."""
-    start = protocol.start()
-    rules = [(promise, RULES[promise]) for promise in promises & RULES.keys()]
-    origins: dict[World, Origin] = {start: None}
-    came_from: dict[World, list[World]] = {}
-    todo = deque([start])
-    while todo:
-        world = todo.popleft()
-        for deed, after in protocol.steps(world):
-            for promise, rule in rules:
-                if not rule(protocol, world, deed, after):
-                    return Explored(len(origins), promise, [*_way_to(world, origins), deed])
-            if deed.verb not in BY_A_PERSON:
-                came_from.setdefault(after, []).append(world)
-            if after not in origins:
-                origins[after] = (world, deed)
-                todo.append(after)
-    stuck = _stuck(origins, came_from) if Promise.can_finish in promises else None
-    if stuck is not None:
-        return Explored(len(origins), Promise.can_finish, _way_to(stuck, origins))
-    return Explored(len(origins))
-
-
-def _stuck(origins: dict[World, Origin], came_from: dict[World, list[World]]) -> World | None:
-    """The first world from which no way leads to all jobs being finished."""
-    todo = deque(world for world in origins if all(job.state in FINISHED for job in world.jobs))
-    fine = set(todo)
-    while todo:
-        for world in came_from.get(todo.popleft(), ()):
-            if world not in fine:
-                fine.add(world)
-                todo.append(world)
-    return next((world for world in origins if world not in fine), None)
-
-
-def _way_to(world: World, origins: dict[World, Origin]) -> list[Deed]:
-    way: list[Deed] = []
-    while (origin := origins[world]) is not None:
-        world, deed = origin
-        way.append(deed)
-    return way[::-1]
+    rules = {promise: RULES[promise] for promise in promises & RULES.keys()}
+    return explore_all(protocol, rules, Promise.can_finish if Promise.can_finish in promises else None)

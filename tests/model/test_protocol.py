@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from protocol import CAUGHT_BY, Deed, Mutant, Promise, Protocol, World, explore
+from explorer import describe, walk_all
+from protocol import CAUGHT_BY, Mutant, Promise, Protocol, explore
 
 from dibs.states import JobState
 
@@ -77,17 +78,6 @@ def test_the_way_to_a_broken_promise_is_the_shortest() -> None:
     assert [deed.verb for deed in explored.way] == ["claim", "sweep"]
 
 
-def walk_all(protocol: Protocol) -> list[tuple[Deed, World]]:
-    seen, todo, steps = {protocol.start()}, [protocol.start()], []
-    while todo:
-        for deed, after in protocol.steps(todo.pop()):
-            steps.append((deed, after))
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-    return steps
-
-
 def is_possible(protocol: Protocol, way: list[tuple[str, str]]) -> bool:
     worlds = {protocol.start()}
     for wanted in way:
@@ -98,7 +88,3 @@ def is_possible(protocol: Protocol, way: list[tuple[str, str]]) -> bool:
             if (deed.verb, deed.answer) == wanted
         }
     return bool(worlds)
-
-
-def describe(way: list[Deed]) -> str:
-    return " ; ".join(f"{deed.verb}({deed.job}, token {deed.token}) {deed.end} {deed.answer}" for deed in way)

@@ -204,8 +204,8 @@ class Memory(Stepped):
         return [header | self._row(job) for job in taken] or [header | {"id": None}]
 
     def _overdue(self) -> bool:
-        now = self._clock()
-        due = bool(self._scheduled) and self._scheduled[0][0] <= now
+        now, first = self._clock(), self._next_due()
+        due = first is not None and first <= now
         due = due or any(at <= now for at in self._offers())
         return due or any(job["lease_until"] <= now for job in self._running.values())
 
@@ -272,14 +272,22 @@ class Memory(Stepped):
 
     def _stage(self, limit: int) -> Rows:
         staged: list[Row] = []
-        while len(staged) < limit and self._scheduled and self._scheduled[0][0] <= self._clock():
-            run_at, id = heapq.heappop(self._scheduled)
-            job = self._live.get(id)
-            if job is not None and (job["state"], job["run_at"]) == (JobState.scheduled, run_at):
-                self._wait_again(job)
-                staged.append({"id": id})
+        while len(staged) < limit and (at := self._next_due()) is not None and at <= self._clock():
+            _, id = heapq.heappop(self._scheduled)
+            self._wait_again(self._live[id])
+            staged.append({"id": id})
         self._pass_on(limit)
         return staged
+
+    def _next_due(self) -> int | None:
+        """When the first of those scheduled is due; who is no longer scheduled is forgotten here."""
+        while self._scheduled:
+            run_at, id = self._scheduled[0]
+            job = self._live.get(id)
+            if job is not None and (job["state"], job["run_at"]) == (JobState.scheduled, run_at):
+                return run_at
+            heapq.heappop(self._scheduled)
+        return None
 
     def _sweep(self, limit: int) -> Rows:
         now = self._clock()

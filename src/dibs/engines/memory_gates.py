@@ -101,9 +101,9 @@ class Gated:
 
     def _who_goes(self, gate: Gate) -> UUID | None:
         """A train's first; of a slot who started last, else who is ready, else who is next."""
-        if not gate.is_train and (running := self._in_state(gate, JobState.running)):
-            return max(running, key=lambda job: job["token"])["id"]  # type: ignore[no-any-return]
-        first = self._first(gate)
+        running = self._in_state(gate, JobState.running)
+        ready = self._in_state(gate, JobState.ready)
+        first = running[-1] if running else ready[0] if ready else self._first(gate)
         return None if first is None else first["id"]
 
     def _current(self, slots: Collection[str]) -> Rows:
