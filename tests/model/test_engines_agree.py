@@ -9,15 +9,15 @@ from hypothesis import Phase
 
 
 def test_sqlite_does_what_memory_does(sqlite: SqlStore) -> None:
-    check_agreement(sqlite, examples=200)
+    check_agreement(sqlite, examples=120)
 
 
 def test_postgresql_does_what_memory_does(postgres: SqlStore) -> None:
-    check_agreement(postgres, examples=80)
+    check_agreement(postgres, examples=40)
 
 
 def test_mariadb_does_what_memory_does(mariadb_beside: SqlStore) -> None:
-    check_agreement(mariadb_beside, examples=60)
+    check_agreement(mariadb_beside, examples=40)
 
 
 def test_redis_does_what_memory_does(on_redis: RedisStore) -> None:
