@@ -39,6 +39,8 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `pipelines`           | what these pipelines are called; without ids:   |                               |
 |                       | which of them are not done                      |                               |
 | `gates`, `current`    | who is at a train or slot; who started last     | finished jobs included        |
+| `followers`           | who is behind the holder of this claim on its   | in order; they stay blocked;  |
+|                       | train                                           | a token for each              |
 | `get`, `find`,        | look                                            | finished jobs included        |
 | `counts`, `queues`,   |                                                 |                               |
 | `workers`, `upcoming` |                                                 |                               |
@@ -79,6 +81,13 @@ through in the same step. `gates` answers a row per train or slot, by name: `nam
 and `held`; `current` per slot the `id` and `token` of the job that started last, if any; `release_train` one
 row, `was_held`, or none when nobody is on that train; `mend` the `sort` and `name` of each gate it looked at.
 Before the gates come what jobs wait for others, of the sort `pipeline`, by whatever name the engine goes by.
+
+A worker may run jobs of a train under the lease of their head (ADR 19). `followers` answers the jobs behind
+it by position, each with a `new_token`, `is_due`, and `is_open` (its queue is neither paused nor limited); it
+writes nothing, and answers nothing when the claim does not hold or its lease is over. `settle` and `exchange`
+are told by `convoy` (`CONVOY_COLUMNS`; left out when there is none) which followers were started, and when:
+each becomes `running` with its token and a lease, if the claim on its `head` still holds and it is still
+blocked behind it, before any settlement is applied. What ended so long ago is finished then, not now.
 
 Pipelines whose jobs wait for each other change what the other questions do, too (ADR 18): with the success
 of the last of its parents a job becomes what it would be had it been enqueued then, in the same step; when
@@ -130,7 +139,7 @@ QUESTIONS = frozenset(
 )
 
 # Asked only where `Traits.gates` says that there are trains and slots.
-GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current"})
+GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current", "followers"})
 
 GLANCED_COLUMNS = ("id", "state", "attempts", "token", "progress", "message", "run_at")
 
@@ -138,6 +147,10 @@ SETTLEMENT_COLUMNS = (
     *("id", "token", "state", "settled_as", "delay", "refund", "result", "errors", "message"),
     *("pipeline_id", "train", "slot"),
 )
+
+# A job of a convoy: its claim and that on its head, how long it is leased, and how long ago (µs) it began
+# and, unless it still runs, ended. The head is one of them.
+CONVOY_COLUMNS = ("id", "token", "head", "head_token", "lease", "began", "ended")
 
 
 def hint_of(queue: str, kinds: Collection[str]) -> str:

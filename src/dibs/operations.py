@@ -8,6 +8,7 @@ lost race (ask again), a repetition (success) and a refusal (an error that says 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -261,14 +262,19 @@ class Settled(Struct, frozen=True, gc=False, kw_only=True):
         return errors
 
 
-def settle_if_held(settlements: Sequence[Settled]) -> Script[list[Settled]]:
+# A job that ran under the lease of its train's head, in the order of `contract.CONVOY_COLUMNS`.
+Ride = tuple[Any, ...]
+
+
+def settle_if_held(settlements: Sequence[Settled], convoy: Sequence[Ride] = ()) -> Script[list[Settled]]:
     """Apply each settlement whose claim still holds its job; answer those whose claim does not.
 
     The settlement that won, sent again, counts as applied: its reply may have been lost.
     """
     lost: list[Settled] = []
     for one_per_job in _rounds(settlements):
-        lost += yield from _settle_round(one_per_job)
+        lost += yield from _settle_round(one_per_job, convoy)
+        convoy = ()
     return lost
 
 
@@ -287,12 +293,12 @@ def _rounds(settlements: Sequence[Settled]) -> list[list[Settled]]:
     return [list(each.values()) for each in rounds]
 
 
-def _settle_round(settlements: Sequence[Settled]) -> Script[list[Settled]]:
+def _settle_round(settlements: Sequence[Settled], convoy: Sequence[Ride]) -> Script[list[Settled]]:
     open_ones = list(settlements)
     for _ in range(ENOUGH_RACES):
         if not open_ones:
             return []
-        rows = yield Step("settle", settle_params(open_ones))
+        rows = yield Step("settle", settle_params(open_ones, convoy))
         applied = {row["id"] for row in rows}
         open_ones = [one for one in open_ones if one.id not in applied]
         if not open_ones:
@@ -305,19 +311,24 @@ def _settle_round(settlements: Sequence[Settled]) -> Script[list[Settled]]:
     raise AssertionError(f"settle kept losing races for {[one.id for one in open_ones]}")
 
 
-def settle_params(settlements: Sequence[Settled]) -> dict[str, Any]:
+def settle_params(settlements: Sequence[Settled], convoy: Sequence[Ride] = ()) -> dict[str, Any]:
     params: dict[str, Any] = {
         "settlements": [one.values for one in settlements],
         "children": [child for one in settlements for child in one.children],
     }
-    steps = [(one.id, one.steps_of) for one in settlements if one.steps_of is not None]
-    return {**params, "steps": steps} if steps else params
+    if steps := [(one.id, one.steps_of) for one in settlements if one.steps_of is not None]:
+        params["steps"] = steps
+    if convoy:
+        params["convoy"] = convoy
+    return params
 
 
-def exchange(settlements: Sequence[Settled], wish: Wish) -> Script[tuple[list[Settled], list[Job]]]:
+def exchange(
+    settlements: Sequence[Settled], wish: Wish, convoy: Sequence[Ride] = ()
+) -> Script[tuple[list[Settled], list[Job]]]:
     """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
     first, *more = _rounds(settlements)
-    rows = yield Step("exchange", settle_params(first) | wish.params(look=False))
+    rows = yield Step("exchange", settle_params(first, convoy) | wish.params(look=False))
     applied = set(rows[0]["settled"])
     missing = [one for one in first if one.id not in applied]
     taken = _checked(wish, _jobs(rows))
@@ -327,6 +338,35 @@ def exchange(settlements: Sequence[Settled], wish: Wish) -> Script[tuple[list[Se
     rest = [*missing, *(one for each in more for one in each)]
     lost = (yield from settle_if_held(rest)) if rest else []
     return lost, taken
+
+
+def followers(head: UUID, token: int, limit: int) -> Script[list[Job]]:
+    """Who may run after the head of a train, under its lease: up to the first that must come by itself.
+
+    Nothing is written for them. So what must not be run twice or with old arguments is not among them: a job
+    that has but one attempt, and one with a unique key, whose arguments may be replaced while it waits.
+    """
+    rows = yield Step("followers", {"job": head, "token": token, "limit": limit})
+    return [job_from_row({**row, "token": row["new_token"]}) for row in takewhile(_may_follow, rows)]
+
+
+def running_among(claims: Sequence[tuple[UUID, int]]) -> Script[set[UUID]]:
+    """Those of these claims that hold their job."""
+    if not claims:
+        return set()
+    rows = yield Step("settled", {"ids": [id for id, _ in claims]})
+    running = {(row["id"], row["token"]) for row in rows if row["state"] == JobState.running}
+    return {id for id, token in claims if (id, token) in running}
+
+
+def _may_follow(row: Row) -> bool:
+    return bool(
+        row["is_due"]
+        and row["is_open"]
+        and row["attempts"] == 0
+        and row["max_attempts"] > 1
+        and row["unique_key"] is None
+    )
 
 
 def _won_before(one: Settled, row: Row | None) -> bool:

@@ -17,8 +17,8 @@ import msgspec
 
 from dibs.clock import from_micros, store_micros, to_micros
 from dibs.contract import GLANCED_COLUMNS, SETTLEMENT_COLUMNS, Traits
+from dibs.engines.memory_convoys import Convoyed
 from dibs.engines.memory_gates import Record, has_gate, is_gated
-from dibs.engines.memory_steps import Stepped
 from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
@@ -31,7 +31,7 @@ _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 Line = tuple[str, str]  # queue, kind
 
 
-class Memory(Stepped):
+class Memory(Convoyed):
     """A store in this process. Each one is a world of its own."""
 
     traits = Traits(
@@ -212,8 +212,13 @@ class Memory(Stepped):
     # -- settle, renew, progress ----------------------------------------------------------------
 
     def _settle(
-        self, settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]], steps: Any = ()
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        steps: Any = (),
+        convoy: Sequence[tuple[Any, ...]] = (),
     ) -> Rows:
+        rides = self._start_followers(convoy)
         applied = []
         for values in settlements:
             given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
@@ -224,6 +229,7 @@ class Memory(Stepped):
         for child in children:
             if child[_PARENT] in won:
                 self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
+        self._date_ends([ride for ride in rides if ride["id"] in won])
         return applied
 
     def _apply(self, job: Record, given: Record) -> None:
@@ -249,9 +255,10 @@ class Memory(Stepped):
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
         steps: Any = (),
+        convoy: Sequence[tuple[Any, ...]] = (),
         **wish: Any,
     ) -> Rows:
-        settled = [row["id"] for row in self._settle(settlements, children)]
+        settled = [row["id"] for row in self._settle(settlements, children, convoy=convoy)]
         self._go_on()
         first, *rest = self._claim(**wish)
         return [{**first, "settled": settled}, *rest]

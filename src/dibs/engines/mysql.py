@@ -16,6 +16,7 @@ import msgspec
 from dibs.clock import to_micros
 from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.moves import MovingEngine, columns
+from dibs.engines.mysql_convoys import MysqlConvoys
 from dibs.engines.mysql_enqueue import MysqlEnqueue, is_one_insert
 from dibs.engines.mysql_gates import (
     NOBODY_WAS_HERE,
@@ -84,7 +85,7 @@ READS = frozenset(
         *("get", "find", "counts", "queues", "settled", "explain", "now"),
         *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
         *("glance", "glance_at_queue", "departed"),
-        *("gates", "current"),
+        *("gates", "current", "followers"),
     }
 )
 
@@ -110,11 +111,16 @@ _UNIQUE, _PARENT, _TRAIN, _SLOT = (
 Line = tuple[str, str]  # queue, kind
 
 
-class MySQL(MysqlEnqueue, MovingEngine):
+class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
     """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
 
     traits = Traits(
-        durable=True, shared=True, joins_caller=True, migrates_itself=False, wakes=False, gates=True
+        durable=True,
+        shared=True,
+        joins_caller=True,
+        migrates_itself=False,
+        wakes=False,
+        gates=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -296,9 +302,16 @@ class MySQL(MysqlEnqueue, MovingEngine):
 
     # -- settle, renew, progress ----------------------------------------------------------------
 
-    def _settle(self, settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]]) -> Plan:
+    def _settle(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        convoy: Sequence[tuple[Any, ...]] = (),
+    ) -> Plan:
         given = [dict(zip(SETTLEMENT_COLUMNS, values, strict=True)) for values in settlements]
         gates = yield from self._lock_gates([*gates_of(given), *_gates_of_children(children)])
+        moment = max((gate.now for gate in gates.values()), default=None)
+        yield from self._start_followers(convoy, moment)
         held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
         applied = [_put_back(one, held[one["id"]]) for one in given if one["id"] in held]
         yield from self._end_settled([one for one in applied if one["state"] in FINISHED])
@@ -310,6 +323,7 @@ class MySQL(MysqlEnqueue, MovingEngine):
                 leave(gates, held[one["id"]], one["state"])
         yield from self._open_gates(gates)
         yield from self._chain([child for child in children if child[_PARENT] in held])
+        yield from self._date_ends([ride for ride in convoy if ride[0] in held], moment)
         return [{"id": id} for id in held]
 
     def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
@@ -328,8 +342,8 @@ class MySQL(MysqlEnqueue, MovingEngine):
         """Children of what was settled just now. One whose key is taken is not added."""
         return (yield from self._enqueue(children, fresh=False)) if children else []
 
-    def _exchange(self, settlements: Any, children: Any, **wish: Any) -> Plan:
-        applied = yield from self._settle(settlements, children)
+    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+        applied = yield from self._settle(settlements, children, convoy)
         first, *rest = yield from self._claim(**wish)
         return [{**first, "settled": [row["id"] for row in applied]}, *rest]
 

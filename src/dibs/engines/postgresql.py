@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import Traits, hint_of
+from dibs.contract import CONVOY_COLUMNS, Traits, hint_of
 from dibs.engines.hints import Hints
 from dibs.engines.postgresql_gates import (
     PostgresGates,
@@ -163,25 +163,26 @@ class PostgreSQL(PostgresGates):
         yield from self._open_gates(slots)
         return rows
 
-    def _settle(self, settlements: Any, children: Any) -> Plan:
+    def _settle(self, settlements: Any, children: Any, convoy: Any = ()) -> Plan:
         gated, plain = apart(settlements, children)
         rows: list[Row] = []
         if gated:
-            applied, _ = yield from self._settle_at_gates(gated, children_of(gated, children), tell=True)
+            theirs = children_of(gated, children)
+            applied, _ = yield from self._settle_at_gates(gated, theirs, convoy, tell=True)
             rows += applied
         if plain:
             rows += yield Query("settle", self.settlements(plain))
             yield from self._chain(children_of(plain, children), {row["id"] for row in rows})
         return rows
 
-    def _exchange(self, settlements: Any, children: Any, **wish: Any) -> Plan:
+    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
         """Those at gates first, so that what they let through can be claimed at once."""
         gated, plain = apart(settlements, children)
         applied: list[Row] = []
         moved: Sequence[Row] = ()
         if gated:
             theirs = children_of(gated, children)
-            applied, moved = yield from self._settle_at_gates(gated, theirs, tell=False)
+            applied, moved = yield from self._settle_at_gates(gated, theirs, convoy, tell=False)
         first, *rest = yield Query("exchange", self.settlements(plain) | _wish(wish))
         yield from self._chain(children_of(plain, children), set(first["settled"]))
         if moved:
@@ -190,6 +191,9 @@ class PostgreSQL(PostgresGates):
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         return {"settlements": _json([Given(*values) for values in settlements])}
+
+    def convoy(self, rides: Sequence[tuple[Any, ...]]) -> str:
+        return _json([dict(zip(CONVOY_COLUMNS, ride, strict=True)) for ride in rides])
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
         ids, tokens = [id for id, _ in claims], [token for _, token in claims]

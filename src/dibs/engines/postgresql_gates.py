@@ -176,7 +176,12 @@ class PostgresGates(MovingEngine):
     # -- settle ---------------------------------------------------------------------------------
 
     def _settle_at_gates(
-        self, settlements: Sequence[Values], children: Sequence[Values], *, tell: bool
+        self,
+        settlements: Sequence[Values],
+        children: Sequence[Values],
+        convoy: Sequence[Values],
+        *,
+        tell: bool,
     ) -> Any:
         """(what was applied, who is let through): settlements and children of which some have a gate."""
         keys = {key for one in settlements if (key := settled_gate(one)) is not None}
@@ -185,13 +190,28 @@ class PostgresGates(MovingEngine):
             if (key := gate_of(child)) is not None:
                 places[key] = places.get(key, 0) + 1
         gates = yield from self._lock_gates(keys | set(places), places)
+        started = (yield from self._start_followers(convoy)) if convoy else ()
         rows = yield Query("settle_at_gates", self.settlements(settlements))
         applied = {row["id"]: row for row in rows}
+        if started:
+            yield from self._date_ends(convoy, set(applied), started[0]["moment"])
         in_order = [applied[one[0]] for one in settlements if one[0] in applied]
         ended = [row for row in in_order if row["state"] is not None]
         others = yield from self._chain_at_gates(children, set(applied), gates)
         moved = yield from self._open_gates({*gates.held_by, *others}, ended, tell=tell)
         return in_order, moved
+
+    def _start_followers(self, convoy: Sequence[Values]) -> Plan:
+        """Those still blocked behind a head that is still held run from now on, each by itself."""
+        return (yield Query("start_followers", {"convoy": self.convoy(convoy)}))
+
+    def _date_ends(self, convoy: Sequence[Values], applied: set[UUID], moment: Any) -> Plan:
+        """They ended one after another, and none before the one ahead of it: all by one clock."""
+        ended = [ride for ride in convoy if ride[0] in applied and ride[-1] is not None]
+        return (yield Query("date_ends", {"convoy": self.convoy(ended), "moment": moment}))
+
+    def convoy(self, rides: Sequence[Values]) -> str:
+        raise NotImplementedError
 
     def _chain_at_gates(self, children: Sequence[Values], won: set[UUID], gates: Gates) -> Any:
         """Children of what was settled. One whose key is taken is not added."""

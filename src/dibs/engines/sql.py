@@ -118,7 +118,7 @@ def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
 def _load(dialect: Dialect) -> dict[str, str]:
     folder = files(__package__)
     common = [folder.joinpath(f"common{part}.sql") for part in ("", "_steps")]
-    own = [folder.joinpath(f"{dialect.name}{part}.sql") for part in ("", "_gates", "_steps")]
+    own = [folder.joinpath(f"{dialect.name}{part}.sql") for part in ("", "_gates", "_convoys", "_steps")]
     texts = [file.read_text() for file in (*common, *own) if file.is_file()]
     return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
 

@@ -20,6 +20,7 @@ from dibs.states import FINISHED, JobState, doomed_by
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 
 _STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
+_SETTLING = frozenset({"settlements", "children", "convoy"})
 _AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 
 _TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
@@ -120,7 +121,7 @@ class SqlSteps(SqlEngine):
 
     def _settle_steps(self, step: Step, own: bool) -> Plan:
         """An exchange settles first, so that it may claim whom its settlements let go."""
-        given = {name: step.params[name] for name in ("settlements", "children")}
+        given = {name: value for name, value in step.params.items() if name in _SETTLING}
         steps = step.params["steps"]
         locked = yield from self._ask("lock_pipelines", sorted({pipeline for _, pipeline in steps}))
         rows = yield from self.answer(Step("settle", given), own=own)

@@ -15,6 +15,7 @@ from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.file_facts import about_file, about_nothing_kept
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.sql import Dialect, Plan, Query, schema_version
+from dibs.engines.sqlite_convoys import SqliteConvoys
 from dibs.engines.sqlite_gates import SqliteGates, gate_of, has_gate, slots_of
 from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
 from dibs.scripts import Row, Rows, Step
@@ -65,11 +66,16 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class SQLite(SqliteGates, MovingEngine):
+class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
     """One file, one writer at a time, many processes on one machine."""
 
     traits = Traits(
-        durable=True, shared=True, joins_caller=True, migrates_itself=True, wakes=True, gates=True
+        durable=True,
+        shared=True,
+        joins_caller=True,
+        migrates_itself=True,
+        wakes=True,
+        gates=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -198,7 +204,13 @@ class SQLite(SqliteGates, MovingEngine):
 
     # -- settle, renew --------------------------------------------------------------------------
 
-    def _settle(self, settlements: Sequence[tuple[Any, ...]], children: Sequence[tuple[Any, ...]]) -> Plan:
+    def _settle(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        convoy: Sequence[tuple[Any, ...]] = (),
+    ) -> Plan:
+        moment = yield from self._start_followers(convoy)
         applied: list[Row] = []
         for values in settlements:
             given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
@@ -208,6 +220,7 @@ class SQLite(SqliteGates, MovingEngine):
         for child in children:
             if child[_PARENT] in won:
                 yield from self._enqueue([child], fresh=False)
+        yield from self._date_ends([ride for ride in convoy if ride[0] in won], moment)
         return applied
 
     def _settle_one(self, given: dict[str, Any]) -> Plan:
@@ -220,8 +233,8 @@ class SQLite(SqliteGates, MovingEngine):
         yield from self._open_gates(slots_of(returned))
         return returned
 
-    def _exchange(self, settlements: Any, children: Any, **wish: Any) -> Plan:
-        applied = yield from self._settle(settlements, children)
+    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+        applied = yield from self._settle(settlements, children, convoy)
         first, *rest = yield from self._claim(**wish)
         return [{**first, "settled": [row["id"] for row in applied]}, *rest]
 
