@@ -4,7 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,43 @@ class CancelAsked(Exception):
     """Raised in a handler's thread by `ctx.check()` when somebody asked for the job to be cancelled."""
 
 
+class Start:
+    """The way of a job that runs under the lease of its train's head to a lease of its own (ADR 19).
+
+    Whoever writes to the store in its name waits for that.
+    """
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self._loop = asyncio.get_running_loop()
+        self._answer: Future[None] = Future()
+        self.asked = False
+
+    async def wait(self) -> None:
+        self._ask()
+        await self.answered()
+
+    def wait_sync(self, held: "Holding") -> None:
+        """From the thread of a plain handler; one that is lost meanwhile need not wait any longer."""
+        self._loop.call_soon_threadsafe(self._ask)
+        while not held.lost and not self._answer.done():
+            wait([self._answer], timeout=0.1)
+
+    async def answered(self) -> None:
+        await asyncio.shield(asyncio.wrap_future(self._answer))
+
+    def answer(self) -> None:
+        """The store has it now, or the claim is lost, which is for others to say."""
+        if not self._answer.done():
+            self._answer.set_result(None)
+
+
 class Holding:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
     __slots__ = (
-        *("asked_at", "cancel_reason", "core", "job", "key", "lease_until", "lost"),
-        *("_stands", "settled", "timed_out", "token"),
+        *("asked_at", "cancel_reason", "core", "in_a_row", "job", "key", "lease_until", "lost"),
+        *("_stands", "settled", "start", "timed_out", "token", "was_quick"),
     )
 
     def __init__(self, core: "Core", job: Job, asked_at: float) -> None:
@@ -49,6 +81,9 @@ class Holding:
         self.lost = False
         self.timed_out = False
         self.settled = False
+        self.in_a_row = 0  # quick jobs of its train that this worker had before it, one after another
+        self.was_quick = False
+        self.start: Start | None = None  # of one that runs under the lease of its train's head
         self._stands: Settled | None = None  # the settlement that can't be undone any more
         self.key: tuple[UUID, int] = job.id, job.token  # tells it from every other, also of this job
 
@@ -63,6 +98,10 @@ class Holding:
             raise CancelAsked(self.cancel_reason)
         if self.timed_out:
             raise TimeoutError("the job took longer than its timeout")
+
+    def answer_start(self) -> None:
+        if self.start is not None:
+            self.start.answer()
 
     def is_lost(self) -> None:
         """The store no longer has the job as ours; told once, whoever hears it first."""

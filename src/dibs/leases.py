@@ -31,7 +31,7 @@ LINGER = 1.0  # seconds the watch stays around without work, so short claims don
 class Kept:
     """A claim that is being kept, with the times at which something is due."""
 
-    __slots__ = ("good_since", "held", "lease", "look_since", "next_beat", "tell")
+    __slots__ = ("good_since", "held", "is_settling", "lease", "look_since", "next_beat", "tell")
 
     def __init__(self, held: "Holding", lease: int, tell: Tell) -> None:
         self.held = held
@@ -40,6 +40,7 @@ class Kept:
         self.good_since = held.asked_at
         self.next_beat = self.good_since + self._seconds / BEATS_PER_LEASE
         self.look_since = 0.0
+        self.is_settling = False
 
     @property
     def deadline(self) -> float:
@@ -132,12 +133,19 @@ class Keeper:
             if (kept := self._kept.get(held.key)) is not None:
                 self._lose(kept)
 
+    def leave_to_settle(self, held: "Holding") -> None:
+        """Its settlement is on the way while others run under its lease: to find it settled is no loss."""
+        self._mind_fork()
+        with self._changed:
+            if (kept := self._kept.get(held.key)) is not None:
+                kept.is_settling, kept.next_beat = True, float("inf")
+
     def look(self, helds: Iterable["Holding"]) -> None:
         """Renew these at once instead of at their next beat, and so hear how they stand."""
         self._mind_fork()
         with self._changed:
             for held in helds:
-                if (kept := self._kept.get(held.key)) is not None:
+                if (kept := self._kept.get(held.key)) is not None and not kept.is_settling:
                     kept.next_beat = kept.look_since = monotonic()
             self._changed.notify_all()
 
@@ -211,7 +219,7 @@ class Keeper:
                 self._note(kept, standing.get(kept.held.key), sent_at)
 
     def _note(self, kept: Kept, standing: operations.Standing | None, sent_at: float) -> None:
-        if self._kept.get(kept.held.key) is not kept:
+        if self._kept.get(kept.held.key) is not kept or kept.is_settling:
             return
         if standing is None:
             self._lose(kept)

@@ -22,6 +22,7 @@ class ToolDibsWork(msgspec.Struct, kw_only=True):
     concurrency: int | None = None
     processes: int | None = None
     grace: float | None = None
+    convoys: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Choices:
     concurrency: int
     processes: int
     grace: float
+    convoys: bool = True
 
     @classmethod
     def made(
@@ -42,12 +44,13 @@ class Choices:
         concurrency: int | None,
         processes: int | None,
         grace: float | None,
+        convoys: bool | None = None,
     ) -> Self:
         said = {
             **_from_pyproject(Path.cwd()),
             **_from_environment(os.environ),
             **_given(app=target, queues=_names(queues), concurrency=concurrency),
-            **_given(processes=processes, grace=grace),
+            **_given(processes=processes, grace=grace, convoys=convoys),
         }
         if said.get("app") is None:
             bad_usage("which app? write dibs work MODULE:APP, like jobs:app, or set tool.dibs.work.app")
@@ -59,6 +62,7 @@ class Choices:
             concurrency=said.get("concurrency", 10),
             processes=said.get("processes", 1),
             grace=said.get("grace", 10.0),
+            convoys=said.get("convoys", True),
         )
 
 

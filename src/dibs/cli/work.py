@@ -53,6 +53,12 @@ def command(
             parser=duration, metavar="TIME", help="How long running jobs may take to end. Default: 10s."
         ),
     ] = None,
+    convoys: Annotated[
+        bool | None,
+        typer.Option(
+            "--convoys/--no-convoys", help="Settle jobs of a train that take no time together. Default: yes."
+        ),
+    ] = None,
     health_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),
@@ -76,7 +82,7 @@ def command(
     """
     level = logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
     set_up(level=level, json=log_json)
-    chosen = Choices.made(target, queues, concurrency, processes, grace)
+    chosen = Choices.made(target, queues, concurrency, processes, grace, convoys)
     said = _name_store(context, url)
     if chosen.processes > 1:
         with health_of_processes(chosen.processes, health_host, health_port) as places:
@@ -86,7 +92,13 @@ def command(
         bad_usage(
             f"{chosen.target} names a store of its own: leave --url out, or let it say Dibs() without one"
         )
-    worker = Worker(app, queues=chosen.queues, concurrency=chosen.concurrency, grace=chosen.grace)
+    worker = Worker(
+        app,
+        queues=chosen.queues,
+        concurrency=chosen.concurrency,
+        grace=chosen.grace,
+        convoys=chosen.convoys,
+    )
     answering = health_of_worker(app, worker, health_host, health_port)
     asyncio.Runner(loop_factory=_fastest_loop()).run(_work(app, worker, chosen, until_idle, answering))
     sys.stdout.flush()

@@ -38,6 +38,11 @@ class Lanes:
             lane.cancel()
         return lane
 
+    def becomes(self, held: Holding, next: Holding) -> None:
+        """The lane of this claim runs another one now."""
+        if (lane := self._running.pop(held, None)) is not None:
+            self._running[next] = lane
+
     def held(self) -> list[Holding]:
         return [*self._running, *self._waiting]
 
@@ -54,6 +59,11 @@ class Lanes:
             self._newest = loop.create_task(self._lane(), name="dibs-lane")
             loop.call_soon(self._open)
 
+    def _leave(self, held: Holding, lane: "asyncio.Task[None]") -> None:
+        if self._running.pop(held, None) is None:  # it became another one
+            self._running = {other: task for other, task in self._running.items() if task is not lane}
+        self._ended()
+
     async def _lane(self) -> None:
         lane = asyncio.current_task()
         assert lane is not None
@@ -64,7 +74,6 @@ class Lanes:
             try:
                 await self._run(held)
             finally:
-                del self._running[held]
-                self._ended()
+                self._leave(held, lane)
             if lane.cancelling() or copy_context() != fresh:
                 return

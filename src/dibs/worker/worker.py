@@ -38,6 +38,7 @@ from dibs.states import JobState, Released
 from dibs.tasks import DEFAULT_LEASE
 from dibs.upkeep import Upcoming
 from dibs.worker.chores import Chores
+from dibs.worker.convoys import Convoys, Done, Ride, started
 from dibs.worker.cron import Cron
 from dibs.worker.health import Health
 from dibs.worker.lanes import Lanes
@@ -65,6 +66,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         concurrency: int = 10,
         grace: Duration = GRACE,
+        convoys: bool = True,
     ) -> None:
         if not app._core.registry.tasks:
             raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
@@ -83,7 +85,18 @@ class Worker:
         self._broken: BaseException | None = None
         self._heard, self._hinted = 0, False
         self._line: tuple[str, str] | None = None
-        self._done: list[tuple[Holding, Settled]] = []
+        self._done: list[Done] = []
+        self._rides: list[Ride] = []
+        self._convoys = Convoys(
+            self._core,
+            self.name,
+            self._queues,
+            self._lanes,
+            attempt=self._attempt,
+            hand_over=self._hand_over,
+            tell=self._tell,
+            are_on=convoys,
+        )
         self._changed = asyncio.Event()
         self._stopping = self._hurried = False
         self._door, self._state = Doorway(), None
@@ -110,6 +123,7 @@ class Worker:
         self._changed = asyncio.Event()
         self._stopping, self._hurried, self._hungry, self._look_at = False, False, True, None
         self._broken, self._asked = None, 0
+        self._convoys.open()
         self._next_tick, self._said_at = 0.0, float("-inf")
         self._chores.begin(monotonic())
         self._loop = loop = asyncio.get_running_loop()
@@ -141,6 +155,7 @@ class Worker:
         self._hurried = self._stopping
         self._stopping = True
         self._pulse.becomes("stopping")
+        self._convoys.stop()
         self._changed.set()
         self._door.stop(hurried=self._hurried)
 
@@ -203,21 +218,25 @@ class Worker:
     async def _turn(self, places: int) -> None:
         """One round trip: settle what is done, take what fits."""
         done, self._done = self._done, []
+        rides, self._rides = self._rides, []
         heard, hinted, self._hinted = self._heard, self._hinted, False
+        began = monotonic()
         try:
-            lost, taken = await self._exchange([one for _, one in done], places)
+            lost, taken = await self._exchange([one for _, one in done], places, rides)
         except StoreUnavailable as error:
-            self._done = done + self._done
+            self._done, self._rides = done + self._done, rides + self._rides
             await self._back_off(error)
             return
         except BaseException:  # nothing that a store that is away would explain: this worker ends by it
-            self._done = done + self._done
+            self._done, self._rides = done + self._done, rides + self._rides
             raise
         finally:
             self._asked -= places  # not when the task ends: what was taken counts from now on
         self._failures = 0
         self._pulse.beats()
         self._told(done, lost)
+        self._convoys.settled(rides, began)
+        self._convoys.note(done, taken)
         self._took = self._took or bool(taken)
         if places and (len(taken) >= places or heard == self._heard):
             self._hungry = len(taken) >= places or any(one.children for _, one in done)
@@ -236,22 +255,26 @@ class Worker:
             await self._core.store.leave_loop()
             self._hungry = True
 
-    async def _exchange(self, settled: list[Settled], places: int) -> tuple[list[Settled], list[Holding]]:
+    async def _exchange(
+        self, settled: list[Settled], places: int, rides: list[Ride]
+    ) -> tuple[list[Settled], list[Holding]]:
         line, self._line = self._line, None
-        return await self._core.store.run_async(lambda _: self._trip(settled, places, line))
+        return await self._core.store.run_async(lambda _: self._trip(settled, rides, places, line))
 
     def _trip(
-        self, settled: list[Settled], places: int, line: tuple[str, str] | None
+        self, settled: list[Settled], rides: list[Ride], places: int, line: tuple[str, str] | None
     ) -> Script[tuple[list[Settled], list[Holding]]]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
+        convoy = [ride.values(asked_at) for ride in rides]
         lost: list[Settled] = []
         jobs: list[Job] = []
         if not places:
-            lost = yield from operations.settle_if_held(settled)
+            lost = yield from operations.settle_if_held(settled, convoy)
         elif not settled:
             jobs = yield from operations.take(self._wish(places, line))
         else:
-            lost, jobs = yield from operations.exchange(settled, self._wish(places))
+            lost, jobs = yield from operations.exchange(settled, self._wish(places), convoy)
+        yield from started(rides)
         return lost, self._core.holdings(jobs, asked_at)
 
     def _wish(self, places: int, line: tuple[str, str] | None = None) -> Wish:
@@ -313,9 +336,23 @@ class Worker:
     def _tell(self, held: Holding) -> None:
         """In the keeper's thread: how this claim stands has changed."""
         self._processes.stop_if_lost(held)
+        if self._convoys.head_is_told(held) and not held.lost:
+            return  # asked to stop, but it has succeeded: in its lane others run
         self._loop.call_soon_threadsafe(self._lanes.cancel, held)
 
     async def _run_one(self, held: Holding) -> None:
+        if held.job.train is not None:
+            await self._convoys.run(held)
+        elif (one := await self._attempt(held)) is not None:
+            self._done.append((held, one))
+
+    def _hand_over(self, done: list[Done], rides: list[Ride]) -> None:
+        self._done += done
+        self._rides += rides
+        self._changed.set()
+
+    async def _attempt(self, held: Holding) -> Settled | None:
+        """Run the handler; what is to be settled, or None when there is nothing to settle any more."""
         task = self._core.registry.tasks[held.job.kind]
         context, elsewhere = None, None
         if task.signature.context is not None:
@@ -326,21 +363,22 @@ class Worker:
         try:
             outcome = await surrounded(held, perform(held, task, context, self._threads, elsewhere))
             if held.settled:
-                await self._mind_commit(held)
-                return
-            self._done.append((held, settlement(held, outcome, context)))
+                return await self._mind_commit(held)
+            return settlement(held, outcome, context)
         except asyncio.CancelledError:
-            self._done.append((held, held.settled_by(Released())))
+            return held.settled_by(Released())
         except LeaseLost:
             self._core.keeper.drop(held)  # whoever has the job now settles it
+            return None
 
-    async def _mind_commit(self, held: Holding) -> None:
+    async def _mind_commit(self, held: Holding) -> Settled | None:
         """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
         job = await self._core.store.run_async(self._core.get(held.job.id))
         if still_ours(job, held):
-            self._done.append((held, held.settled_by(held.raised(NOT_COMMITTED))))
-        elif job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
+            return held.settled_by(held.raised(NOT_COMMITTED))
+        if job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
             self._teller.tell([Fate("succeeded", job.id, held.token)])
+        return None
 
     # -- rest, hints, upkeep --------------------------------------------------------------------
 
@@ -463,11 +501,15 @@ class Worker:
         if self._turns:
             await asyncio.wait(self._turns, timeout=LONGEST_BACK_OFF)
         await self._settle_rest()
+        for ride in self._rides:
+            ride.held.answer_start()  # nobody will
         for held in self._lanes.held():
             self._core.keeper.drop(held)  # a thread that goes on keeps its job until its lease ends
 
     def _can_be_stopped(self, held: Holding) -> bool:
-        task = self._core.registry.tasks[held.job.kind]
+        if (running := self._convoys.running(held)) is None:
+            return True
+        task = self._core.registry.tasks[running.job.kind]
         return task.is_async or is_isolated(task)
 
     async def _settle_rest(self) -> None:
