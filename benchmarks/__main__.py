@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from benchmarks import against, by_hand, on_redis, on_tables
+from benchmarks import against, by_hand, on_redis, on_tables, on_trains
 from benchmarks.measure import Result, table
 from benchmarks.on_mariadb import on_mariadb
 from servers import MariaDB, PostgreSQL, Redis
@@ -27,6 +27,8 @@ def main() -> None:
         _report("redis", _on_redis(arguments), arguments.save)
     if arguments.what in ("all", "tables"):
         _report("tables", _on_tables(arguments), arguments.save)
+    if arguments.what in ("all", "trains"):
+        _report("trains", _on_trains(arguments), arguments.save)
 
 
 def _worker(arguments: argparse.Namespace) -> str:
@@ -47,6 +49,13 @@ def _on_tables(arguments: argparse.Namespace) -> str:
     with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
         print(f"PostgreSQL {server.version}, fsync on, synchronous_commit on", flush=True)
         return on_tables.batches(server.create_database("bench"), arguments.rounds)
+
+
+def _on_trains(arguments: argparse.Namespace) -> str:
+    with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
+        print(f"PostgreSQL {server.version}, fsync on, synchronous_commit on", flush=True)
+        url = server.create_database("bench")
+        return on_trains.drain(url, arguments.rounds, arguments.jobs or on_trains.LENGTH)
 
 
 def _by_hand(arguments: argparse.Namespace) -> str:
@@ -78,7 +87,7 @@ def _report(what: str, text: str, save: bool) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=["all", "by-hand", "worker", "redis", "tables"], default="all"
+        "what", nargs="?", choices=["all", "by-hand", "worker", "redis", "tables", "trains"], default="all"
     )
     parser.add_argument("--jobs", type=int, help="jobs to drain per round")
     parser.add_argument("--pick-up-rounds", type=int, default=5, help="rounds of 500 jobs each")

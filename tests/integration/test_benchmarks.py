@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import against, by_hand, on_mariadb, on_redis, on_tables
+from benchmarks import against, by_hand, on_mariadb, on_redis, on_tables, on_trains
 
 from servers import MariaDB, PostgreSQL
 
@@ -52,6 +52,12 @@ def test_the_bare_statements_of_a_worker_drain_all(postgresql: PostgreSQL) -> No
         return await against._raw_drain(url, JOBS)
 
     assert asyncio.run(drain()) > 0
+
+
+def test_a_train_is_drained_both_ways(postgresql: PostgreSQL) -> None:
+    url = postgresql.create_database("bench_trains")
+
+    assert "one by one" in on_trains.drain(url, rounds=1, length=20)
 
 
 def test_the_others_can_be_imported() -> None:
