@@ -534,6 +534,8 @@ def test_a_broken_rule_is_found_out(store: Place, mutant: Mutant, monkeypatch: p
     assert wrong, f"{mutant.name}: nobody noticed"
 
 
-@pytest.mark.parametrize("scene", {mutant.scene for mutant in MUTANTS}, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize(
+    "scene", dict.fromkeys(mutant.scene for mutant in MUTANTS), ids=lambda scene: scene.__name__
+)
 def test_the_rules_as_they_are_pass_the_same_scene(store: Place, scene: Callable[[Place], str]) -> None:
     assert scene(store) == ""
