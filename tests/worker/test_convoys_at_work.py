@@ -88,7 +88,7 @@ async def test_a_long_train_runs_in_order_with_far_fewer_turns_than_jobs(
 
     monkeypatch.setattr(Worker, "_exchange", counted)
     jobs = await train(app, 200)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert ran == list(range(200))
     assert turns < 40
@@ -112,7 +112,7 @@ async def test_plain_functions_ride_too(app: Dibs, looks: Looks) -> None:
         threads.add(threading.current_thread())
 
     await train(app, 12)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert ran == list(range(12))
     assert threading.main_thread() not in threads
@@ -130,7 +130,7 @@ async def test_trains_of_few_jobs_are_not_looked_ahead_on(
     for name in ("a", "b", "c"):
         await app.enqueue(*(work.using(train=name).new(n) for n in range(3)))
     await app.enqueue(*(work.new(n) for n in range(10)))
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert looks.heads == []
     assert (await app.counts())["succeeded"] == 19
@@ -148,7 +148,7 @@ async def test_jobs_that_take_their_time_are_settled_one_by_one(
         await asyncio.sleep(0.005)
 
     jobs = await train(app, 6)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert looks.heads == []
     assert ahead == [["succeeded"] * n for n in range(6)]
@@ -166,7 +166,7 @@ async def test_a_quick_job_after_slow_ones_leads_nobody_yet(
             await asyncio.sleep(0.03)
 
     jobs = await train(app, 20)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert await states(app, jobs) == ["succeeded"] * 20
     assert not {job.id for job in jobs[:7]} & set(looks.heads)
@@ -197,7 +197,7 @@ async def test_who_waits_for_a_follower_goes_when_it_has_succeeded(app: Dibs, lo
     jobs = [pipeline.add(work.using(train="t").new(n)) for n in range(6)]
     pipeline.add(work.new(100), after=[jobs[3], jobs[4]])
     await pipeline.enqueue()
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert looks.heads
     assert [n for n in ran if n < 100] == list(range(6))
@@ -217,8 +217,8 @@ async def test_a_follower_that_fails_keeps_its_place_and_nobody_overtakes_it(
             raise ValueError("not yet")
 
     jobs = await train(app, 8)
-    await drain(app)
-    async with working(app):
+    await drain(app, convoys=True)
+    async with working(app, convoys=True):
         last = await finished(app, jobs[-1])
 
     assert ran == [0, 1, 2, 3, 4, 4, 4, 5, 6, 7]
@@ -249,7 +249,7 @@ async def test_whatever_a_follower_answers_is_applied_and_the_rest_is_as_it_was(
         return answer if n == 3 else None
 
     jobs = await train(app, 6)
-    await drain(app)
+    await drain(app, convoys=True)
 
     third = await app.get(jobs[3].id)
     assert (third.state, third.attempts) == (state, attempts)
@@ -275,7 +275,7 @@ async def test_a_follower_that_takes_long_gets_a_lease_of_its_own(
             await go_on.wait()
 
     jobs = await train(app, 5)
-    async with working(app):
+    async with working(app, convoys=True):
         await begun.wait()
         running = await wait_until(lambda: _running(app, jobs[3]))
         before = await states(app, jobs)
@@ -309,7 +309,7 @@ async def test_a_follower_that_runs_on_can_be_cancelled(
                 stopped.set()
 
     jobs = await train(app, 5)
-    async with working(app):
+    async with working(app, convoys=True):
         await wait_until(lambda: _running(app, jobs[3]))
         await app.cancel(jobs[3].id)
         done = await finished(app, jobs[3])
@@ -335,7 +335,7 @@ async def test_a_follower_cancelled_before_the_store_knew_that_it_ran_is_stopped
                 stopped.set()
 
     jobs = await train(app, 5)
-    async with working(app):
+    async with working(app, convoys=True):
         await begun.wait()
         await app.cancel(jobs[3].id)
         await finished(app, jobs[4])
@@ -354,7 +354,7 @@ async def test_progress_of_a_follower_is_noted(app: Dibs) -> None:
             seen.append(await app.get(ctx.job.id))
 
     jobs = await train(app, 5)
-    await drain(app)
+    await drain(app, convoys=True)
 
     [seen_then] = seen
     assert (seen_then.state, seen_then.progress, seen_then.message) == ("running", 0.5, "half")
@@ -381,7 +381,7 @@ async def test_a_heartbeat_that_finds_the_head_settled_is_no_loss_for_who_follow
 
     monkeypatch.setattr(Worker, "_exchange", slow)
     jobs = await train(app, 5)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert ran == [0, 1, 2, 3, 4]
     assert await states(app, jobs) == ["succeeded"] * 5
@@ -394,7 +394,7 @@ async def test_progress_of_a_plain_follower_is_noted(app: Dibs) -> None:
             ctx.sync.progress(0.5, "half")
 
     jobs = await train(app, 5)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert await states(app, jobs) == ["succeeded"] * 5
     assert (await app.get(jobs[3].id)).message == "half"
@@ -412,7 +412,7 @@ async def test_children_of_a_follower_come_with_its_success(app: Dibs) -> None:
         ctx.chain(child.new(n))
 
     jobs = await train(app, 6)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert sorted(ran) == list(range(6))
     assert (await app.get(jobs[3].id)).pipeline_id == jobs[3].id
@@ -432,7 +432,7 @@ async def test_a_follower_cancelled_before_it_starts_never_runs(
             await go_on.wait()
 
     jobs = await train(app, 7)
-    async with working(app):
+    async with working(app, convoys=True):
         await begun.wait()
         await app.cancel(jobs[4].id)
         await app.delete(jobs[5].id)
@@ -455,7 +455,7 @@ async def test_who_was_cancelled_while_it_ran_unseen_stays_cancelled(app: Dibs, 
             await go_on.wait()
 
     jobs = await train(app, 6)
-    async with working(app):
+    async with working(app, convoys=True):
         await begun.wait()
         assert await state_of(app, jobs[3]) == "blocked"
         await app.cancel(jobs[3].id)
@@ -499,7 +499,7 @@ async def test_a_convoy_whose_head_is_lost_stops_and_its_jobs_run_again_in_order
                     lost.append(ctx.lost)
 
     jobs = await train(app, 6)
-    async with working(app) as worker:
+    async with working(app, convoys=True) as worker:
         await wait_until(begun.is_set)
         await asyncio.to_thread(take_back, app, jobs[1].id)
         worker._core.keeper.look(worker._lanes.held())
@@ -528,7 +528,7 @@ async def test_a_cancel_for_a_head_that_has_succeeded_does_not_stop_who_runs_aft
             await go_on.wait()
 
     jobs = await train(app, 5)
-    async with working(app) as worker:
+    async with working(app, convoys=True) as worker:
         await begun.wait()
         await app.cancel(jobs[1].id)
         [head] = [held for held in worker._lanes.held() if held.job.id == jobs[1].id]
@@ -552,7 +552,7 @@ async def test_a_worker_that_stops_hands_back_who_has_not_started(app: Dibs, loo
             await go_on.wait()
 
     jobs = await train(app, 6)
-    worker = Worker(app)
+    worker = Worker(app, convoys=True)
     run = asyncio.create_task(worker.run(handle_signals=False))
     await begun.wait()
     worker.stop()
@@ -575,7 +575,7 @@ async def test_a_worker_that_must_stop_at_once_leaves_a_follower_as_if_it_had_ne
             await asyncio.sleep(LONG)
 
     jobs = await train(app, 6)
-    worker = Worker(app)
+    worker = Worker(app, convoys=True)
     run = asyncio.create_task(worker.run(handle_signals=False))
     await begun.wait()
     worker.stop()
@@ -601,12 +601,12 @@ async def test_a_convoy_ends_before_a_kind_or_queue_that_this_worker_does_not_se
         *await train(app, 1, queue="elsewhere"),
         *await train(app, 1),
     ]
-    await drain(app, queues=["default"])
+    await drain(app, convoys=True, queues=["default"])
 
     assert ran == [0, 1, 2, 3]
     assert await states(app, jobs[4:]) == ["ready", "blocked"]
     [stranger] = await train(app, 1, kind="stranger")
-    await drain(app)
+    await drain(app, convoys=True)
     assert await state_of(app, stranger) == "ready"
 
 
@@ -620,7 +620,7 @@ async def test_what_a_follower_leaves_in_its_context_does_not_reach_the_next(app
             colour.set(str(n))
 
     await train(app, 8)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert seen == ["none"] * 8
 
@@ -636,7 +636,7 @@ async def test_callbacks_hear_of_every_job_of_a_convoy(app: Dibs, looks: Looks) 
         told.append(event.job.id)
 
     jobs = await train(app, 8)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert looks.heads
     assert sorted(told) == sorted(job.id for job in jobs)
@@ -655,7 +655,7 @@ async def test_a_store_that_is_away_at_the_look_ahead_costs_nothing_but_the_conv
 
     monkeypatch.setattr(convoys.operations, "followers", away)
     jobs = await train(app, 6)
-    await drain(app)
+    await drain(app, convoys=True)
 
     assert await states(app, jobs) == ["succeeded"] * 6
 
@@ -671,7 +671,7 @@ async def test_a_follower_that_kills_its_worker_runs_out_of_attempts(
     with processes(tmp_path, url) as start:
         killed = 0
         while await state_of(app, jobs[-1]) != "succeeded":
-            await asyncio.to_thread(start("--until-idle").ended, 30)
+            await asyncio.to_thread(start("--convoys", "--until-idle").ended, 30)
             killed += 1
             assert killed < 40
 
@@ -702,7 +702,7 @@ async def test_two_workers_share_trains_and_keep_their_order(apps: Apps) -> None
     await one.enqueue(
         *(NewJob("work", args={"name": name, "n": n}, train=name) for n in range(40) for name in "abcd")
     )
-    async with working(one), working(two):
+    async with working(one, convoys=True), working(two, convoys=True):
         await wait_until(lambda: sum(map(len, ran.values())) == 160)
 
     assert ran == {name: list(range(40)) for name in "abcd"}

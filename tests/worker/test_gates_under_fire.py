@@ -185,8 +185,15 @@ def test_jobs_of_a_train_start_in_order_and_one_at_a_time_whatever_happens_to_wo
     ],
 )
 def test_a_convoy_that_is_cut_off_is_run_again_from_its_head_in_order_and_never_beside_another(
-    store: SyncDibs, start: Start, tmp_path: Path, trains: int, length: int, crashes: int
+    store: SyncDibs,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trains: int,
+    length: int,
+    crashes: int,
 ) -> None:
+    monkeypatch.setenv("DIBS_WORK_CONVOYS", "true")
     (tmp_path / "jobs.py").write_text(IN_CONVOYS)
     load = Load(
         store,

@@ -34,7 +34,7 @@ class Choices:
     concurrency: int
     processes: int
     grace: float
-    convoys: bool = True
+    convoys: bool = False
 
     @classmethod
     def made(
@@ -62,7 +62,7 @@ class Choices:
             concurrency=said.get("concurrency", 10),
             processes=said.get("processes", 1),
             grace=said.get("grace", 10.0),
-            convoys=said.get("convoys", True),
+            convoys=said.get("convoys", False),
         )
 
 

@@ -56,7 +56,8 @@ def command(
     convoys: Annotated[
         bool | None,
         typer.Option(
-            "--convoys/--no-convoys", help="Settle jobs of a train that take no time together. Default: yes."
+            "--convoys/--no-convoys",
+            help="Settle quick jobs of a train together; a kill then repeats up to 50 ms. Default: no.",
         ),
     ] = None,
     health_port: Annotated[

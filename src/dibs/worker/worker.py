@@ -66,7 +66,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         concurrency: int = 10,
         grace: Duration = GRACE,
-        convoys: bool = True,
+        convoys: bool = False,
     ) -> None:
         if not app._core.registry.tasks:
             raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
