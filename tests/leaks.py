@@ -77,9 +77,16 @@ def _is_pytest_own(thread: threading.Thread) -> bool:
 
 
 def _tasks() -> frozenset[asyncio.Task[object]]:
-    # asyncio.all_tasks() knows only one loop, and its own registry moved in 3.12 and in 3.14.
-    tasks = [each for each in gc.get_objects() if type(each) is asyncio.Task]
-    return frozenset(task for task in tasks if not task.done())
+    return frozenset(task for task in _all_tasks() if not task.done())
+
+
+def _all_tasks() -> list[asyncio.Task[object]]:
+    """Of every loop, where asyncio.all_tasks() knows only one. Its registry moved in 3.12 and in 3.14."""
+    registry = getattr(asyncio.tasks, "_all_tasks", None)
+    while registry is not None:
+        with contextlib.suppress(RuntimeError):  # another thread has just added one
+            return list(registry)
+    return [each for each in gc.get_objects() if type(each) is asyncio.Task]
 
 
 def _sockets() -> frozenset[str]:

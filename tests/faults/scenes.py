@@ -104,7 +104,7 @@ def _claimed_once_each(apps: Sequence[Dibs], **wish: Any) -> str | None:
     return None
 
 
-def one_of_many_wins_the_job(place: Place, *, rounds: int = 8) -> str | None:
+def one_of_many_wins_the_job(place: Place, *, rounds: int = 30) -> str | None:
     apps = place.apps(8)
     for _ in range(rounds):
         [job] = enqueue(apps[0], 1)

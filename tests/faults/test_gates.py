@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ HEAD = "where head.state = 'blocked'"
 
 MUTANTS = [
     Mutant("places are not counted", "lock_gates", "gate.last_position + excluded.last_position",
-           "excluded.last_position", gates.producers_make_one_head, "places"),
+           "excluded.last_position", gates.producers_make_one_head, "places|heads"),
     Mutant("a gate is not locked", "lock_gates", "do update\nset last_position = gate.last_position + "
            "excluded.last_position", "do nothing", gates.producers_make_one_head, "KeyError"),
     Mutant("an old snapshot is believed", "look_at_members", "for update", "",
@@ -103,7 +104,7 @@ def test_a_mutant_of_the_gates_is_caught(postgres: Place, mutant: Mutant) -> Non
     wrong = scenes.run_scene(mutant.scene, postgres)
 
     assert wrong is not None, f"{mutant.name}: nobody noticed"
-    assert mutant.symptom in wrong
+    assert re.search(mutant.symptom, wrong)
 
 
 SCENES = [
