@@ -55,7 +55,9 @@ def _on_trains(arguments: argparse.Namespace) -> str:
     with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
         print(f"PostgreSQL {server.version}, fsync on, synchronous_commit on", flush=True)
         url = server.create_database("bench")
-        return on_trains.drain(url, arguments.rounds, arguments.jobs or on_trains.LENGTH)
+        drained = on_trains.drain(url, arguments.rounds, arguments.jobs or on_trains.LENGTH)
+        urls = [server.create_database(name) for name in ("alone", "crowded")]
+        return f"{drained}\n\n{on_trains.beside_a_crowd(*urls, max(arguments.rounds, 5))}"
 
 
 def _by_hand(arguments: argparse.Namespace) -> str:

@@ -60,6 +60,17 @@ def test_a_train_is_drained_both_ways(postgresql: PostgreSQL) -> None:
     assert "one by one" in on_trains.drain(url, rounds=1, length=20)
 
 
+def test_trains_and_plain_jobs_beside_a_crowd(
+    postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_trains, "CROWD", 1000)
+    monkeypatch.setattr(on_trains, "PLAIN", JOBS)
+    urls = [postgresql.create_database(f"bench_trains_{n}") for n in range(3)]
+
+    assert "| convoys |" in on_trains.drain(urls[0], rounds=1, length=20)
+    assert "beside 1,000 blocked" in on_trains.beside_a_crowd(urls[1], urls[2], rounds=1)
+
+
 def test_the_others_can_be_imported() -> None:
     assert callable(on_redis.drain)
     assert callable(on_tables.batches)

@@ -120,6 +120,8 @@ class Convoys:
 
     def note(self, done: Sequence[Done], taken: Sequence[Holding]) -> None:
         """After a turn: how many quick jobs in a row this worker has had on the trains of what it took."""
+        if not self._are_on:
+            return
         moved: dict[str, list[Holding]] = {}
         for held, one in done:
             if held.job.train is not None and one.settled_as == "succeeded":
@@ -132,7 +134,7 @@ class Convoys:
 
     def _may_lead(self, held: Holding) -> bool:
         """A head that was retried runs alone: what killed its worker may have been one behind it."""
-        return held.in_a_row >= ENOUGH and held.job.attempts == 1 < held.job.max_attempts and self._are_on
+        return held.in_a_row >= ENOUGH and held.job.attempts == 1 < held.job.max_attempts
 
     # -- one convoy, in the lane of its head ----------------------------------------------------
 
