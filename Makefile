@@ -8,6 +8,9 @@ STAMP  := $(VENV)/.installed
 ROOM   := $(shell df --output=avail /dev/shm 2>/dev/null | tail -1)
 MEMORY := $(shell [ "$(ROOM)" -gt 8000000 ] 2>/dev/null && echo TMPDIR=/dev/shm)
 
+# The tests start hundreds of processes; each would compile dibs again where nobody may keep bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-pgbouncer check docs bench clean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import shutil
 import signal
 import sqlite3
@@ -189,6 +190,17 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that passed must have ended its threads, tasks and sockets."""
     with check_leaks(unless=lambda: request.node.stash.get(_failed, False)):
         yield
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that runs within a test sends the log to a stream that is closed after it."""
+    loggers = [logging.getLogger(), logging.getLogger("dibs")]
+    levels = [logger.level for logger in loggers]
+    yield
+    loggers[0].handlers[:] = [each for each in loggers[0].handlers if type(each) is not logging.StreamHandler]
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

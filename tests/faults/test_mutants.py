@@ -326,14 +326,19 @@ ALL += [(engine, one) for engine in ("postgresql", "sqlite") for one in SCHEDULE
 ALL += [("mariadb", replace(one, block="schedule_at")) for one in SCHEDULES]
 
 
+ENOUGH_TRIES = 4
+
+
 @pytest.mark.parametrize(
     ("engine", "mutant"), [pytest.param(*each, id=f"{each[0]}: {each[1].name}") for each in ALL]
 )
 def test_a_mutant_is_caught(places: Places, engine: str, mutant: Mutant) -> None:
-    place = places(engine)
-    place.broken_by = mutant.hurt
-
-    wrong = scenes.run_scene(mutant.scene, place)
+    wrong = None
+    for _ in range(ENOUGH_TRIES):  # some scenes are races, which a mutant may survive by luck
+        place = places(engine)
+        place.broken_by = mutant.hurt
+        if (wrong := scenes.run_scene(mutant.scene, place)) is not None:
+            break
 
     assert wrong is not None, f"{mutant.name}: nobody noticed"
     assert mutant.symptom in wrong

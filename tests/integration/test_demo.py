@@ -50,11 +50,11 @@ def test_the_demo_loses_nothing_and_runs_nothing_twice_at_once(tmp_path: Path) -
 
 
 def test_the_demo_answers_in_json(tmp_path: Path) -> None:
-    done = dibs("demo", "--jobs", "200", "--workers", "3", "--json", cwd=tmp_path)
+    done = dibs("demo", "--jobs", "600", "--workers", "3", "--json", cwd=tmp_path)
 
     counts = json.loads(done.stdout)
     assert done.returncode == 0
-    assert (counts["jobs"], counts["lost"], counts["ran_twice_at_once"]) == (200, 0, 0)
+    assert (counts["jobs"], counts["lost"], counts["ran_twice_at_once"]) == (600, 0, 0)
 
 
 def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def perform(folder: Path, jobs: int, workers: int, seed: int, show: Show) -> tup
     with Dibs(url).sync as store, Crew(folder, url, workers, seed) as crew, show:
         enqueued = [job.id for job in store.enqueue(*_new_jobs(jobs))]
         began = crew.go()
-        _until(crew, show, jobs // 3)
+        _until(crew, show, jobs // 5)
         _kill_one(crew, store, random.Random(seed).randrange(workers), show)  # noqa: S311
         crew.wait(show)
         seconds = monotonic() - began
