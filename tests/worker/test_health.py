@@ -295,7 +295,7 @@ def test_a_blocked_event_loop_can_not_answer(start: Any, url: str, tmp_path: Pat
 
     assert check(port, patience=1)[0] == 0
     look(lambda: check(port)[0] == 200)
-    assert store.wait(job.id, timeout=5).state == "succeeded"
+    assert store.wait(job.id, timeout=30).state == "succeeded"
     store.close()
 
 

@@ -789,7 +789,7 @@ async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transacti
         await others[0]
 
     assert done.result == "by hand"
-    assert took[0] < 1
+    assert took[0] < SOON
 
 
 # -- Starting in time ---------------------------------------------------------------------------
@@ -805,7 +805,7 @@ async def test_a_job_whose_holder_dies_while_all_others_rest_is_back_in_time(app
 
         await wait_until(lambda: _is_ready(app, job), seconds=5)
 
-        assert time.monotonic() - claimed_at <= 2
+        assert time.monotonic() - claimed_at <= 1 + SOON
 
 
 async def _unused() -> None: ...
@@ -851,7 +851,7 @@ async def test_a_delayed_job_starts_at_its_time(app: Dibs) -> None:
         await asyncio.wait_for(started.wait(), 5)
         waited = time.monotonic() - asked
 
-    assert 0.55 <= waited <= 1.1
+    assert 0.55 <= waited <= 0.6 + SOON
 
 
 async def test_a_delayed_job_of_before_the_worker_came_starts_at_its_time(app: Dibs) -> None:
@@ -867,7 +867,7 @@ async def test_a_delayed_job_of_before_the_worker_came_starts_at_its_time(app: D
         await asyncio.wait_for(started.wait(), 5)
         waited = time.monotonic() - asked
 
-    assert 0.5 <= waited <= 1.1
+    assert 0.5 <= waited <= 0.6 + SOON
 
 
 async def test_a_job_for_an_idle_worker_starts_at_once(apps: Apps) -> None:

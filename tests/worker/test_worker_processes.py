@@ -50,7 +50,7 @@ def test_sigterm_ends_a_worker_with_nothing_lost(store: SyncDibs, start: Start, 
 
     worker.send(signal.SIGTERM)
 
-    assert worker.ended(5) == 0
+    assert worker.ended() == 0
     counts = store.counts()
     assert counts["running"] == 0
     assert counts["succeeded"] + counts["ready"] == len(jobs)
@@ -73,7 +73,7 @@ def test_a_thread_does_not_keep_the_process_after_its_grace(
 
     worker.send(signal.SIGTERM)
 
-    assert worker.ended(4) == 0
+    assert worker.ended(10) == 0
     kept = store.get(job.id)
     assert (kept.state, kept.attempts) == ("running", 1)
 
@@ -90,7 +90,7 @@ def test_a_second_sigterm_ends_the_grace(store: SyncDibs, start: Start, tmp_path
     assert worker.is_running
     worker.send(signal.SIGTERM)
 
-    assert worker.ended(3) == 0
+    assert worker.ended(10) == 0
     back = store.get(job.id)
     assert (back.state, back.attempts) == ("ready", 0)
 
