@@ -104,10 +104,10 @@ class Fire:
     chance: random.Random = field(default_factory=lambda: random.Random(7))
 
     def until(self, crashes: int, load: Load, *, seconds: float = 300) -> None:
-        """Enough runs were cut off, and then all is done; until then there is always something to cut off."""
+        """Enough workers were ended within runs, then all is done; until then there is always work."""
         deadline = time.monotonic() + seconds
         alive = [self._worker() for _ in range(3)]
-        while (few := self.cut_off() < crashes) or not load.is_done():
+        while (few := min(self.cut_off(), len(self.ends)) < crashes) or not load.is_done():
             assert time.monotonic() < deadline, "the run did not come to its end"
             if few:
                 look(lambda: load.refill() or self._has_begun(alive[0]), seconds=30)
