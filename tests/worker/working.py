@@ -299,7 +299,8 @@ class Record:
 
 def read_record(file: Path) -> Record:
     record, running = Record(), {}
-    for line in file.read_text().splitlines() if file.exists() else []:
+    text = file.read_text() if file.exists() else ""
+    for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half written just now
         what, job, pid, at, token = line.split()
         if what == "start":
             running[job, token] = Run(job, int(pid), float(at))
