@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.bare import KIND, WISH, succeeded
 from benchmarks.by_hand import bare_postgresql
-from dibs.engines.poolers import SESSION
+from dibs.engines.postgresql.poolers import SESSION
 
 HERE = Path(__file__).parent
 SIDES = HERE / "sides"

@@ -13,11 +13,11 @@ import asyncpg
 from benchmarks.bare import KIND, QUEUE, Bare, rate
 from benchmarks.measure import Measured, Result, side_by_side
 from dibs import Dibs, NewJob
-from dibs.engines.poolers import SESSION
-from dibs.engines.postgresql import PostgreSQL
-from dibs.engines.postgresql_pools import _asyncpg_query
-from dibs.engines.sqlite import SQLite
-from dibs.engines.sqlite_file import sqlite_query
+from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.poolers import SESSION
+from dibs.engines.postgresql.pools import _asyncpg_query
+from dibs.engines.sqlite.engine import SQLite
+from dibs.engines.sqlite.file import sqlite_query
 from dibs.ids import new_id
 
 BATCHES = (1, 10, 100)

@@ -8,8 +8,8 @@ from benchmarks.bare import Bare
 from benchmarks.by_hand import BATCHES, BULK, STOCK, claim_and_succeed, enqueue_bulk, enqueue_one, jobs
 from benchmarks.measure import Measured, Result, side_by_side
 from dibs import Dibs
-from dibs.engines.mysql import MySQL
-from dibs.engines.mysql_pools import SESSION, asyncmy_query, connect_options
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.mysql.pools import SESSION, asyncmy_query, connect_options
 
 
 async def on_mariadb(url: str, rounds: int, seconds: float) -> list[Result]:

@@ -12,8 +12,8 @@ import asyncpg
 from benchmarks.bare import KIND, QUEUE, WISH
 from benchmarks.by_hand import jobs
 from dibs import Dibs, NewJob, Worker
-from dibs.engines.poolers import SESSION
-from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import placeholders
 from dibs.scripts import Step
 

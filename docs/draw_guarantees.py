@@ -23,8 +23,8 @@ from typing import Any
 
 from dibs import contract
 from dibs.contract import Traits
-from dibs.engines.memory import Memory
-from dibs.engines.redis import Redis
+from dibs.engines.memory.engine import Memory
+from dibs.engines.redis.engine import Redis
 from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 
 PAGE = Path(__file__).with_name("guarantees.md")

@@ -10,7 +10,7 @@ from uuid import UUID
 import redis
 
 from dibs import Dibs
-from dibs.engines.redis_scripts import LuaScript, lua_script, make_script
+from dibs.engines.redis.scripts import LuaScript, lua_script, make_script
 
 STORE = "{dibs}"
 FINISHED = ("succeeded", "failed", "cancelled")

@@ -15,7 +15,7 @@ from benchmarks.bare import WISH, Bare, row
 from benchmarks.by_hand import bare_postgresql
 
 from dibs import Dibs
-from dibs.engines.poolers import SESSION
+from dibs.engines.postgresql.poolers import SESSION
 
 
 class Side:

@@ -16,8 +16,10 @@ from rig import Driven, Place, Places, age, face_of, together
 import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable
 from dibs.contract import QUESTIONS
-from dibs.engines import mysql_pools, postgresql_pools, redis_nodes
-from dibs.engines.redis_scripts import lua_script
+from dibs.engines.mysql import pools as mysql_pools
+from dibs.engines.postgresql import pools as postgresql_pools
+from dibs.engines.redis import nodes as redis_nodes
+from dibs.engines.redis.scripts import lua_script
 from dibs.engines.trouble import TryAgain
 from proxy import FaultProxy
 from servers import MariaDB, PostgreSQL, Redis

@@ -19,8 +19,8 @@ from rig import MysqlHands, Place, answers_within, blocks, wait_until
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app import SyncDibs
 from dibs.doctor import slowness
-from dibs.engines import mysql_pools
-from dibs.engines.mysql_pools import SESSION, error_number, judge
+from dibs.engines.mysql import pools
+from dibs.engines.mysql.pools import SESSION, error_number, judge
 from dibs.engines.sql import placeholders
 from dibs.engines.trouble import TryAgain
 from servers import MariaDB
@@ -107,7 +107,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
             super().__init__(cause, *given, **named)
             numbers.append(error_number(cause))
 
-    monkeypatch.setattr(mysql_pools, "TryAgain", Noted)
+    monkeypatch.setattr(pools, "TryAgain", Noted)
     return numbers
 
 
@@ -154,7 +154,7 @@ def test_a_lock_that_was_waited_for_too_long_starts_the_transaction_over(
     store: Place, heard: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = tuple(each.replace("lock_wait_timeout = 10", "lock_wait_timeout = 1") for each in SESSION)
-    monkeypatch.setattr(mysql_pools, "SESSION", short)
+    monkeypatch.setattr(pools, "SESSION", short)
     app = store.app()
     [job] = app.sync.enqueue(NewJob("work"))
     with contextlib.closing(store.connect()) as other, ThreadPoolExecutor(1) as pool:
@@ -259,7 +259,7 @@ def test_a_server_that_replicates_by_statement_is_refused_with_the_reason() -> N
 def test_a_server_that_is_too_old_is_refused_with_the_reason(
     store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql_pools, "PROBE", "select 1 from a_word_that_no_server_knows for update skip it")
+    monkeypatch.setattr(pools, "PROBE", "select 1 from a_word_that_no_server_knows for update skip it")
 
     with pytest.raises(UnknownEngine, match=r"10\.11.*too old.*MariaDB 10\.6"):
         store.app().sync.counts()
@@ -361,7 +361,7 @@ def test_who_is_cancelled_while_connecting_is_cancelled() -> None:
             await asyncio.sleep(60)
 
     async def story() -> None:
-        task = asyncio.create_task(mysql_pools._unswallowed(connect()))
+        task = asyncio.create_task(pools._unswallowed(connect()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])

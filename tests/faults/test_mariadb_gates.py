@@ -15,7 +15,7 @@ from rig import Place, Places, age, answers_within, blocks, convoy_of, mutate, t
 
 from dibs import Dibs, DibsError, Job, NewJob, operations
 from dibs.engines import trouble
-from dibs.engines.mysql import MySQL
+from dibs.engines.mysql.engine import MySQL
 from dibs.engines.sql import placeholders, schema_files, schema_version, statements
 from servers import MariaDB, mysql_connection
 

@@ -16,7 +16,8 @@ import scenes
 from rig import Place, Places, mutate
 
 from dibs import Dibs
-from dibs.engines import sqlite_file, trouble
+from dibs.engines import trouble
+from dibs.engines.sqlite import file as sqlite_file
 
 
 @pytest.fixture(autouse=True)

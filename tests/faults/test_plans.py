@@ -12,7 +12,7 @@ import pytest
 import scenes
 from rig import Place, Places, blocks
 
-from dibs.engines.poolers import SESSION
+from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import placeholders
 from servers import PostgreSQL
 

@@ -14,7 +14,7 @@ import pytest
 from rig import Place, face_of, wait_until
 
 from dibs import BadRequest, Dibs, NewJob
-from dibs.engines.poolers import Manners
+from dibs.engines.postgresql.poolers import Manners
 from servers import PgBouncer, PostgreSQL
 
 # Some leave PgBouncer as it comes, others let it swallow what it does not know.

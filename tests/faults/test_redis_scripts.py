@@ -13,7 +13,7 @@ from rig import Place, age, convoy_of, exchange, followers_of
 
 from dibs import Dibs, NewJob, operations, upkeep
 from dibs.contract import GATE_QUESTIONS, QUESTIONS
-from dibs.engines.redis_scripts import lua_script
+from dibs.engines.redis.scripts import lua_script
 from dibs.operations import Wish
 from dibs.scripts import Step
 from movers import ELSEWHERE, ask

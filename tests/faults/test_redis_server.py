@@ -16,8 +16,8 @@ from rig import face_of, wait_until
 import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.contract import hint_of
-from dibs.engines import redis_nodes
-from dibs.engines.redis_nodes import Nodes
+from dibs.engines.redis import nodes as redis_nodes
+from dibs.engines.redis.nodes import Nodes
 from dibs.engines.trouble import TryAgain
 from naming import named
 from proxy import FaultProxy

@@ -13,7 +13,7 @@ import redis
 from rig import Place, age
 
 from dibs import Dibs, JobState, NewJob, upkeep
-from dibs.engines import redis_steps
+from dibs.engines.redis import steps
 from redis_places import STORE, astray, break_script, call_once, misplaced
 
 SCRIPTS = ("settle", "cancel", "retry", "delete", "go_on", "sweep", "enqueue_pipeline")
@@ -160,7 +160,7 @@ def test_a_job_that_is_deleted_half_way_has_still_succeeded(app: Dibs, client: r
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_steps, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(steps, "MOST_AT_ONCE", 3)
 
 
 def several(app: Dibs) -> Any:

@@ -10,11 +10,11 @@ import pytest
 
 import dibs
 from dibs.contract import GATE_QUESTIONS, QUESTIONS
-from dibs.engines.memory import Memory
-from dibs.engines.mysql import MySQL
-from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.memory.engine import Memory
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql import SqlEngine, placeholders, schema_files, statements
-from dibs.engines.sqlite import SQLite
+from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 
 every_engine = pytest.mark.parametrize(

@@ -54,13 +54,13 @@ def _git(*words: str) -> bytes:
 
 def _commit_before(engine: str) -> str | None:
     """The last one without the newest migration; None if that store is no older than its migration."""
-    folder = f"src/dibs/engines/schema/{FOLDERS[engine]}"
-    [file] = (ROOT / folder).glob(f"{NEWEST:04}_*.sql")
-    added = _git("log", "--diff-filter=A", "--format=%H", "--", f"{folder}/{file.name}").decode().split()
+    [file] = (ROOT / "src/dibs/engines" / FOLDERS[engine] / "schema").glob(f"{NEWEST:04}_*.sql")
+    added = _git("log", "--follow", "--diff-filter=A", "--format=%H", "--", str(file)).decode().split()
     if not added:  # not committed yet: what is committed is the previous code
         return "HEAD"
     before = f"{added[-1]}^"
-    return before if _git("ls-tree", "--name-only", before, f"{folder}/") else None
+    files = _git("ls-tree", "-r", "--name-only", before, "src/dibs/engines").decode()
+    return before if f"{FOLDERS[engine]}/" in files else None
 
 
 @contextmanager

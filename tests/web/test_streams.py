@@ -13,7 +13,7 @@ from serving import EventReader, make_web, on_a_port
 
 from dibs import Dibs, NewJob
 from dibs.changes import Change
-from dibs.engines.memory import Memory
+from dibs.engines.memory.engine import Memory
 from dibs.ids import new_id
 from dibs.integrations.fastapi import lifespan, streams
 from dibs.integrations.fastapi.streams import Teller, encode_summary

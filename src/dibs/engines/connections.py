@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
-from dibs.engines.mysql import MySQL
-from dibs.engines.mysql_pools import asyncmy_query, pymysql_query
-from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.mysql.pools import asyncmy_query, pymysql_query
+from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql import Copy, Plan, Query, placeholders
-from dibs.engines.sqlite import SQLite
-from dibs.engines.sqlite_file import sqlite_query
+from dibs.engines.sqlite.engine import SQLite
+from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection
 from dibs.scripts import Rows, Step, run, run_async
 

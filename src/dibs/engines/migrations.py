@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection
 from importlib.resources import files
 
-from dibs.engines.mysql import MySQL
-from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql import Dialect, schema_files, schema_version, statements
-from dibs.engines.sqlite import SQLite
+from dibs.engines.sqlite.engine import SQLite
 from dibs.errors import BadRequest
 
 MIGRATION_LOCK = 0x64696273  # "dibs", an advisory lock while tables are made
@@ -95,7 +95,7 @@ def table_names(dialect: Dialect) -> list[str]:
 
 
 def _down(dialect: Dialect, version: int, text: str) -> list[str]:
-    own = files("dibs.engines").joinpath("schema", dialect.name, "down")
+    own = files("dibs.engines").joinpath(dialect.name, "schema", "down")
     if own.is_dir():
         for file in own.iterdir():
             if int(file.name.split("_")[0]) == version:

@@ -88,7 +88,7 @@ class Dialect:
 
 def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
     """(version, SQL) of each migration, oldest first."""
-    folder = files(__package__).joinpath("schema", dialect)
+    folder = files(__package__).joinpath(dialect, "schema")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):  # beside them there may be the folder `down`
             yield int(file.name.split("_")[0]), file.read_text()
@@ -118,7 +118,7 @@ def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
 def _load(dialect: Dialect) -> dict[str, str]:
     folder = files(__package__)
     common = [folder.joinpath(f"common{part}.sql") for part in ("", "_steps")]
-    own = [folder.joinpath(f"{dialect.name}{part}.sql") for part in ("", "_gates", "_convoys", "_steps")]
+    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "convoys", "steps")]
     texts = [file.read_text() for file in (*common, *own) if file.is_file()]
     return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
 

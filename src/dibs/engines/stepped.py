@@ -6,11 +6,11 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.mysql import MySQL
-from dibs.engines.postgresql import PostgreSQL
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql import Plan, Query
 from dibs.engines.sql_steps import SqlSteps
-from dibs.engines.sqlite import SQLite
+from dibs.engines.sqlite.engine import SQLite
 
 
 class SteppedSQLite(SqlSteps, SQLite):

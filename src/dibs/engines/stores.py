@@ -12,17 +12,17 @@ from dibs.clock import monotonic
 from dibs.contract import SETTLEMENT_COLUMNS, STOP_HINT, Traits
 from dibs.drift import SchemaProblem
 from dibs.engines.connections import bind_async, bind_sync, has_begun
-from dibs.engines.memory import Memory
-from dibs.engines.mysql import MySQL
-from dibs.engines.mysql_pools import AsyncMySQL, SyncMySQL
-from dibs.engines.postgresql import PostgreSQL
-from dibs.engines.postgresql_pools import AsyncPostgres, SyncPostgres
-from dibs.engines.redis import Redis
-from dibs.engines.redis_nodes import Nodes
-from dibs.engines.redis_pipelines import bind_pipeline
-from dibs.engines.redis_pools import AsyncRedis, SyncRedis
+from dibs.engines.memory.engine import Memory
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
+from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
+from dibs.engines.redis.engine import Redis
+from dibs.engines.redis.nodes import Nodes
+from dibs.engines.redis.pipelines import bind_pipeline
+from dibs.engines.redis.pools import AsyncRedis, SyncRedis
 from dibs.engines.sql import schema_version
-from dibs.engines.sqlite_file import SqliteFile
+from dibs.engines.sqlite.file import SqliteFile
 from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine, UnsupportedConnection

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from dibs.engines.connections import ADAPTERS, bind_queries
-from dibs.engines.mysql_pools import BROKEN, UNDONE
-from dibs.engines.postgresql_pools import AGAIN as POSTGRES_AGAIN
+from dibs.engines.mysql.pools import BROKEN, UNDONE
+from dibs.engines.postgresql.pools import AGAIN as POSTGRES_AGAIN
 from dibs.engines.sql import Query
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine

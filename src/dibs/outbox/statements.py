@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from dibs.engines.sql import read_blocks
-from dibs.engines.sqlite import NOW as SQLITE_NOW
+from dibs.engines.sqlite.engine import NOW as SQLITE_NOW
 from dibs.errors import BadRequest
 from dibs.outbox.messages import COLUMNS
 from dibs.scripts import Rows

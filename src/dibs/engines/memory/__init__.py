@@ -1,0 +1,1 @@
+"""The reference engine: everything in this process."""

@@ -1,0 +1,699 @@
+"""The reference engine: the contract in plain Python, one method per question.
+
+Everything lives in this process and ends with it. The other engines are compared with this one,
+operation by operation, in `tests/model`.
+"""
+
+import heapq
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs.clock import from_micros, store_micros, to_micros
+from dibs.contract import GLANCED_COLUMNS, SETTLEMENT_COLUMNS, Traits
+from dibs.engines.memory.convoys import Convoyed
+from dibs.engines.memory.gates import Record, has_gate, is_gated
+from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.scripts import Row, Rows, Step
+from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
+
+TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until")
+KEPT_TIMES = (*TIMES, "unique_until")
+
+_PARENT = NEW_JOB_COLUMNS.index("parent_id")
+
+Line = tuple[str, str]  # queue, kind
+
+
+class Memory(Convoyed):
+    """A store in this process. Each one is a world of its own."""
+
+    traits = Traits(
+        durable=False,
+        shared=False,
+        joins_caller=False,
+        migrates_itself=True,
+        wakes=True,
+        gates=True,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._live: dict[UUID, Record] = {}
+        self._finished: dict[UUID, Record] = {}
+        self._by_unique: dict[str, UUID] = {}
+        self._unique_for: dict[str, UUID] = {}  # finished jobs whose key is still taken
+        self._lines: defaultdict[Line, list[tuple[int, int, UUID]]] = defaultdict(list)
+        self._scheduled: list[tuple[int, UUID]] = []
+        self._running: dict[UUID, Record] = {}
+        self._settings: dict[str, Record] = {}
+        self._here: dict[str, Record] = {}
+        self._last_ticks: dict[str, int] = {}
+        self._tokens = count(1)
+        self._identity: UUID | None = None
+        self._departures: dict[UUID, tuple[UUID, str]] = {}
+        self._arrivals: set[tuple[UUID, UUID]] = set()
+        self._moment = 0
+
+    def execute(self, step: Step) -> Rows:
+        answer: Callable[..., Rows] = getattr(self, f"_{step.question}")
+        with self._lock:
+            self._moment = store_micros()  # one time per question, as a statement has
+            rows = answer(**step.params)
+            self._go_on()
+            return rows
+
+    # -- enqueue --------------------------------------------------------------------------------
+
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Rows:
+        stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
+
+    def _store(self, new: Record) -> tuple[UUID, UUID, bool]:
+        """(its id, the id of who has its place now, whether that is new)."""
+        now, delay, run_at = self._clock(), new.pop("delay"), new["run_at"]
+        new |= {"run_at": to_micros(run_at) if run_at else now + (delay or 0), "enqueued_at": now}
+        if self._known(new["id"]):
+            return new["id"], new["id"], False
+        if (holder := self._has_key(new["unique_key"])) is not None:
+            if new["replaces"]:
+                self._replace(holder, new)
+            return new["id"], holder, False
+        if (holder := self._kept_instead(new)) is not None:
+            return new["id"], holder, False
+        self._add(new)
+        return new["id"], new["id"], True
+
+    def _add(self, new: Record) -> None:
+        lasts, _ = new.pop("unique_for"), new.pop("replaces")
+        until = None if lasts is None else new["enqueued_at"] + lasts
+        job: Record = dict.fromkeys(JOB_COLUMNS) | new | _NEW | {"unique_until": until}
+        self._live[job["id"]] = job
+        if job["unique_key"] is not None:
+            self._by_unique[job["unique_key"]] = job["id"]
+        if self._waits_for_parents(job):
+            self._wait(job, JobState.blocked)
+        else:
+            self._set_off(job)
+
+    def _answer(self, id: UUID, holder: UUID, is_new: bool) -> Row:
+        """States are those at the end: a job may be superseded by a later one of the same call."""
+        if not is_new:
+            return {"id": id, "holder": holder, "is_new": False}
+        [job] = self._each([id])
+        times = {name: from_micros(job[name]) for name in ("run_at", "enqueued_at")}
+        return {"id": id, "holder": holder, "is_new": True, "state": job["state"], **times}
+
+    def _has_key(self, key: str | None) -> UUID | None:
+        """Who has this unique key: a live job, or a finished one that keeps it for a time."""
+        if key is None:
+            return None
+        if key in self._by_unique:
+            return self._by_unique[key]
+        job = self._finished.get(self._unique_for.get(key))  # type: ignore[arg-type]
+        return job["id"] if job is not None and job["unique_until"] > self._clock() else None
+
+    def _replace(self, holder: UUID, new: Record) -> None:
+        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        job = self._live.get(holder)
+        if job is not None and job["state"] in WAITING:
+            job |= {"args": new["args"], "run_at": new["run_at"]}
+            self._wait_again(job)
+
+    def _enqueue_tick(
+        self, schedule: str, since: datetime | None, tick: datetime, jobs: Sequence[tuple[Any, ...]]
+    ) -> Rows:
+        if self._last_ticks.get(schedule) != (None if since is None else to_micros(since)):
+            return []
+        self._last_ticks[schedule] = to_micros(tick)
+        return [{"name": schedule}, *self._enqueue(jobs, fresh=True)]
+
+    # -- claim ----------------------------------------------------------------------------------
+
+    def _claim(self, limit: int, look: bool, **wish: Any) -> Rows:
+        taken: list[Record] = []
+        lines = [line for line in self._lines if self._open(line, wish["queues"], wish["kinds"])]
+        while len(taken) < limit and (job := self._best(lines)) is not None:
+            taken.append(self._lease(job, wish))
+        return self._claimed(taken, look)
+
+    def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Rows:
+        record = self._live.get(job)
+        if record is None or not self._open(_line(record)):
+            return self._claimed([], look)
+        if record["state"] == JobState.ready:
+            return self._claimed([self._lease(record, wish)], look)
+        if self._may_overtake(record):
+            self._wait(record, JobState.ready)  # it gets the turn of those who have not started
+            self._lease(record, wish)
+            self._overtook(record)
+            return self._claimed([record], look)
+        return self._claimed([], look)
+
+    def _claim_within_limits(self, **wish: Any) -> Rows:
+        raise AssertionError("memory holds limits in every claim and never answers `limited`")
+
+    def _open(self, line: Line, queues: Any = None, kinds: Any = None) -> bool:
+        if (queues is not None and line[0] not in queues) or (kinds is not None and line[1] not in kinds):
+            return False
+        setting = self._settings.get(line[0], _UNSET)
+        return not setting["paused"] and self._room(line[0], setting["max_running"])
+
+    def _room(self, queue: str, max_running: int | None) -> bool:
+        if max_running is None:
+            return True
+        running = sum(1 for job in self._running.values() if job["queue"] == queue)
+        return running < max_running
+
+    def _best(self, lines: Iterable[Line]) -> Record | None:
+        heads = [(head, line) for line in lines if (head := self._head(line)) and self._open(line)]
+        return self._live[min(heads)[0][2]] if heads else None
+
+    def _head(self, line: Line) -> tuple[int, int, UUID] | None:
+        """The first of a line that is still what it was when it was put there."""
+        heap = self._lines[line]
+        while heap:
+            job = self._live.get(heap[0][2])
+            if job is not None and job["state"] == JobState.ready and _rank(job) == heap[0]:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _lease(self, job: Record, wish: Mapping[str, Any]) -> Record:
+        now = self._clock()
+        job |= {
+            "state": JobState.running,
+            "attempts": job["attempts"] + 1,
+            "worker": wish["worker"],
+            "token": next(self._tokens),
+            "claimed_at": now,
+            "lease_until": now + wish["leases"].get(job["kind"], wish["lease"]),
+        }
+        self._running[job["id"]] = job
+        return job
+
+    def _claimed(self, taken: Sequence[Record], look: bool) -> Rows:
+        header = {"limited": False, "overdue": look and self._overdue(), "crowded": False}
+        return [header | self._row(job) for job in taken] or [header | {"id": None}]
+
+    def _overdue(self) -> bool:
+        now, first = self._clock(), self._next_due()
+        due = first is not None and first <= now
+        due = due or any(at <= now for at in self._offers())
+        return due or any(job["lease_until"] <= now for job in self._running.values())
+
+    # -- settle, renew, progress ----------------------------------------------------------------
+
+    def _settle(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        steps: Any = (),
+        convoy: Sequence[tuple[Any, ...]] = (),
+    ) -> Rows:
+        rides = self._start_followers(convoy)
+        applied = []
+        for values in settlements:
+            given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
+            if job := self._held(given["id"], given["token"]):
+                self._apply(job, given)
+                applied.append({"id": job["id"]})
+        won = {row["id"] for row in applied}
+        for child in children:
+            if child[_PARENT] in won:
+                self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
+        self._date_ends([ride for ride in rides if ride["id"] in won])
+        return applied
+
+    def _apply(self, job: Record, given: Record) -> None:
+        job |= {"settled_token": given["token"], "settled_as": given["settled_as"]}
+        job |= {"errors": given["errors"], "attempts": job["attempts"] - given["refund"]}
+        job["pipeline_id"] = job["pipeline_id"] or given["pipeline_id"]
+        state = put_back(given["state"], cancel_asked=job["cancel_reason"] is not None)
+        if state in FINISHED:
+            job["result"] = given["result"]
+            asked = job["cancel_reason"] if state == JobState.cancelled else None
+            self._finish(job, state, given["message"] or asked)
+            return
+        if given["delay"] is not None:
+            job["run_at"] = self._clock() + given["delay"]
+        self._back(job, state)
+
+    def _settled(self, ids: Sequence[UUID]) -> Rows:
+        names = ("id", "state", "token", "settled_token", "settled_as")
+        return [{name: job[name] for name in names} for job in self._each(ids)]
+
+    def _exchange(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        steps: Any = (),
+        convoy: Sequence[tuple[Any, ...]] = (),
+        **wish: Any,
+    ) -> Rows:
+        settled = [row["id"] for row in self._settle(settlements, children, convoy=convoy)]
+        self._go_on()
+        first, *rest = self._claim(**wish)
+        return [{**first, "settled": settled}, *rest]
+
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Rows:
+        held = [job for id, token in claims if (job := self._held(id, token))]
+        for job in held:
+            job["lease_until"] = self._clock() + lease
+        return [self._standing(job) for job in held]
+
+    def _progress(self, job: UUID, token: int, fraction: float, message: str | None) -> Rows:
+        if (record := self._held(job, token)) is None:
+            return []
+        record |= {"progress": fraction, "message": message or record["message"]}
+        return [self._standing(record)]
+
+    # -- upkeep ---------------------------------------------------------------------------------
+
+    def _stage(self, limit: int) -> Rows:
+        staged: list[Row] = []
+        while len(staged) < limit and (at := self._next_due()) is not None and at <= self._clock():
+            _, id = heapq.heappop(self._scheduled)
+            self._wait_again(self._live[id])
+            staged.append({"id": id})
+        self._pass_on(limit)
+        return staged
+
+    def _next_due(self) -> int | None:
+        """When the first of those scheduled is due; who is no longer scheduled is forgotten here."""
+        while self._scheduled:
+            run_at, id = self._scheduled[0]
+            job = self._live.get(id)
+            if job is not None and (job["state"], job["run_at"]) == (JobState.scheduled, run_at):
+                return run_at
+            heapq.heappop(self._scheduled)
+        return None
+
+    def _sweep(self, limit: int) -> Rows:
+        now = self._clock()
+        expired = [job for job in self._running.values() if job["lease_until"] <= now]
+        expired.sort(key=lambda job: job["lease_until"])
+        return [self._bury(job, now) for job in expired[:limit]]
+
+    def _bury(self, job: Record, now: int) -> Row:
+        names = ("id", "kind", "queue", "worker", "token", "attempts")
+        answer = {name: job[name] for name in names}
+        cancel_asked = job["cancel_reason"] is not None
+        state = swept(job["attempts"], job["max_attempts"], cancel_asked=cancel_asked)
+        job["errors"] = _with_death(job, now)
+        if state in FINISHED:
+            self._finish(job, state, job["cancel_reason"])
+        else:
+            self._back(job, state)
+        return answer | {"state": state}
+
+    # -- act ------------------------------------------------------------------------------------
+
+    def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Rows:
+        changed: list[Row] = []
+        for job in (self._live[id] for id in ids if id in self._live):
+            is_running = job["state"] == JobState.running
+            changed.append({"id": job["id"], "worker": job["worker"] if is_running else None})
+            if is_running:
+                job["cancel_reason"] = reason or ""
+            else:
+                self._finish(job, JobState.cancelled, reason)
+        return changed
+
+    def _retry(self, ids: Sequence[UUID]) -> Rows:
+        return [{"id": job["id"]} for job in self._each(ids) if self._retried(job)]
+
+    def _retried(self, job: Record) -> bool:
+        if job["state"] == JobState.scheduled:
+            job["run_at"] = self._clock()
+            self._wait_again(job)
+            return True
+        if job["state"] not in (JobState.failed, JobState.cancelled) or job["unique_key"] in self._by_unique:
+            return False
+        self._come_back(job)
+        if self._waits_for_parents(job):
+            job["position"] = None
+            self._wait(job, JobState.blocked)
+        elif has_gate(job):
+            self._rejoin(job)
+        else:
+            self._wait(job, JobState.ready)
+        self._came_back.append(job)
+        return True
+
+    def _come_back(self, job: Record) -> None:
+        self._live[job["id"]] = self._finished.pop(job["id"])
+        if job["unique_key"] is not None:
+            self._by_unique[job["unique_key"]] = job["id"]
+        job |= _FRESH_BUDGET | {"run_at": self._clock(), "worker": None}
+
+    def _recover(self, job: UUID, stale_after: int) -> Rows:
+        record = self._running.get(job)
+        if record is None or record["lease_until"] + stale_after > self._clock():
+            return []
+        record |= {"attempts": 0, "cancel_reason": None}
+        self._back(record, JobState.ready)
+        return [{"id": job}]
+
+    def _delete(self, ids: Sequence[UUID]) -> Rows:
+        gone = [job for job in self._each(ids) if job["state"] != JobState.running]
+        for job in gone:
+            if job["id"] in self._live:
+                self._forget(job)
+            else:
+                del self._finished[job["id"]]
+                self._let_go_of(job)
+            self._deleted(job)
+        return [{"id": job["id"]} for job in gone]
+
+    def _prune(self, older_than: int, states: Sequence[str], before: UUID, limit: int) -> Rows:
+        horizon = self._clock() - older_than
+        ended = [(id, job) for id, job in self._finished.items() if id < before and job["state"] in states]
+        old = [id for id, job in ended if job["finished_at"] < horizon and not self._is_needed(job)]
+        for id in old[:limit]:
+            self._drop_step(self._finished.pop(id))
+        return [{"id": id} for id in old[:limit]]
+
+    def _is_needed(self, job: Record) -> bool:
+        """Whether a train or a job waits for it, or its unique key is taken for some more time."""
+        gate = self._gate_of(job)
+        keeps_key = job["unique_until"] is not None and job["unique_until"] > self._clock()
+        return keeps_key or self._is_waited_for(job) or (gate is not None and gate.held_by == job["id"])
+
+    def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
+        setting = self._settings.setdefault(queue, dict(_UNSET))
+        if paused is not None:
+            setting["paused"] = paused
+        if set_limit:
+            setting["max_running"] = max_running
+        return []
+
+    # -- look -----------------------------------------------------------------------------------
+
+    def _get(self, ids: Sequence[UUID]) -> Rows:
+        return [self._row(job) for job in self._each(ids)]
+
+    def _find(self, limit: int, after: UUID | None, **filter: Any) -> Rows:
+        found = sorted({**self._live, **self._finished}.items(), reverse=True)
+        matching = (job for id, job in found if (after is None or id < after) and _matches(job, **filter))
+        return [self._row(job) for _, job in zip(range(limit), matching, strict=False)]
+
+    def _glance(self, ids: Sequence[UUID]) -> Rows:
+        return [self._glanced(job) for job in self._each(ids)]
+
+    def _glance_at_queue(self, queue: str | None, since: UUID, limit: int) -> Rows:
+        ended = {id: job for id, job in self._finished.items() if id > since}
+        both = [sorted(jobs.items(), reverse=True) for jobs in (self._live, ended)]
+        found = [[job for _, job in jobs if queue in (None, job["queue"])][:limit] for jobs in both]
+        return [self._glanced(job) for jobs in found for job in jobs]
+
+    def _counts(self, queue: str | None) -> Rows:
+        jobs = [*self._live.values(), *self._finished.values()]
+        states = Counter(job["state"] for job in jobs if queue in (None, job["queue"]))
+        return [{"state": state, "jobs": jobs} for state, jobs in states.items()]
+
+    def _queues(self) -> Rows:
+        states = Counter((job["queue"], job["state"]) for job in self._live.values())
+        named = {queue for queue, _ in states} | set(self._settings)
+        settings = {name: self._settings.get(name, _UNSET) for name in named}
+        rows = [{"name": q, "state": s, "jobs": n, **settings[q]} for (q, s), n in states.items()]
+        return rows + [{"name": q, "state": None, "jobs": 0, **settings[q]} for q in named]
+
+    def _explain(self, job: UUID) -> Rows:
+        rows = []
+        for record in self._each([job]):
+            setting = self._settings.get(record["queue"], _UNSET)
+            running = sum(other["queue"] == record["queue"] for other in self._running.values())
+            rows.append({**self._row(record), **setting, "running": running, **self._now()[0]})
+        return rows
+
+    def _tick(self, worker: str, forget_after: int, **about: Any) -> Rows:
+        now = self._clock()
+        self._here = {name: row for name, row in self._here.items() if row["seen_at"] >= now - forget_after}
+        known = self._here.get(worker, {"started_at": now})
+        self._here[worker] = {**known, **about, "name": worker, "seen_at": now}
+        return self._upcoming()
+
+    def _upcoming(self) -> Rows:
+        now = self._clock()
+        due = [job["run_at"] for job in self._live.values() if job["state"] == JobState.scheduled]
+        due += self._offers()
+        leases = [job["lease_until"] for job in self._running.values()]
+        upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
+        times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
+        ready = any(job["state"] == JobState.ready for job in self._live.values())
+        return [{"overdue": self._overdue(), "ready": ready, **times}]
+
+    def _leave(self, worker: str) -> Rows:
+        return [{"name": worker}] if self._here.pop(worker, None) else []
+
+    def _workers(self, silence: int) -> Rows:
+        seen = [row for row in self._here.values() if row["seen_at"] >= self._clock() - silence]
+        return [
+            {**row, **{name: from_micros(row[name]) for name in ("started_at", "seen_at")}}
+            for row in sorted(seen, key=lambda row: row["name"])
+        ]
+
+    def _schedules(self) -> Rows:
+        return [{"name": name, "last_tick": from_micros(at)} for name, at in self._last_ticks.items()]
+
+    def _ready_lines(self, queues: Sequence[str] | None) -> Rows:
+        ready = sorted(line for line in self._lines if self._head(line) is not None)
+        return [
+            {"queue": queue, "kind": kind}
+            for queue, kind in ready
+            if (queues is None or queue in queues) and not self._settings.get(queue, _UNSET)["paused"]
+        ]
+
+    def _backlog(self) -> Rows:
+        since: defaultdict[str, list[int]] = defaultdict(list)
+        for job in self._live.values():
+            if job["state"] == JobState.ready:
+                since[job["queue"]].append(job["run_at"])
+        return [
+            {"queue": queue, "jobs": len(times), "since": from_micros(min(times))}
+            for queue, times in since.items()
+        ]
+
+    def _examine(self) -> Rows:
+        facts = [("version", "memory", "of this process"), ("kept", "jobs", "nowhere")]
+        facts += [("isolation", "own connections", "one question at a time")]
+        return [{"fact": fact, "about": about, "value": value} for fact, about, value in facts]
+
+    def _echo(self, hint: str) -> Rows:
+        return [{"told": hint}]
+
+    def _now(self) -> Rows:
+        return [{"now": from_micros(self._clock())}]
+
+    def _age(self, micros: int) -> Rows:
+        for job in [*self._live.values(), *self._finished.values()]:
+            times = (*TIMES, "unique_until")
+            job |= {name: job[name] - micros for name in times if job[name] is not None}
+            if job["state"] in WAITING:
+                self._wait(job, job["state"])
+        self._age_gates(micros)
+        self._last_ticks = {name: at - micros for name, at in self._last_ticks.items()}
+        return []
+
+    # -- from one store to another --------------------------------------------------------------
+
+    def _identify(self, new: UUID | None) -> Rows:
+        self._identity = self._identity or new
+        return [] if self._identity is None else [{"id": self._identity}]
+
+    def _depart(self, store: UUID, after: UUID | None, limit: int) -> Rows:
+        holding = {gate.held_by for gate in self._gates_by_key.values()}
+        ended = {id: job for id, job in self._finished.items() if id not in holding}
+        jobs = {**{id: job for id, job in self._live.items() if self._may_depart(job)}, **ended}
+        leaving = sorted(id for id in jobs if after is None or id > after)
+        return [self._part_with(jobs[id], store) for id in leaving[:limit]]
+
+    def _may_depart(self, job: Record) -> bool:
+        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train."""
+        gate = self._gate_of(job) if is_gated(job) else None
+        paused = self._settings.get(job["queue"], _UNSET)["paused"]
+        return job["state"] != JobState.running and (gate is None or (paused and gate.held_by is None))
+
+    def _part_with(self, job: Record, store: UUID) -> Row:
+        if self._finished.pop(job["id"], None) is None:
+            self._forget(job)
+        times = {name: from_micros(job[name]) for name in KEPT_TIMES if job[name] is not None}
+        text = stored_text(job | times)
+        self._departures[job["id"]] = (store, text)
+        return {"id": job["id"], "job": text}
+
+    def _departed(self, limit: int) -> Rows:
+        rows = [{"id": id, "store": to, "job": text} for id, (to, text) in sorted(self._departures.items())]
+        return rows[:limit]
+
+    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Rows:
+        rows = [self._take_in(job, (job.id, store) in self._arrivals) for job in map(read_stored, jobs)]
+        self._arrivals |= {(row["id"], store) for row in rows if row["is_new"]}
+        return rows
+
+    def _take_in(self, job: StoredJob, noted: bool = False) -> Row:
+        holder = job.id if noted or self._known(job.id) else None
+        if holder is None and not job.is_finished:
+            holder = self._by_unique.get(job.unique_key or "")
+        if holder is None:
+            self._settle_in(job)
+        return {"id": job.id, "holder": holder or job.id, "is_new": holder is None}
+
+    def _settle_in(self, job: StoredJob) -> None:
+        record: Record = {name: getattr(job, name) for name in STORED_TYPES}
+        record |= {name: to_micros(record[name]) for name in KEPT_TIMES if record[name] is not None}
+        self._tokens = count(max(next(self._tokens), (job.token or 0) + 1))
+        if job.is_finished:
+            self._finished[job.id] = record
+            if job.unique_until is not None and job.unique_key is not None:
+                self._unique_for[job.unique_key] = job.id
+            return
+        self._live[job.id] = record
+        if job.unique_key is not None:
+            self._by_unique[job.unique_key] = job.id
+        if job.is_gated:
+            self._join_again(record)
+        else:
+            self._wait(record, JobState(job.state))
+
+    def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Rows:
+        rows = [self._take_in(read_stored(self._departures[id][1])) for id in ids if id in self._departures]
+        self._landed("out", store, [row["id"] for row in rows if row["holder"] == row["id"]])
+        return rows
+
+    def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Rows:
+        gone = None if ids is None else set(ids)
+        if way == "in":
+            self._arrivals = {
+                one for one in self._arrivals if one[1] != store or not (gone is None or one[0] in gone)
+            }
+        else:
+            self._departures = {
+                id: one
+                for id, one in self._departures.items()
+                if one[0] != store or not (gone is None or id in gone)
+            }
+        return []
+
+    # -- the small moves that the answers are made of -------------------------------------------
+
+    def _clock(self) -> int:
+        return self._moment
+
+    def _known(self, id: UUID) -> bool:
+        return id in self._live or id in self._finished
+
+    def _each(self, ids: Iterable[UUID]) -> list[Record]:
+        found = (self._live.get(id) or self._finished.get(id) for id in ids)
+        return [job for job in found if job is not None]
+
+    def _held(self, id: UUID, token: int) -> Record | None:
+        job = self._running.get(id)
+        return job if job is not None and job["token"] == token else None
+
+    def _wait(self, job: Record, state: JobState) -> None:
+        job["state"] = state
+        if state == JobState.ready:
+            heapq.heappush(self._lines[_line(job)], _rank(job))
+        elif state == JobState.scheduled:
+            heapq.heappush(self._scheduled, (job["run_at"], job["id"]))
+
+    def _wait_again(self, job: Record) -> None:
+        """A waiting job whose time has come, or has changed."""
+        if is_gated(job):
+            self._take_place(job)
+        else:
+            self._wait(job, by_time(job["run_at"], self._clock()))
+
+    def _back(self, job: Record, state: JobState) -> None:
+        self._running.pop(job["id"], None)
+        job |= {"worker": None, "lease_until": None}
+        if is_gated(job):
+            self._take_place(job)
+        else:
+            self._wait(job, state)
+
+    def _finish(self, job: Record, state: JobState, message: str | None) -> None:
+        self._forget(job, state)
+        job |= {"state": state, "finished_at": self._clock(), "lease_until": None}
+        job["message"] = message or job["message"]
+        self._finished[job["id"]] = job
+        if job["unique_until"] is not None:
+            self._unique_for[job["unique_key"]] = job["id"]
+        self._ended.append(job)
+
+    def _forget(self, job: Record, state: JobState | None = None) -> None:
+        self._running.pop(job["id"], None)
+        if self._by_unique.get(job["unique_key"]) == job["id"]:
+            del self._by_unique[job["unique_key"]]
+        if is_gated(job):
+            self._leave_gate(job, state)
+        else:
+            del self._live[job["id"]]
+
+    def _row(self, job: Record) -> dict[str, Any]:
+        row = {name: job[name] for name in JOB_COLUMNS}
+        return row | {name: from_micros(row[name]) for name in TIMES if row[name] is not None}
+
+    def _glanced(self, job: Record) -> Row:
+        return {name: job[name] for name in GLANCED_COLUMNS} | {"run_at": from_micros(job["run_at"])}
+
+    def _standing(self, job: Record) -> Row:
+        names = ("id", "token", "cancel_reason")
+        return {"lease_until": from_micros(job["lease_until"])} | {name: job[name] for name in names}
+
+
+_NEW: Record = {
+    "attempts": 0,
+    "progress": 0.0,
+    "errors": "[]",
+    "cancel_reason": None,
+    "settled_token": None,
+    "settled_as": None,
+    "position": None,
+}
+_FRESH_BUDGET: Record = {
+    "attempts": 0,
+    "progress": 0.0,
+    "message": None,
+    "result": None,
+    "finished_at": None,
+    "cancel_reason": None,
+}
+_UNSET: Record = {"paused": False, "max_running": None}
+
+
+def _line(job: Record) -> Line:
+    return job["queue"], job["kind"]
+
+
+def _rank(job: Record) -> tuple[int, int, UUID]:
+    return -job["priority"], job["run_at"], job["id"]
+
+
+def _matches(job: Record, states: Any, tags: Sequence[str], **equal: Any) -> bool:
+    return (
+        (states is None or job["state"] in states)
+        and set(tags) <= set(msgspec.json.decode(job["tags"]))
+        and all(value is None or job[name] == value for name, value in equal.items())
+    )
+
+
+def _with_death(job: Record, now: int) -> str:
+    death = {
+        "attempt": job["attempts"],
+        "token": job["token"],
+        "at": from_micros(now),
+        "worker": job["worker"],
+        "type": "LeaseLost",
+        "message": WORKER_DIED,
+    }
+    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()

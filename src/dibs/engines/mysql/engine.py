@@ -1,0 +1,667 @@
+"""MySQL's and MariaDB's answers: which blocks of jobs.sql make up a question.
+
+An answer that writes is one transaction: a locking read, a decision in here, writes by primary key.
+How many rows a statement changed is never asked: these servers count rows that differ, not rows that
+matched.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs.clock import to_micros
+from dibs.contract import SETTLEMENT_COLUMNS, Traits
+from dibs.engines.moves import MovingEngine, columns
+from dibs.engines.mysql.convoys import MysqlConvoys
+from dibs.engines.mysql.enqueue import MysqlEnqueue, is_one_insert
+from dibs.engines.mysql.gates import (
+    NOBODY_WAS_HERE,
+    Gates,
+    Key,
+    gate_of,
+    gates_of,
+    has_gate,
+    leave,
+)
+from dibs.engines.mysql.values import (
+    READERS,
+    as_ids,
+    as_json,
+    as_moment,
+    as_plain,
+    chunks,
+    later,
+)
+from dibs.engines.sql import Dialect, Plan, Query, schema_version
+from dibs.jobs import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob
+from dibs.scripts import Row, Rows, Step
+from dibs.states import FINISHED, WORKER_DIED, JobState, put_back, swept
+
+# Fixed while one statement runs, in UTC whatever time zone the session has.
+NOW = "utc_timestamp(6)"
+
+# How a value of a stored job travels in JSON, and what makes a value of its column of it.
+_IN_JSON = {
+    UUID: ("char(32) character set ascii", "unhex(given.{name})"),
+    datetime: ("datetime(6)", "given.{name}"),
+    int: ("bigint", "given.{name}"),
+    float: ("double", "given.{name}"),
+    str: ("longtext character set utf8mb4", "given.{name}"),
+}
+
+SPELLINGS = {
+    "stored_places": ", ".join(
+        f"{name} {_IN_JSON[type][0]} path '$[{place}]'"
+        for place, (name, type) in enumerate(STORED_TYPES.items())
+    ),
+    "stored_given": ", ".join(_IN_JSON[type][1].format(name=name) for name, type in STORED_TYPES.items()),
+    "id": "unhex(:$1)",
+    "by_id": "force index (primary)",
+    "if_free": "for update skip locked",
+    "now": NOW,
+    "now_minus": f"{NOW} - interval :$1 microsecond",
+    "minus": "$1 - interval :$2 microsecond",
+    "text": "char",
+    "uuid": "char",
+    "texts": "char",
+    "false": "false",
+    "true": "true",
+    "in_ids": "in (:$1)",
+    "in_texts": "in (:$1)",
+    "has_tags": "json_contains(job.tags, :$1)",
+    "next_token": "/*M! nextval(dibs_token) + */ 0",
+    # MariaDB's settings are tables of the one schema, MySQL's of the other.
+    "variables": "/*M! information_schema.$1 */ /*!80017 performance_schema.$1 */",
+    "isolation": "/*M! 'tx_isolation' */ /*!80017 'transaction_isolation' */",
+    "names": "/*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */",
+}
+
+READS = frozenset(
+    {
+        *("get", "find", "counts", "queues", "settled", "explain", "now"),
+        *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
+        *("glance", "glance_at_queue", "departed"),
+        *("gates", "current", "followers"),
+    }
+)
+
+# The same looks, as locking reads.
+NEWEST = {
+    "lasting": "lasting_newest",
+    "train_heads": "train_heads_newest",
+    "slot_line": "slot_line_newest",
+    "slot_running": "slot_running_newest",
+    "slot_members": "slot_members_newest",
+    "somebody_there": "somebody_there_newest",
+}
+
+OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
+
+# From how many (queue, kind) pairs on it is cheaper to walk those that exist.
+MOST_NAMED_LINES = 32
+
+_UNIQUE, _PARENT, _TRAIN, _SLOT = (
+    NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id", "train", "slot")
+)
+
+Line = tuple[str, str]  # queue, kind
+
+
+class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
+    """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
+
+    traits = Traits(
+        durable=True,
+        shared=True,
+        joins_caller=True,
+        migrates_itself=False,
+        wakes=False,
+        gates=True,
+    )
+
+    def __init__(self, prefix: str = "dibs") -> None:
+        self.dialect = Dialect(name="mysql", spellings=SPELLINGS, prefix=prefix)
+
+    def needs_transaction(self, step: Step) -> bool:
+        match step.question:
+            case "enqueue":
+                return not is_one_insert(**step.params)
+            case question:
+                return question not in READS
+
+    def answer(self, step: Step, *, own: bool = True) -> Plan:
+        """The caller's transaction may see an old snapshot; a look at what it met must not."""
+        if step.question == "get" and not own:
+            return self._get(**step.params, block="get_newest")
+        plan = super().answer(step, own=own)
+        return plan if own or step.question in READS else self._beside_snapshot(plan)
+
+    def _beside_snapshot(self, plan: Plan) -> Plan:
+        """The same plan in a transaction of the caller's, with locking reads where its snapshot is too old.
+
+        Not everywhere: at REPEATABLE READ these lock gaps as well, in which others then can't enqueue.
+        """
+        query, is_old = next(plan), False
+        seen: dict[Key, int] = {}
+        while True:
+            assert isinstance(query, Query)
+            if query.name == "lock_gates":
+                seen |= {_key(row): row["changes"] for row in (yield replace(query, name="gates_seen"))}
+            newest = NEWEST.get(query.name) if is_old or query.name == "lasting" else None
+            rows = yield query if newest is None else replace(query, name=newest)
+            if query.name == "locked_gates" and any(_has_changed(row, seen) for row in rows):
+                is_old = True
+                yield replace(query, name="doubt_gates")
+            try:
+                query = plan.send(rows)
+            except StopIteration as done:
+                answer: Rows = done.value
+                return answer
+
+    def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
+        readers = [(name, READERS[name]) for name in names if name in READERS]
+        answer = [dict(zip(names, row, strict=True)) for row in rows]
+        for row in answer:
+            for name, reader in readers:
+                if row[name] is not None:
+                    row[name] = reader(row[name])
+        return answer
+
+    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: as_plain(value) for name, value in params.items()}
+
+    # -- claim ----------------------------------------------------------------------------------
+
+    def _claim(self, look: bool, **wish: Any) -> Plan:
+        opening = yield from self._opening(look)
+        return (yield from self._claim_from(opening, {}, wish))
+
+    def _claim_within_limits(self, look: bool, **wish: Any) -> Plan:
+        yield Query("lock_limits", {})
+        running = {row["name"]: row["running"] for row in (yield Query("running", {}))}
+        opening = yield from self._opening(look)
+        room = {queue: most - running.get(queue, 0) for queue, most in opening.limits.items()}
+        if wish["job"] is not None:
+            return (yield from self._claim_one(opening, room, wish))
+        return (yield from self._claim_from(opening, room, wish))
+
+    def _claim_job(self, look: bool, **wish: Any) -> Plan:
+        opening = yield from self._opening(look)
+        return (yield from self._claim_one(opening, {}, wish))
+
+    def _opening(self, look: bool) -> Any:
+        rows = yield Query("opening", {"look": look})
+        paused = frozenset(row["name"] for row in rows if row["paused"])
+        limits = {row["name"]: row["max_running"] for row in rows if row["max_running"] is not None}
+        return Opening(bool(rows[0]["overdue"]), paused, limits)
+
+    def _claim_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
+        rows = yield Query("lock_these", {"ids": as_ids([wish["job"]])})
+        behind = [] if rows else (yield Query("behind_slot", {"job": wish["job"].hex}))
+        free = [row for row in rows or behind if row["queue"] not in opening.paused]
+        if any(row["queue"] in opening.limits and row["queue"] not in room for row in free):
+            return [opening.header | {"limited": True, "id": None}]
+        free = [row for row in free if room.get(row["queue"], 1) > 0]
+        if free and behind:
+            return (yield from self._overtake(opening, free[0], wish))
+        return (yield from self._leased(opening, free, wish))
+
+    def _overtake(self, opening: "Opening", job: Row, wish: Mapping[str, Any]) -> Plan:
+        """A job that is behind its slot may be claimed by name while there is room among those who run."""
+        gates = yield from self._lock_gates([("slot", job["slot"])])
+        [gate] = gates.values()
+        has_room = yield from self._room_beside(gate, job["slot_limit"])
+        rows = (yield Query("lock_behind_slot", {"job": wish["job"].hex})) if has_room else []
+        claimed = yield from self._leased(opening, rows, wish)
+        yield from self._open_gates(gates)
+        return claimed
+
+    def _claim_from(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
+        named = _named_lines(opening, wish)
+        if named is not None and len(named) == 1 and not opening.limits:
+            return (
+                yield from self._leased(opening, (yield from self._lock_first(named[0], wish["limit"])), wish)
+            )
+        lines = yield from self._walk(opening, wish) if named is None else self._near(named, wish["limit"])
+        if any(queue in opening.limits and queue not in room for queue, _ in lines):
+            return [opening.header | {"limited": True, "id": None}]
+        if len(lines) == 1 and not room:
+            [line] = lines
+            return (
+                yield from self._leased(opening, (yield from self._lock_first(line, wish["limit"])), wish)
+            )
+        near = sorted((job for jobs in lines.values() for job in jobs), key=_rank)
+        return (yield from self._claim_best(opening, near, room, wish))
+
+    def _claim_best(
+        self, opening: "Opening", near: Sequence[Row], room: Mapping[str, int], wish: Mapping[str, Any]
+    ) -> Plan:
+        """Of the first jobs of several lines, those that go first; else what is free behind them."""
+        wanted = _within(near, wish["limit"], room)
+        rows = (yield Query("lock_these", {"ids": as_ids(row["near"] for row in wanted)})) if wanted else []
+        if len(rows) < len(wanted) and not room:
+            rows = yield from self._fill(rows, [_line(row) for row in near], wish["limit"])
+        crowded = len(rows) < len(wanted)
+        return (yield from self._leased(opening, rows, wish, crowded=crowded))
+
+    def _near(self, lines: Sequence[Line], limit: int) -> Any:
+        """Those of these lines that have ready jobs, each with its first ones."""
+        found: dict[Line, Rows] = {}
+        for queue, kind in lines:
+            if jobs := (yield Query("near", {"queue": queue, "kind": kind, "limit": limit})):
+                found[queue, kind] = jobs
+        return found
+
+    def _walk(self, opening: "Opening", wish: Mapping[str, Any]) -> Any:
+        """The same for every line that exists and that we may claim from."""
+        found: dict[Line, Rows] = {}
+        line, ours = ("", ""), False  # before the first one: a name is never empty
+        while True:
+            given = {"queue": line[0], "kind": line[1], "limit": wish["limit"] if ours else 0}
+            rows = yield Query("line", given)
+            if jobs := [row for row in rows if not row["is_next"]]:
+                found[line] = jobs
+            following = [row for row in rows if row["is_next"]]
+            if not following:
+                return found
+            line = _line(following[0])
+            ours = opening.admits(line, wish["queues"], wish["kinds"])
+
+    def _lock_first(self, line: Line, limit: int) -> Plan:
+        return (yield Query("lock_first", {"queue": line[0], "kind": line[1], "limit": limit}))
+
+    def _fill(self, rows: Rows, lines: Sequence[Line], limit: int) -> Plan:
+        """Others had what we looked at: take whatever is free further down, line by line."""
+        taken = {row["id"]: row for row in rows}
+        for line in dict.fromkeys(lines):
+            if len(taken) >= limit:
+                break
+            own = sum(_line(row) == line for row in taken.values())
+            for row in (yield from self._lock_first(line, limit - len(taken) + own)):
+                if len(taken) < limit:
+                    taken.setdefault(row["id"], row)
+        return list(taken.values())
+
+    def _leased(
+        self, opening: "Opening", rows: Rows, wish: Mapping[str, Any], *, crowded: bool = False
+    ) -> Plan:
+        """Lease these rows, which are locked, and answer them as they are now."""
+        header = opening.header | {"crowded": crowded}
+        if not rows:
+            return [header | {"id": None}]
+        now = max(row["now"] for row in rows)
+        first, *rest = sorted(rows, key=_claim_rank)
+        leased = [_leased(row, n, now, wish) for n, row in enumerate((first, *rest))]
+        taken = as_json([[job["id"].hex, job["token"], as_moment(job["lease_until"])] for job in leased])
+        yield Query("lease", {"taken": taken, "worker": wish["worker"], "now": as_moment(now)})
+        return [{**header, **job} for job in leased]
+
+    # -- settle, renew, progress ----------------------------------------------------------------
+
+    def _settle(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        convoy: Sequence[tuple[Any, ...]] = (),
+    ) -> Plan:
+        given = [dict(zip(SETTLEMENT_COLUMNS, values, strict=True)) for values in settlements]
+        gates = yield from self._lock_gates([*gates_of(given), *_gates_of_children(children)])
+        moment = max((gate.now for gate in gates.values()), default=None)
+        yield from self._start_followers(convoy, moment)
+        held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
+        applied = [_put_back(one, held[one["id"]]) for one in given if one["id"] in held]
+        yield from self._end_settled([one for one in applied if one["state"] in FINISHED])
+        back = [one for one in applied if one["state"] not in FINISHED]
+        for chunk in chunks(map(_settlement, back)):
+            yield Query("return_settled", {"settlements": chunk})
+        for one in applied:
+            if one["state"] in FINISHED:
+                leave(gates, held[one["id"]], one["state"])
+        yield from self._open_gates(gates)
+        yield from self._chain([child for child in children if child[_PARENT] in held])
+        yield from self._date_ends([ride for ride in convoy if ride[0] in held], moment)
+        return [{"id": id} for id in held]
+
+    def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
+        """Those of these claims that still hold their job, locked in the order of ids, by id."""
+        pairs = sorted((id.hex, token) for id, token in claims)
+        if not pairs:
+            return {}
+        return {row["id"]: row for row in (yield Query(block, {"claims": as_json(pairs)}))}
+
+    def _end_settled(self, ended: Sequence[Mapping[str, Any]]) -> Plan:
+        for chunk in chunks(map(_settlement, ended)):
+            yield Query("end_settled", {"settlements": chunk})
+        return (yield from self._each("forget", (one["id"] for one in ended)))
+
+    def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
+        """Children of what was settled just now. One whose key is taken is not added."""
+        return (yield from self._enqueue(children, fresh=False)) if children else []
+
+    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+        applied = yield from self._settle(settlements, children, convoy)
+        first, *rest = yield from self._claim(**wish)
+        return [{**first, "settled": [row["id"] for row in applied]}, *rest]
+
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
+        free = yield from self._held("held_and_free", claims)
+        until = {id: later(row["now"], lease) for id, row in free.items()}
+        if free:
+            newest = max(until.values())
+            yield from self._each("renew", free, lease_until=as_moment(newest))
+            until = dict.fromkeys(until, newest)
+        locked = [claim for claim in claims if claim[0] not in free]
+        others = yield from self._held("standing", locked)
+        return [*({**row, "lease_until": until[id]} for id, row in free.items()), *others.values()]
+
+    def _progress(self, job: UUID, token: int, fraction: float, message: str | None) -> Plan:
+        if not (yield from self._held("held", [(job, token)])):
+            return []
+        yield Query("progress", {"job": job.hex, "fraction": fraction, "message": message})
+        return (yield Query("standing", {"claims": as_json([(job.hex, token)])}))
+
+    # -- upkeep and acts ------------------------------------------------------------------------
+
+    def _stage(self, limit: int) -> Plan:
+        rows = yield Query("due", {"limit": limit})
+        yield from self._each("stage", (row["id"] for row in rows))
+        in_slots = yield from self._stage_in_slots(limit)
+        yield from self._pass_on(limit)
+        return [*rows, *in_slots]
+
+    def _stage_in_slots(self, limit: int) -> Plan:
+        found = yield Query("due_in_slots", {"limit": limit})
+        gates = yield from self._lock_free_gates(("slot", row["slot"]) for row in found)
+        ours = [row["id"] for row in found if ("slot", row["slot"]) in gates]
+        _note_moves(gates)
+        rows = (yield Query("lock_due", {"ids": as_ids(sorted(ours))})) if ours else []
+        yield from self._each("move", (row["id"] for row in rows), state=JobState.blocked.value)
+        yield from self._open_gates(gates)
+        return rows
+
+    def _sweep(self, limit: int) -> Plan:
+        plain = yield Query("expired", {"limit": limit})
+        yield from self._bury(plain, {})
+        found = yield Query("expired_at_gates", {"limit": limit})
+        gates = yield from self._lock_free_gates(gates_of(found))
+        ours = [row["id"] for row in found if gate_of(row) in gates]
+        _note_moves(gates)
+        gated = (yield Query("lock_expired", {"ids": as_ids(sorted(ours))})) if ours else []
+        yield from self._bury(gated, gates)
+        yield from self._open_gates(gates)
+        return [{**job, "state": _swept(job)} for job in (*plain, *gated)]
+
+    def _bury(self, expired: Sequence[Row], gates: Gates) -> Plan:
+        """Give back or end these, which are locked, and so are their gates."""
+        ends = [(job["id"].hex, _swept(job).value, job["cancel_reason"], _with_death(job)) for job in expired]
+        yield from self._end([one for one in ends if one[1] != JobState.ready])
+        for chunk in chunks(one for one in ends if one[1] == JobState.ready):
+            yield Query("sweep_returned", {"ends": chunk})
+        for job in expired:
+            if _swept(job) in FINISHED:
+                leave(gates, job, _swept(job))
+        return []
+
+    def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
+        live, gates = yield from self._live_at_gates(ids)
+        running = [row["id"] for row in live if row["state"] == JobState.running]
+        waiting = [row for row in live if row["state"] != JobState.running]
+        yield from self._each("ask_to_cancel", running, reason=reason or "")
+        yield from self._end([(row["id"].hex, JobState.cancelled.value, reason, None) for row in waiting])
+        for row in _as_given(waiting, ids):
+            leave(gates, row, JobState.cancelled)
+        yield from self._open_gates(gates)
+        return [{"id": row["id"], "worker": row["worker"]} for row in live]
+
+    def _live_at_gates(
+        self, ids: Sequence[UUID], also: Iterable[Mapping[str, Any]] = (), stale_after: int = 0
+    ) -> Any:
+        """(those of these jobs that are live, their gates and those others), all locked, gates first."""
+        found = yield Query("gates_of", {"ids": as_ids(ids)})
+        keys = [*gates_of(found), *((row["sort"], row["name"]) for row in also)]
+        gates = yield from self._lock_gates(keys)
+        live = yield from self._live(ids, stale_after)
+        yield from self._lock_gates_of(live, gates)
+        return live, gates
+
+    def _retry(self, ids: Sequence[UUID]) -> Plan:
+        found = yield Query("gates_of_ended", {"ids": as_ids(ids)})
+        _, gates = yield from self._live_at_gates(ids, [_named(gate) for gate in gates_of(found)])
+        ended = yield Query("failed_or_cancelled", {"ids": as_ids(sorted(ids))})
+        wanted = [row["id"] for row in ended]
+        yield from self._each("retry", wanted)
+        live = yield from self._live(ids)
+        back = [row for row in live if row["id"] in wanted]
+        yield from self._each("forget_finished", (row["id"] for row in back))
+        scheduled = [row["id"] for row in live if row["state"] == JobState.scheduled]
+        yield from self._each("hurry", scheduled)
+        yield from self._rejoin(_as_given(back, ids), gates)
+        return [{"id": id} for id in (*(row["id"] for row in back), *scheduled)]
+
+    def _rejoin(self, jobs: Sequence[Row], gates: Gates) -> Plan:
+        """Retried: who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+        yield from self._lock_gates_of(jobs, gates)
+        places: list[tuple[UUID, int]] = []
+        for job in filter(has_gate, jobs):
+            gate = gates[gate_of(job)]
+            if gate.held_by == job["id"]:
+                gate.held_by = None
+            else:
+                places.append((job["id"], gate.place({"slot_policy": None})))
+        yield from self._set_places(places)
+        return (yield from self._open_gates(gates))
+
+    def _recover(self, job: UUID, stale_after: int) -> Plan:
+        live, gates = yield from self._live_at_gates([job], stale_after=stale_after)
+        stale = any(row["stale"] for row in live)
+        if stale:
+            yield Query("recover", {"job": job.hex})
+        yield from self._open_gates(gates)
+        return [{"id": job}] if stale else []
+
+    def _delete(self, ids: Sequence[UUID]) -> Plan:
+        holding = yield Query("held_by", {"ids": as_ids(ids)})
+        live, gates = yield from self._live_at_gates(ids, holding)
+        waiting = [row["id"] for row in live if row["state"] != JobState.running]
+        yield from self._each("forget", waiting)
+        finished = yield Query("finished", {"ids": as_ids(sorted(ids))})
+        gone = [*waiting, *(row["id"] for row in finished)]
+        yield from self._each("forget_finished", (row["id"] for row in finished))
+        for gate in gates.values():
+            gate.held_by = None if gate.held_by in gone else gate.held_by
+        yield from self._open_gates(gates)
+        return [{"id": id} for id in gone]
+
+    def _prune(self, older_than: int, states: Sequence[str], before: UUID, limit: int) -> Plan:
+        params = {"older_than": older_than, "states": ",".join(states), "before": before.hex, "limit": limit}
+        old = yield Query("old", params)
+        yield from self._each("forget_finished", (row["id"] for row in old))
+        return old
+
+    def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
+        names = STORED_TYPES if block != "note_moves" else ("id", "way", "store", "job")
+        for chunk in chunks([row[name] for name in names] for row in rows):
+            yield Query(block, {"rows": chunk})
+        return []
+
+    def _forget_these(self, ids: Sequence[UUID]) -> Plan:
+        yield from self._each("forget", ids)
+        return (yield from self._each("forget_finished", ids))
+
+    def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
+        gates = yield from self._lock_gates(gate_of(columns(job)) for job in jobs)
+        for job in jobs:
+            gate = gates[gate_of(columns(job))]
+            gate.last_position = max(gate.last_position, abs(job.position or 0))
+        for (sort, _), gate in gates.items():
+            if sort == "train":
+                yield Query("close_train", {"gate": gate.name})
+        return (yield from self._open_gates(gates))
+
+    def _key_holders(self, keys: Sequence[str]) -> Plan:
+        return (yield Query("holders", {"keys": as_json(keys)}))
+
+    def _tick(self, forget_after: int, **about: Any) -> Plan:
+        yield Query("tick", about)
+        yield Query("forget_workers", {"forget_after": forget_after})
+        return (yield Query("upcoming", {}))
+
+    def _age(self, micros: int) -> Plan:
+        yield Query("age_jobs", {"micros": micros})
+        yield Query("age_schedules", {"micros": micros})
+        yield Query("age_gates", {"micros": micros})
+        return (yield Query("age_finished", {"micros": micros}))
+
+    # -- look -----------------------------------------------------------------------------------
+
+    def _get(self, ids: Sequence[UUID], block: str = "get") -> Plan:
+        return (yield Query(block, {"ids": as_ids(ids)}))
+
+    def _glance(self, ids: Sequence[UUID]) -> Plan:
+        return (yield Query("glance", {"ids": as_ids(ids)}))
+
+    def _find(self, states: Sequence[str] | None, tags: Sequence[str], **filter: Any) -> Plan:
+        names = None if states is None else ",".join(states)
+        return (yield Query("find", {**self.adapt(filter), "states": names, "tags": as_json(tags)}))
+
+    def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
+        opening = yield from self._opening(look=False)
+        lines = yield from self._walk(opening, {"queues": queues, "kinds": None, "limit": 1})
+        return [{"queue": queue, "kind": kind} for queue, kind in lines]
+
+    def _examine(self) -> Plan:
+        """Transactions of others are shown only to who may see them; asking all the same is an error."""
+        facts = yield Query("examine", {"oldest": as_json(OLDEST), "schema": schema_version("mysql")})
+        if not (yield Query("may_see_others", {})):
+            return [*facts, {"fact": "unseen", "about": "transactions", "value": "the privilege PROCESS"}]
+        return [*facts, *(yield Query("open_transactions", {}))]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a claim knows before it looks at jobs."""
+
+    overdue: bool
+    paused: frozenset[str]
+    limits: Mapping[str, int]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return {"limited": False, "overdue": self.overdue, "crowded": False}
+
+    def admits(self, line: Line, queues: Sequence[str] | None, kinds: Sequence[str] | None) -> bool:
+        queue, kind = line
+        wanted = (queues is None or queue in queues) and (kinds is None or kind in kinds)
+        return wanted and queue not in self.paused
+
+
+# -- Rows on their way in and out ---------------------------------------------------------------
+
+
+def _gates_of_children(children: Iterable[tuple[Any, ...]]) -> list[Key]:
+    return gates_of({"train": child[_TRAIN], "slot": child[_SLOT]} for child in children)
+
+
+def _note_moves(gates: Gates) -> None:
+    for gate in gates.values():
+        gate.moved = True
+
+
+def _key(gate: Row) -> Key:
+    return gate["sort"], gate["name"]
+
+
+def _has_changed(gate: Row, seen: Mapping[Key, int]) -> bool:
+    """Whether anybody was at a gate, which is locked now, since we saw it; a number below 0 is in doubt."""
+    before = seen.get(_key(gate))
+    if before is None:
+        return bool(gate["last_position"] != NOBODY_WAS_HERE)
+    return before < 0 or bool(gate["changes"] != before + 1)
+
+
+def _named(key: Key) -> Row:
+    return {"sort": key[0], "name": key[1]}
+
+
+def _as_given(rows: Iterable[Row], ids: Sequence[UUID]) -> list[Row]:
+    """Rows in the order in which somebody named them."""
+    order = {id: at for at, id in enumerate(ids)}
+    return sorted(rows, key=lambda row: order[row["id"]])
+
+
+def _named_lines(opening: Opening, wish: Mapping[str, Any]) -> list[Line] | None:
+    """The open lines by name, where they are few enough to ask for each; None where they must be found."""
+    queues, kinds = wish["queues"], wish["kinds"]
+    if queues is None or kinds is None or len(queues) * len(kinds) > MOST_NAMED_LINES:
+        return None
+    lines = [(queue, kind) for queue in dict.fromkeys(queues) for kind in dict.fromkeys(kinds)]
+    return [line for line in lines if line[0] not in opening.paused]
+
+
+def _within(near: Sequence[Row], limit: int, room: Mapping[str, int]) -> list[Row]:
+    """The first `limit` in claiming order, no more of a limited queue than it has places."""
+    left = dict(room)
+    wanted: list[Row] = []
+    for job in near:
+        places = left.get(job["queue"])
+        if len(wanted) < limit and (places is None or places > 0):
+            wanted.append(job)
+            if places is not None:
+                left[job["queue"]] = places - 1
+    return wanted
+
+
+def _leased(job: Row, number: int, now: datetime, wish: Mapping[str, Any]) -> dict[str, Any]:
+    """The job as its claim will have it; `number` tells claims of one moment apart."""
+    leased = {name: value for name, value in job.items() if name not in ("now", "next_token")}
+    return leased | {
+        "state": JobState.running,
+        "attempts": job["attempts"] + 1,
+        "worker": wish["worker"],
+        "token": job["next_token"] or max((job["token"] or 0) + 1, to_micros(now) + number),
+        "claimed_at": now,
+        "lease_until": later(now, wish["leases"].get(job["kind"], wish["lease"])),
+    }
+
+
+def _put_back(given: dict[str, Any], job: Row) -> dict[str, Any]:
+    state = put_back(given["state"], cancel_asked=job["cancel_reason"] is not None)
+    if state == JobState.ready and job["slot"] is not None:
+        state = JobState.blocked  # until its gate lets it through again
+    return {**given, "state": state}
+
+
+def _settlement(given: Mapping[str, Any]) -> list[Any]:
+    return [given[name] for name in SETTLEMENT_COLUMNS]
+
+
+def _line(job: Row) -> Line:
+    return job["queue"], job["kind"]
+
+
+def _rank(job: Row) -> tuple[Any, ...]:
+    return job["precedence"], job["due"], job["near"]
+
+
+def _claim_rank(job: Row) -> tuple[Any, ...]:
+    return -job["priority"], job["run_at"], job["id"]
+
+
+def _swept(job: Row) -> JobState:
+    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
+
+
+def _with_death(job: Row) -> str:
+    death = {
+        "attempt": job["attempts"],
+        "token": job["token"],
+        "at": job["now"],
+        "worker": job["worker"],
+        "type": "LeaseLost",
+        "message": WORKER_DIED,
+    }
+    return as_json([*msgspec.json.decode(job["errors"]), death])

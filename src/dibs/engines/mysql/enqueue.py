@@ -1,0 +1,222 @@
+"""How MySQL and MariaDB store jobs: in one insert, or with care where an id, key or place may be taken."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from dibs.engines.mysql.gates import Gates, MysqlGates, gate_of, gates_of, has_gate
+from dibs.engines.mysql.values import (
+    CHUNK_ROWS,
+    CHUNK_SIZE,
+    as_hex,
+    as_ids,
+    as_json,
+    chunks,
+    later,
+    text_size,
+)
+from dibs.engines.sql import Plan, Query
+from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.scripts import Row
+from dibs.states import JobState
+
+_UNIQUE, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "train", "slot"))
+
+# What `enqueue` sends of each job, in the order in which its block takes it apart.
+_STORED = (
+    *("id", "kind", "queue", "args", "priority", "state", "max_attempts", "run_at", "enqueued_at"),
+    *("unique_key", "on_cancelled", "on_failed", "pipeline_id", "parent_id", "tags", "meta"),
+)
+# What more it sends of jobs that have a gate or a unique key.
+_STORED_AT_GATES = ("train", "slot", "slot_policy", "slot_limit", "position", "unique_until")
+
+
+class MysqlEnqueue(MysqlGates):
+    """Whatever stores jobs: producers, settlements with children, schedules."""
+
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
+        [clock] = yield Query("now", {})
+        new = [_due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"]) for values in jobs]
+        if fresh and all(map(_is_plain, new)):
+            yield from self._store("enqueue", _STORED, new, stored_by=None)
+            return [{**job, "holder": job["id"], "is_new": True} for job in new]
+        gates = yield from self._lock_gates((yield from self._gates_of_new(new)))
+        answers: list[Row] = []
+        for batch in _batches(new):
+            answers += yield from self._enqueue_carefully(batch, fresh, gates)
+        yield from self._open_gates(gates)
+        return (yield from self._with_states(answers)) if gates else answers
+
+    def _store(
+        self, block: str, names: Sequence[str], new: Sequence[Mapping[str, Any]], stored_by: UUID | None
+    ) -> Plan:
+        for chunk in chunks([job[name] for name in names] for job in new):
+            yield Query(block, {"jobs": chunk, "stored_by": as_hex(stored_by)})
+        return []
+
+    def _gates_of_new(self, new: Sequence[Mapping[str, Any]]) -> Any:
+        """The gates of new jobs, and of those whose arguments and time they may replace."""
+        keys = [job["unique_key"] for job in new if job["replaces"]]
+        met = (yield Query("gates_of_keys", {"keys": as_json(keys)})) if keys else []
+        return [*gates_of(new), *gates_of(met)]
+
+    def _enqueue_carefully(self, new: Sequence[dict[str, Any]], fresh: bool, gates: Gates) -> Plan:
+        """Where an id, a key or a place may be taken: store all, look who has them, take back what lost."""
+        for job in new:
+            _take_place(job, gates)
+        call = uuid4()
+        ended = set() if fresh else (yield from self._ended_before(new))
+        stored = [job for job in new if job["id"] not in ended]
+        yield from self._store("enqueue_again", (*_STORED, *_STORED_AT_GATES), stored, stored_by=call)
+        holders, ours = yield from self._holders(new, call)
+        holders |= {id: id for id in ended}
+        if not fresh:
+            done = yield from self._forget_if_finished(ours)
+            ours -= done
+            holders |= {id: id for id in done}
+        yield from self._forget_if_key_lasts(new, ours, holders)
+        yield from self._replace([job for job in new if job["id"] not in ours], holders, gates)
+        yield from self._act_on_slot([job for job in new if job["id"] in ours], ours, holders)
+        return [_stored(job, ours, holders) for job in new]
+
+    def _holders(self, new: Sequence[Mapping[str, Any]], call: UUID) -> Any:
+        """(who has each id and each key, which ids this very call has stored)."""
+        rows = yield Query("stored", {"ids": as_ids(job["id"] for job in new)})
+        holders: dict[Any, UUID] = {row["id"]: row["id"] for row in rows}
+        ours = {row["id"] for row in rows if row["stored_by"] == call}
+        if keys := [job["unique_key"] for job in new if job["unique_key"] is not None]:
+            rows = yield Query("holders", {"keys": as_json(keys)})
+            holders |= {row["unique_key"]: row["holder"] for row in rows}
+        return holders, ours
+
+    def _ended_before(self, new: Sequence[Mapping[str, Any]]) -> Any:
+        """Jobs that are over must not take their key from others of the same call, even for a moment."""
+        if len(new) == 1 or all(job["unique_key"] is None for job in new):
+            return set()
+        return {row["id"] for row in (yield Query("ended", {"ids": as_ids(job["id"] for job in new)}))}
+
+    def _forget_if_finished(self, ids: set[UUID]) -> Any:
+        """What finished before we stored it again, perhaps while we waited for its place, stays finished."""
+        if not ids:
+            return set()
+        done = {row["id"] for row in (yield Query("finished", {"ids": as_ids(ids)}))}
+        yield from self._each("forget", done)
+        return done
+
+    def _forget_if_key_lasts(
+        self, new: Sequence[Mapping[str, Any]], ours: set[UUID], holders: dict[Any, UUID]
+    ) -> Plan:
+        """A finished job may keep its key for a time: who asked for it gets that job."""
+        keyed = [job for job in new if job["id"] in ours and job["unique_key"] is not None]
+        if not keyed:
+            return []
+        rows = yield Query("lasting", {"keys": as_json([job["unique_key"] for job in keyed])})
+        kept = {row["unique_key"]: row["holder"] for row in rows}
+        lost = [job["id"] for job in keyed if job["unique_key"] in kept]
+        holders.update(kept)
+        for id in lost:
+            del holders[id]
+        ours.difference_update(lost)
+        return (yield from self._each("forget", lost))
+
+    def _replace(self, new: Sequence[Mapping[str, Any]], holders: Mapping[Any, UUID], gates: Gates) -> Plan:
+        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        for job in new:
+            if job["replaces"] and job["id"] not in holders:
+                holder = holders[job["unique_key"]]
+                yield from self._lock_gates_of((yield from self._live([holder])), gates)
+                change = {"holder": holder, "args": job["args"], "run_at": job["run_at"]}
+                yield Query("replace", self.adapt(change))
+        return []
+
+    def _act_on_slot(
+        self, new: Sequence[Mapping[str, Any]], ours: set[UUID], holders: dict[Any, UUID]
+    ) -> Plan:
+        """`drop`: back out where the slot was full. `replace`: those who wait make room."""
+        for job in new:
+            if job["slot_policy"] == "drop":
+                if (holder := (yield from self._kept_instead(job))) is not None:
+                    yield from self._each("forget", [job["id"]])
+                    ours.discard(job["id"])
+                    holders[job["id"]] = holder
+            elif job["slot_policy"] == "replace":
+                live = yield from self._live((yield from self._waiting_beside(job)))
+                waiting = [row["id"].hex for row in live if row["state"] != JobState.running]
+                reason = f"superseded by {job['id']}"
+                yield from self._end([(id, JobState.cancelled.value, reason, None) for id in waiting])
+        return []
+
+    def _with_states(self, answers: Sequence[Row]) -> Plan:
+        """States are those at the end: a job may be superseded by a later one of the same call."""
+        rows = yield from self._settled([answer["id"] for answer in answers])
+        states = {row["id"]: row["state"] for row in rows}
+        return [{**answer, "state": states.get(answer["id"])} for answer in answers]
+
+    def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
+        begins = move["since"] is None
+        found = yield Query("last_tick" if begins else "schedule_at", self.adapt(move))
+        if bool(found) == begins:  # somebody else began it, or moved it on
+            return []
+        yield Query("begin_schedule" if begins else "move_schedule", self.adapt(move))
+        return [{"name": move["schedule"]}, *((yield from self._enqueue(jobs, fresh=True)) if jobs else ())]
+
+    # -- what others do, too ---------------------------------------------------------------------
+
+    def _live(self, ids: Iterable[UUID], stale_after: int = 0) -> Plan:
+        if not (ids := sorted(ids)):
+            return []
+        return (yield Query("live", {"ids": as_ids(ids), "stale_after": stale_after}))
+
+    def _end(self, ends: Sequence[tuple[str, str, str | None, str | None]]) -> Plan:
+        for chunk in chunks(ends):
+            yield Query("end", {"ends": chunk})
+        return (yield from self._each("forget", (UUID(one[0]) for one in ends)))
+
+    def _settled(self, ids: Sequence[UUID]) -> Plan:
+        return (yield Query("settled", {"ids": as_ids(ids)}))
+
+
+def is_one_insert(jobs: Sequence[tuple[Any, ...]], fresh: bool) -> bool:
+    few = len(jobs) <= CHUNK_ROWS and sum(map(text_size, jobs)) <= CHUNK_SIZE
+    return fresh and few and all(job[_UNIQUE] is job[_TRAIN] is job[_SLOT] is None for job in jobs)
+
+
+def _is_plain(job: Mapping[str, Any]) -> bool:
+    return job["unique_key"] is None and not has_gate(job)
+
+
+def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
+    delay, run_at, lasts = job.pop("delay"), job["run_at"], job.pop("unique_for")
+    due = run_at or later(now, delay or 0)
+    state = JobState.ready if due <= now else JobState.scheduled
+    until = None if lasts is None else later(now, lasts)
+    times = {"run_at": due, "enqueued_at": now, "unique_until": until}
+    return {**job, **times, "state": state, "position": None}
+
+
+def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """New jobs in their order; one that acts on others of its slot stands alone."""
+    batch: list[dict[str, Any]] = []
+    for job in new:
+        if job["slot_policy"] in ("drop", "replace"):
+            yield from ([batch] if batch else [])
+            yield [job]
+            batch = []
+        else:
+            batch.append(job)
+    yield from ([batch] if batch else [])
+
+
+def _take_place(job: dict[str, Any], gates: Gates) -> None:
+    """A new job is blocked, or in a slot scheduled, until its gate lets it through."""
+    if has_gate(job):
+        waits = job["slot"] is not None and job["state"] == JobState.scheduled
+        job["state"] = JobState.scheduled if waits else JobState.blocked
+        job["position"] = gates[gate_of(job)].place(job)
+
+
+def _stored(job: Mapping[str, Any], ours: set[UUID], holders: Mapping[Any, UUID]) -> Row:
+    if job["id"] in ours:
+        return {**job, "holder": job["id"], "is_new": True}
+    return {"id": job["id"], "holder": holders.get(job["id"]) or holders[job["unique_key"]], "is_new": False}

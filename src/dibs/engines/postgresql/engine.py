@@ -1,0 +1,312 @@
+"""PostgreSQL's answers: which blocks of jobs.sql make up a question."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs.contract import CONVOY_COLUMNS, Traits, hint_of
+from dibs.engines.hints import Hints
+from dibs.engines.postgresql.gates import (
+    PostgresGates,
+    apart,
+    children_of,
+    columns_of,
+    gate_of,
+    is_bare,
+    settled_gate,
+)
+from dibs.engines.sql import Copy, Dialect, Plan, Query, schema_version
+from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.scripts import Row, Step
+
+SPELLINGS = {
+    "now": "statement_timestamp()",
+    "moment": "coalesce(cast(:moment as timestamptz), statement_timestamp())",
+    "now_minus": "statement_timestamp() - cast(:$1 as bigint) * interval '1 microsecond'",
+    "minus": "$1 - cast(:$2 as bigint) * interval '1 microsecond'",
+    "uuid": "uuid",
+    "text": "text",
+    "texts": "text[]",
+    "false": "false",
+    "id": "cast(:$1 as uuid)",
+    "by_id": "",
+    "if_free": "for update skip locked",
+    "true": "true",
+    "in_ids": "= any (cast(:$1 as uuid[]))",
+    "in_texts": "= any (cast(:$1 as text[]))",
+    "has_tags": "cast(job.tags as jsonb) @> cast(:$1 as jsonb)",
+}
+
+OLDEST = "12"  # the first with `as materialized`, without which a claim may take too many
+
+# From how many (queue, kind) pairs on it is cheaper to walk those that exist.
+MOST_NAMED_LINES = 32
+# From how many jobs on a bulk load beats an insert.
+COPY_FROM = 500
+
+_RUN_AT, _DELAY, _UNIQUE, _PARENT = (
+    NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay", "unique_key", "parent_id")
+)
+_TRAIN = NEW_JOB_COLUMNS.index("train")
+# Questions whose answers may take several statements.
+TOGETHER = frozenset(
+    {
+        *("claim_within_limits", "delete", "age", "enqueue_tick", "stage", "sweep", "cancel", "retry"),
+        *("recover", "release_train", "mend", "depart", "arrive", "give_back"),
+    }
+)
+_COPIED = tuple(n for n in NEW_JOB_COLUMNS[:_TRAIN] if n not in ("run_at", "delay", "unique_key"))
+
+
+class PostgreSQL(PostgresGates):
+    """Row locks that are skipped, many jobs per statement, one sequence for the tokens."""
+
+    traits = Traits(
+        durable=True,
+        shared=True,
+        joins_caller=True,
+        migrates_itself=False,
+        wakes=True,
+        echoes=True,
+        gates=True,
+    )
+
+    def __init__(self, prefix: str = "dibs") -> None:
+        self.dialect = Dialect(name="postgresql", spellings=SPELLINGS, prefix=prefix)
+        self._hints = Hints()
+
+    def needs_transaction(self, step: Step) -> bool:
+        match step.question:
+            case "enqueue":
+                return not step.params["fresh"] or not all(map(is_bare, step.params["jobs"]))
+            case "settle" | "exchange":
+                return bool(step.params["children"]) or any(map(settled_gate, step.params["settlements"]))
+            case question:
+                return question in TOGETHER
+
+    def answer(self, step: Step, *, own: bool = True) -> Plan:
+        """On the caller's connection a bulk load is an insert like any other."""
+        if step.question == "enqueue":
+            return self._enqueue(**step.params, may_copy=own)
+        return super().answer(step, own=own)
+
+    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**params, "tags": _json(params["tags"])} if "tags" in params else params
+
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, may_copy: bool) -> Plan:
+        if may_copy and fresh and len(jobs) >= COPY_FROM and all(map(_is_plain, jobs)):
+            return (yield from self._copy(jobs))
+        plain = [job for job in jobs if is_bare(job)]
+        if fresh and len(plain) == len(jobs):
+            return (yield from self._enqueue_plain(jobs, self._hints.due(jobs, always=not may_copy)))
+        placed = [job for job in jobs if not is_bare(job)]
+        gates = yield from self._lock_for(placed)
+        # Several statements have several times, but what is enqueued together is due together.
+        moment = (yield Query("now", {}))[0]["now"] if plain and placed else None
+        answers: dict[UUID, Row] = {}
+        if plain:
+            rows = yield Query("enqueue_again", columns_of(plain, moment))
+            answers |= {row["id"]: row for row in rows}
+            if not fresh:
+                for row in (yield Query("enqueue_forget_finished", {"ids": [job[0] for job in plain]})):
+                    del answers[row["id"]]
+        if placed:
+            answers |= yield from self._enqueue_placed(placed, gates, moment, fresh)
+            states, others = yield from self._find_places(placed, gates, answers, moment)
+            moved = yield from self._open_gates({*gates.held_by, *others})
+            answers = _in_states(answers, states | {row["id"]: row["state"] for row in moved})
+        yield from self._wake(self._hints.due(_to_tell(jobs, answers), always=not may_copy))
+        return _in_order(jobs, answers)
+
+    def _enqueue_plain(self, jobs: Sequence[tuple[Any, ...]], wake: Sequence[str]) -> Plan:
+        if len(jobs) == 1:
+            return (yield Query("enqueue_one", _one(jobs[0], wake)))
+        rows = yield Query("enqueue", {**columns_of(jobs), "wake": wake})
+        return _in_order(jobs, {row["id"]: row for row in rows})
+
+    def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
+        block = "begin_schedule" if move["since"] is None else "move_schedule"
+        moved = yield Query(block, move)
+        if not moved or not jobs:
+            return moved
+        return [*moved, *(yield from self._enqueue(jobs, fresh=True, may_copy=False))]
+
+    def _wake(self, queues: Sequence[str]) -> Plan:
+        return (yield Query("wake", {"wake": queues})) if queues else ()
+
+    def _copy(self, jobs: Sequence[tuple[Any, ...]]) -> Plan:
+        [clock] = yield Query("now", {})
+        now = clock["now"]
+        records = [(*_without_times(job), "ready", now, now) for job in jobs]
+        yield Copy("dibs_jobs", (*_COPIED, "state", "run_at", "enqueued_at"), records)
+        yield from self._wake(self._hints.due(jobs, always=True))
+        return [{"is_new": True, "state": "ready", "run_at": now, "enqueued_at": now}] * len(jobs)
+
+    def _claim(self, **wish: Any) -> Plan:
+        if (line := _only_line(wish)) is not None and (rows := (yield Query("claim_line", line))):
+            return rows
+        return (yield Query("claim", _wish(wish)))
+
+    def _claim_job(self, **wish: Any) -> Plan:
+        return (yield Query("claim_job", _wish(wish)))
+
+    def _claim_within_limits(self, **wish: Any) -> Plan:
+        params = _wish(wish) | {"walk": True}
+        if wish["job"] is None:
+            yield Query("lock_limits", params)
+            return (yield Query("claim_within_limits", params))
+        slots = yield from self._overtaking(wish["job"])
+        yield Query("lock_limits", params)
+        rows = yield Query("claim_job_within_limits", params)
+        yield from self._open_gates(slots)
+        return rows
+
+    def _settle(self, settlements: Any, children: Any, convoy: Any = ()) -> Plan:
+        gated, plain = apart(settlements, children)
+        rows: list[Row] = []
+        if gated:
+            theirs = children_of(gated, children)
+            applied, _ = yield from self._settle_at_gates(gated, theirs, convoy, tell=True)
+            rows += applied
+        if plain:
+            rows += yield Query("settle", self.settlements(plain))
+            yield from self._chain(children_of(plain, children), {row["id"] for row in rows})
+        return rows
+
+    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+        """Those at gates first, so that what they let through can be claimed at once."""
+        gated, plain = apart(settlements, children)
+        applied: list[Row] = []
+        moved: Sequence[Row] = ()
+        if gated:
+            theirs = children_of(gated, children)
+            applied, moved = yield from self._settle_at_gates(gated, theirs, convoy, tell=False)
+        first, *rest = yield Query("exchange", self.settlements(plain) | _wish(wish))
+        yield from self._chain(children_of(plain, children), set(first["settled"]))
+        if moved:
+            yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
+        return [{**first, "settled": [*first["settled"], *(row["id"] for row in applied)]}, *rest]
+
+    def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+        return {"settlements": _json([Given(*values) for values in settlements])}
+
+    def convoy(self, rides: Sequence[tuple[Any, ...]]) -> str:
+        return _json([dict(zip(CONVOY_COLUMNS, ride, strict=True)) for ride in rides])
+
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
+        ids, tokens = [id for id, _ in claims], [token for _, token in claims]
+        return (yield Query("renew", {"ids": ids, "tokens": tokens, "lease": lease}))
+
+    def _retry(self, ids: Sequence[UUID]) -> Plan:
+        rows = yield from self._retry_at_gates(ids)
+        yield from self._wake([""] if rows else [])
+        return rows
+
+    def _recover(self, **which: Any) -> Plan:
+        rows = yield from self._recover_at_gates(**which)
+        yield from self._wake([""] if rows else [])
+        return rows
+
+    def _set_queue(self, **setting: Any) -> Plan:
+        yield Query("set_queue", setting)
+        return (yield from self._wake([setting["queue"]]))
+
+    def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
+        return (yield Query(block, {"rows": _json(rows)}))
+
+    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Plan:
+        answers = yield from super()._arrive(store, jobs)
+        yield from self._wake([""] if any(row["is_new"] for row in answers) else [])
+        return answers
+
+    def _outrun(self, token: int) -> Plan:
+        yield Query("outrun_alone", {})
+        return (yield from super()._outrun(token))
+
+    def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
+        return (yield Query("ready_lines", {"queues": queues, "kinds": None, "walk": True}))
+
+    def _examine(self) -> Plan:
+        return (yield Query("examine", {"needed": OLDEST, "schema": str(schema_version("postgresql"))}))
+
+    def _age(self, micros: int) -> Plan:
+        yield Query("age_jobs", {"micros": micros})
+        yield Query("age_schedules", {"micros": micros})
+        yield Query("age_gates", {"micros": micros})
+        return (yield Query("age_finished", {"micros": micros}))
+
+
+class Given(msgspec.Struct, gc=False, omit_defaults=True):
+    """A settlement as the statement reads it; what is usual is left out."""
+
+    id: UUID
+    token: int
+    state: str
+    settled_as: str
+    delay: int | None = None
+    refund: bool = False
+    result: str | None = None
+    errors: str = "[]"
+    message: str | None = None
+    pipeline_id: UUID | None = None
+    train: str | None = None
+    slot: str | None = None
+
+
+def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
+    queues, kinds = wish["queues"], wish["kinds"]
+    walk = queues is None or kinds is None or len(queues) * len(kinds) > MOST_NAMED_LINES
+    return {**wish, "walk": walk, "leases": _json(wish["leases"])}
+
+
+def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The wish as `claim_line` reads it, if it is for one line and for nothing but jobs."""
+    match wish:
+        case {"queues": [queue], "kinds": [kind], "look": False}:
+            return {**wish, "queue": queue, "kind": kind, "leases": _json(wish["leases"])}
+        case _:
+            return None
+
+
+def _one(job: tuple[Any, ...], wake: Sequence[str]) -> dict[str, Any]:
+    values = zip(NEW_JOB_COLUMNS, job, strict=True)
+    return {**dict(values), "moment": None, "hint": wake[0] if wake else None}
+
+
+def _is_plain(job: tuple[Any, ...]) -> bool:
+    return job[_RUN_AT] is None and not job[_DELAY] and is_bare(job)
+
+
+def _in_states(answers: Mapping[UUID, Row], states: Mapping[UUID, str]) -> dict[UUID, Row]:
+    """States are those at the end: a job may be superseded by a later one of the same call."""
+    return {id: {**row, "state": states[id]} if id in states else row for id, row in answers.items()}
+
+
+def _to_tell(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
+    """Those that workers should hear of: who waits at a gate is told of when it is let through."""
+    states = ((job, answers.get(job[0], {}).get("state")) for job in jobs)
+    return [job for job, state in states if state == "scheduled" or gate_of(job) is None]
+
+
+def _left(moved: Sequence[Row], taken: set[UUID]) -> list[str]:
+    """What to wake others with: who was let through and was not claimed at once."""
+    left = [row for row in moved if row["state"] == "ready" and row["id"] not in taken]
+    return sorted({hint_of(row["queue"], [row["kind"]]) for row in left})
+
+
+def _without_times(job: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN])
+
+
+def _in_order(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[Row]:
+    return [answers.get(job[0]) or _known(job[0]) for job in jobs]
+
+
+def _known(id: UUID) -> Row:
+    return {"holder": id, "is_new": False}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,431 @@
+"""Trains and slots on PostgreSQL: a row per gate, locked before jobs (gates.sql).
+
+Each plan that changes who may go is `_lock_gates`, what the question does, `_open_gates`: three statements or
+more, because who is judged at a gate must be looked at after its lock was had.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from dibs.contract import SETTLEMENT_COLUMNS
+from dibs.engines.moves import MovingEngine, columns
+from dibs.engines.sql import Plan, Query
+from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
+from dibs.scripts import Row, Rows
+from dibs.states import PATIENCE, JobState, holds
+
+Key = tuple[str, str]  # "train" or "slot", and its name
+Values = tuple[Any, ...]  # a new job or a settlement, in the order of its columns
+
+_ID, _UNIQUE, _PARENT, _TRAIN, _SLOT, _POLICY, _LIMIT, _REPLACES = (
+    NEW_JOB_COLUMNS.index(name)
+    for name in ("id", "unique_key", "parent_id", "train", "slot", "slot_policy", "slot_limit", "replaces")
+)
+_SETTLED_TRAIN, _SETTLED_SLOT = SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot")
+
+
+class Gates:
+    """The gates that a plan has locked, and the places it may give away there."""
+
+    def __init__(self, rows: Rows, places: Mapping[Key, int]) -> None:
+        self.held_by: dict[Key, UUID | None] = {}
+        self._last: dict[Key, int] = {}
+        for row in rows:
+            key = row["sort"], row["name"]
+            self.held_by[key] = row["held_by"]
+            self._last[key] = row["last_position"] - places.get(key, 0)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.held_by
+
+    def next_position(self, key: Key) -> int:
+        self._last[key] += 1
+        return self._last[key]
+
+    def place(self, job: Values) -> int | None:
+        """Trains: one after the other. Slots: all alike, but a pre-empting job is before all others."""
+        key = gate_of(job)
+        if key is None:
+            return None
+        if key[0] == "train":
+            return self.next_position(key)
+        return -self.next_position(key) if job[_POLICY] == "preempt" else 0
+
+
+class PostgresGates(MovingEngine):
+    """What a question does at gates."""
+
+    # -- lock and open --------------------------------------------------------------------------
+
+    def _lock_gates(self, keys: Collection[Key], places: Mapping[Key, int] | None = None) -> Any:
+        """All of them at once, by key; and who is ready in a slot, so that nobody starts meanwhile."""
+        places = places or {}
+        wanted = sorted(set(keys))
+        if not wanted:
+            return Gates([], places)
+        given = {**_named(wanted), "places": [places.get(key, 0) for key in wanted]}
+        rows = yield Query("lock_gates", given)
+        if gone := [(row["sort"], row["name"]) for row in rows if row["was_gone"]]:
+            yield Query("look_at_members", {"trains": trains_of(gone), "slots": slots_of(gone)})
+        yield from self._lock_ready(wanted)
+        return Gates(rows, places)
+
+    def _lock_free_gates(self, keys: Collection[Key]) -> Any:
+        """Those of them that nobody else has locked."""
+        wanted = sorted(set(keys))
+        yield Query("make_gates", _named(wanted))
+        rows = yield Query("lock_free_gates", _named(wanted))
+        free = [(row["sort"], row["name"]) for row in rows]
+        yield from self._lock_ready(free)
+        return free
+
+    def _lock_ready(self, keys: Collection[Key]) -> Plan:
+        slots = slots_of(keys)
+        return (yield Query("lock_ready", {"names": slots})) if slots else []
+
+    def _open_gates(self, keys: Iterable[Key], ended: Sequence[Row] = (), *, tell: bool = True) -> Plan:
+        """Let through who may go, and only them: answers who is let through or must wait again."""
+        trains, slots = trains_of(keys := set(keys)), slots_of(keys)
+        moved: list[Row] = []
+        if trains:
+            moved += yield Query("open_trains", {"names": trains, "tell": tell, **_ends(ended)})
+        if slots:
+            moved += yield Query("open_slots", {"names": slots, "tell": tell, "patience": PATIENCE})
+        return [row for row in moved if row["id"] is not None]
+
+    def _gates_of(self, ids: Sequence[UUID]) -> Any:
+        rows = yield Query("gates_of", {"ids": ids})
+        return [gate_of_row(row) for row in rows]
+
+    # -- enqueue --------------------------------------------------------------------------------
+
+    def _lock_for(self, jobs: Sequence[Values]) -> Any:
+        """The gates of these new jobs, and of those whose arguments and time they may replace."""
+        places: dict[Key, int] = {}
+        for job in jobs:
+            if (key := gate_of(job)) is not None:
+                places[key] = places.get(key, 0) + 1
+        keys = set(places)
+        if replacing := [job[_UNIQUE] for job in jobs if job[_REPLACES]]:
+            rows = yield Query("gates_of_keys", {"keys": replacing})
+            keys |= {gate_of_row(row) for row in rows}
+        return (yield from self._lock_gates(keys, places))
+
+    def _enqueue_placed(self, jobs: Sequence[Values], gates: Gates, moment: Any, fresh: bool) -> Any:
+        """Store jobs with a unique key, a train or a slot; {id: answer} of those that are not known."""
+        positions = [gates.place(job) for job in jobs]
+        rows = yield Query("enqueue_placed", columns_of(jobs, moment) | {"position": positions})
+        by_key = {row["unique_key"]: row for row in rows if row["unique_key"] is not None}
+        by_id = {row["holder"]: row for row in rows}
+        found = {job[_ID]: by_id.get(job[_ID]) or by_key.get(job[_UNIQUE]) for job in jobs}
+        answers: dict[UUID, Row] = {
+            id: {**row, "is_new": row["holder"] == id} for id, row in found.items() if row is not None
+        }
+        yield from self._forget_known(jobs, answers, fresh)
+        return answers
+
+    def _forget_known(self, jobs: Sequence[Values], answers: dict[UUID, Row], fresh: bool) -> Plan:
+        """Take back what should not have been stored: who had the id or the key has just finished."""
+        new = [job for job in jobs if answers.get(job[_ID], {}).get("is_new")]
+        if not fresh and new:
+            for row in (yield Query("enqueue_forget_finished", {"ids": [job[_ID] for job in new]})):
+                del answers[row["id"]]
+        if keyed := [job[_ID] for job in new if job[_UNIQUE] is not None]:
+            for row in (yield Query("forget_kept_keys", {"ids": keyed})):
+                answers[row["id"]] = {"holder": row["holder"], "is_new": False}
+        return []
+
+    def _find_places(
+        self, jobs: Sequence[Values], gates: Gates, answers: dict[UUID, Row], moment: Any
+    ) -> Any:
+        """What the policies of slots and keys make of these new jobs: ({id: state}, other gates to open)."""
+        states: dict[UUID, str] = {}
+        others: set[Key] = set()
+        for nth, job in enumerate(jobs):
+            answer = answers.get(job[_ID], {})
+            if answer.get("is_new") and job[_POLICY] in ("drop", "replace"):
+                states |= yield from self._apply_policy(job, [one[_ID] for one in jobs[nth:]], answers)
+            elif job[_REPLACES] and answer and not answer["is_new"]:
+                others |= yield from self._replace(job, answer, gates, moment)
+        return states, others
+
+    def _apply_policy(self, job: Values, later: Sequence[UUID], answers: dict[UUID, Row]) -> Any:
+        """`drop`: it is taken back if its slot is full. `replace`: those of its slot that wait make room."""
+        where = {"name": job[_SLOT], "later": later}
+        if job[_POLICY] == "drop":
+            kept = yield Query("take_back", {**where, "id": job[_ID], "most": job[_LIMIT]})
+            if kept:
+                answers[job[_ID]] = {"holder": kept[0]["holder"], "is_new": False}
+            return {}
+        superseded = yield Query("supersede", {**where, "reason": f"superseded by {job[_ID]}"})
+        return {row["id"]: JobState.cancelled.value for row in superseded}
+
+    def _replace(self, job: Values, answer: Row, gates: Gates, moment: Any) -> Any:
+        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        if "train" not in answer:  # it has finished, and keeps its key for a time
+            return set()
+        key = gate_of_row(answer)
+        if key[1] is not None and key not in gates:
+            yield from self._lock_gates([key])  # who had the key when we looked is gone
+        new = dict(zip(NEW_JOB_COLUMNS, job, strict=True))
+        times = {"run_at": new["run_at"], "delay": new["delay"], "moment": moment}
+        yield Query("replace", {"holder": answer["holder"], "args": new["args"], **times})
+        return set() if key[1] is None else {key}
+
+    # -- settle ---------------------------------------------------------------------------------
+
+    def _settle_at_gates(
+        self,
+        settlements: Sequence[Values],
+        children: Sequence[Values],
+        convoy: Sequence[Values],
+        *,
+        tell: bool,
+    ) -> Any:
+        """(what was applied, who is let through): settlements and children of which some have a gate."""
+        keys = {key for one in settlements if (key := settled_gate(one)) is not None}
+        places: dict[Key, int] = {}
+        for child in children:
+            if (key := gate_of(child)) is not None:
+                places[key] = places.get(key, 0) + 1
+        gates = yield from self._lock_gates(keys | set(places), places)
+        started = (yield from self._start_followers(convoy)) if convoy else ()
+        rows = yield Query("settle_at_gates", self.settlements(settlements))
+        applied = {row["id"]: row for row in rows}
+        if started:
+            yield from self._date_ends(convoy, set(applied), started[0]["moment"])
+        in_order = [applied[one[0]] for one in settlements if one[0] in applied]
+        ended = [row for row in in_order if row["state"] is not None]
+        others = yield from self._chain_at_gates(children, set(applied), gates)
+        moved = yield from self._open_gates({*gates.held_by, *others}, ended, tell=tell)
+        return in_order, moved
+
+    def _start_followers(self, convoy: Sequence[Values]) -> Plan:
+        """Those still blocked behind a head that is still held run from now on, each by itself."""
+        return (yield Query("start_followers", {"convoy": self.convoy(convoy)}))
+
+    def _date_ends(self, convoy: Sequence[Values], applied: set[UUID], moment: Any) -> Plan:
+        """They ended one after another, and none before the one ahead of it: all by one clock."""
+        ended = [ride for ride in convoy if ride[0] in applied and ride[-1] is not None]
+        return (yield Query("date_ends", {"convoy": self.convoy(ended), "moment": moment}))
+
+    def convoy(self, rides: Sequence[Values]) -> str:
+        raise NotImplementedError
+
+    def _chain_at_gates(self, children: Sequence[Values], won: set[UUID], gates: Gates) -> Any:
+        """Children of what was settled. One whose key is taken is not added."""
+        jobs = [child for child in children if child[_PARENT] in won]
+        yield from self._chain([job for job in jobs if is_bare(job)], won)
+        placed = yield from self._distinct([job for job in jobs if not is_bare(job)])
+        if not placed:
+            return set()
+        [clock] = yield Query("now", {})
+        answers = yield from self._enqueue_placed(placed, gates, clock["now"], fresh=False)
+        _, others = yield from self._find_places(placed, gates, answers, clock["now"])
+        return others
+
+    def _distinct(self, jobs: Sequence[Values]) -> Any:
+        """One per key; one that is stored already does not stand in for a new one."""
+        first = _one_per_key(jobs)
+        if len(first) == len(jobs):
+            return first
+        stored = {row["id"] for row in (yield Query("settled", {"ids": [job[_ID] for job in jobs]}))}
+        return _one_per_key([job for job in jobs if job[_ID] not in stored])
+
+    def _chain(self, children: Sequence[Values], won: set[UUID]) -> Plan:
+        """Children without a key or a gate."""
+        jobs = [child for child in children if child[_PARENT] in won]
+        if not jobs:
+            return []
+        yield Query("chain", columns_of(jobs))
+        return (yield Query("enqueue_forget_finished", {"ids": [job[_ID] for job in jobs]}))
+
+    def settlements(self, settlements: Sequence[Values]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    # -- claim ----------------------------------------------------------------------------------
+
+    def _overtaking(self, job: UUID) -> Any:
+        """The slot of a job that is claimed by name, if it has one: it may go before who has not started."""
+        rows = yield Query("behind_slot", {"job": job})
+        keys = [("slot", row["slot"]) for row in rows]
+        yield from self._lock_gates(keys)
+        if keys:
+            yield Query("overtake", {"job": job})
+        return keys
+
+    # -- jobs that come from another store --------------------------------------------------------
+
+    def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
+        """They bring their places along: who was let through here may now be behind them."""
+        if not jobs:
+            return []
+        keys = [gate_of_row(columns(job)) for job in jobs]
+        yield from self._lock_gates(keys)
+        yield Query("close_trains", {"names": trains_of(keys)})
+        yield Query(
+            "raise_positions", {**_named(keys), "positions": [abs(job.position or 0) for job in jobs]}
+        )
+        return (yield from self._open_gates(keys))
+
+    # -- upkeep and acts ------------------------------------------------------------------------
+
+    def _stage(self, limit: int) -> Plan:
+        staged = yield Query("stage", {"limit": limit})
+        restless = yield Query("restless_slots", {"limit": limit})
+        if not restless:
+            return staged
+        free = yield from self._lock_free_gates([("slot", row["name"]) for row in restless])
+        names = slots_of(free)
+        at_slots = yield Query("stage_at_slots", {"names": names, "limit": limit})
+        if any(row["is_over"] for row in restless):
+            yield Query("pass_on", {"names": names})
+        yield from self._open_gates(free)
+        return [*staged, *at_slots]
+
+    def _sweep(self, limit: int) -> Plan:
+        swept = yield Query("sweep", {"limit": limit})
+        dead = yield Query("expired_at_gates", {"limit": limit})
+        if not dead:
+            return swept
+        free = yield from self._lock_free_gates([gate_of_row(row) for row in dead])
+        which = {"trains": trains_of(free), "slots": slots_of(free), "limit": limit}
+        at_gates = yield Query("sweep_at_gates", which)
+        yield from self._open_gates(free, [row for row in at_gates if row["train"] is not None])
+        return [*swept, *at_gates]
+
+    def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
+        keys = yield from self._gates_of(ids)
+        yield from self._lock_gates(keys)
+        rows = yield Query("cancel", {"ids": ids, "reason": reason})
+        if keys:
+            ends = {row["id"]: {**row, "state": JobState.cancelled} for row in rows if row["train"]}
+            yield from self._open_gates(keys, [ends[id] for id in ids if id in ends])
+        return rows
+
+    def _retry_at_gates(self, ids: Sequence[UUID]) -> Plan:
+        """Who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+        keys = yield from self._gates_of(ids)
+        places = {key: len(ids) for key in keys if key[0] == "train"}
+        gates = yield from self._lock_gates(keys, places)
+        rows = yield Query("retry", {"ids": ids})
+        back = {row["id"]: gate_of_row(row) for row in rows if row["train"] or row["slot"]}
+        positions: dict[UUID, int] = {}
+        for id in (id for id in ids if id in back):
+            if back[id][0] == "slot":
+                positions[id] = 0
+            elif gates.held_by[back[id]] != id:
+                positions[id] = gates.next_position(back[id])
+        if back:
+            yield Query("let_go", {"names": trains_of(back.values()), "ids": list(back)})
+            yield Query("place", {"ids": list(positions), "positions": list(positions.values())})
+        yield from self._open_gates(keys)
+        return rows
+
+    def _recover_at_gates(self, job: UUID, stale_after: int) -> Plan:
+        keys = [key for key in (yield from self._gates_of([job])) if key[0] == "slot"]
+        yield from self._lock_gates(keys)
+        rows = yield Query("recover", {"job": job, "stale_after": stale_after})
+        yield from self._open_gates(keys)
+        return rows
+
+    def _delete(self, ids: Sequence[UUID]) -> Plan:
+        keys = yield from self._gates_of(ids)
+        yield from self._lock_gates(keys)
+        live = yield Query("delete_live", {"ids": ids})
+        finished = yield Query("delete_finished", {"ids": ids})
+        if trains := trains_of(keys):
+            yield Query("let_go", {"names": trains, "ids": [row["id"] for row in finished]})
+        yield from self._open_gates(keys)
+        return [*live, *finished]
+
+    def _release_train(self, name: str) -> Plan:
+        rows = yield Query("release", {"name": name})
+        yield from self._open_gates([("train", name)] if rows else [])
+        return rows
+
+    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+        where = {"after_sort": after_sort, "after_name": after_name, "limit": limit}
+        found = yield Query("gates_after", where)
+        keys = [(row["sort"], row["name"]) for row in found]
+        yield from self._lock_ready(keys)
+        if trains := trains_of(keys):
+            yield Query("drop_stale_holds", {"names": trains})
+        yield from self._open_gates(keys)
+        return found
+
+
+def gate_of(job: Values) -> Key | None:
+    """The train or slot of a new job."""
+    return _key(job[_TRAIN], job[_SLOT])
+
+
+def is_bare(job: Values) -> bool:
+    """Without a unique key, a train or a slot."""
+    return job[_UNIQUE] is None and job[_TRAIN] is None and job[_SLOT] is None
+
+
+def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[list[Values], list[Values]]:
+    """(those with a gate of their own, or with a child that is not bare; the others)."""
+    parents = {child[_PARENT] for child in children if not is_bare(child)}
+    gated: list[Values] = []
+    plain: list[Values] = []
+    for one in settlements:
+        (plain if settled_gate(one) is None and one[0] not in parents else gated).append(one)
+    return gated, plain
+
+
+def children_of(settlements: Sequence[Values], children: Sequence[Values]) -> list[Values]:
+    parents = {one[0] for one in settlements}
+    return [child for child in children if child[_PARENT] in parents]
+
+
+def _one_per_key(jobs: Sequence[Values]) -> list[Values]:
+    first: dict[Any, Values] = {}
+    for job in jobs:
+        first.setdefault(job[_ID] if job[_UNIQUE] is None else job[_UNIQUE], job)
+    return list(first.values())
+
+
+def settled_gate(settlement: Values) -> Key | None:
+    return _key(settlement[_SETTLED_TRAIN], settlement[_SETTLED_SLOT])
+
+
+def gate_of_row(row: Row) -> Key:
+    return ("train", row["train"]) if row["train"] is not None else ("slot", row["slot"])
+
+
+def _key(train: str | None, slot: str | None) -> Key | None:
+    if train is not None:
+        return "train", train
+    return None if slot is None else ("slot", slot)
+
+
+def trains_of(keys: Iterable[Key]) -> list[str]:
+    return sorted({name for sort, name in keys if sort == "train"})
+
+
+def slots_of(keys: Iterable[Key]) -> list[str]:
+    return sorted({name for sort, name in keys if sort == "slot"})
+
+
+def columns_of(jobs: Sequence[Values], moment: Any = None) -> dict[str, Any]:
+    """One array per column, and the time to use instead of the statement's own."""
+    columns = dict(zip(NEW_JOB_COLUMNS, map(list, zip(*jobs, strict=True)), strict=True))
+    return {**columns, "moment": moment}
+
+
+def _named(keys: Sequence[Key]) -> dict[str, Any]:
+    return {"sorts": [sort for sort, _ in keys], "names": [name for _, name in keys]}
+
+
+def _ends(ended: Sequence[Row]) -> dict[str, Any]:
+    """Jobs of trains that have ended, in the order in which they did."""
+    rows = [row for row in ended if row["train"] is not None]
+    return {
+        "ended": [row["id"] for row in rows],
+        "trains": [row["train"] for row in rows],
+        "positions": [row["position"] for row in rows],
+        "holds": [holds(JobState(row["state"]), row["on_cancelled"], row["on_failed"]) for row in rows],
+    }

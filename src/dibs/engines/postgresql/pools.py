@@ -1,0 +1,489 @@
+"""Connections to PostgreSQL that dibs owns, a few in each colour.
+
+A pool executes one step at a time: it takes a connection, opens a transaction where the answer
+needs one, drives the plan, commits. What goes wrong is sorted here into `TryAgain`, a clear error,
+or a bug. No session state is kept on a connection between two steps, so a pooler may stand in between
+([poolers.py](poolers.py)).
+"""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from dibs.clock import monotonic
+from dibs.contract import STOP_HINT
+from dibs.drift import SchemaProblem
+from dibs.engines.migrations import MIGRATION_LOCK, pending, schema_table
+from dibs.engines.pooling import AsyncPool, SyncPool
+from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.poolers import BEGIN, NOT_PREPARED, PREPARED_TWICE, Manners
+from dibs.engines.schema_looks import look_at_postgresql
+from dibs.engines.sql import Copy, Query, placeholders, schema_version
+from dibs.engines.trouble import TryAgain
+from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.scripts import Rows, Step, run, run_async
+
+CONNECT_TIMEOUT = 10
+ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
+BULK_TIMEOUT = 600
+
+READ_ONLY = "25006"
+
+# The types whose arrays we send or get.
+ARRAYS = ("uuid", "text", "smallint", "integer", "bigint", "boolean", "timestamptz")
+
+# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a key taken at the
+# same moment, a server that starts, stops, became a replica or has no place left, a plan that the schema
+# outgrew, a statement that was prepared in another session.
+AGAIN = {
+    *("40001", "40P01", "23505", "53300", "57P01", "57P02", "57P03", "0A000"),
+    *(READ_ONLY, NOT_PREPARED, PREPARED_TWICE),
+}
+NO_TABLES = ("42P01", "42703", "3F000")
+
+
+def store_name(url: str) -> str:
+    """A URL for people: host and database, never a password."""
+    parts = urlsplit(url)
+    host = f"{parts.hostname or 'local socket'}{f':{parts.port}' if parts.port else ''}"
+    return f"PostgreSQL at {host}, database {parts.path.lstrip('/') or '(default)'}"
+
+
+def _driver_url(url: str) -> str:
+    """`postgresql+asyncpg://…` as SQLAlchemy spells it, without the driver."""
+    return f"postgresql://{url.split('://', 1)[1]}"
+
+
+def _missing(package: str, extra: str) -> UnknownEngine:
+    return UnknownEngine(f"{package} is not installed; run: pip install 'dibs[{extra}]'")
+
+
+# -- PostgreSQL, awaited ------------------------------------------------------------------------
+
+
+class AsyncPostgres(AsyncPool):
+    """Connections of asyncpg, one set per event loop."""
+
+    def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
+        super().__init__(size)
+        self._engine = engine
+        self._url = url
+        self._manners = Manners(pooled)
+
+    async def execute(self, step: Step) -> Rows:
+        async with self._connection() as connection:
+            query = _asyncpg_query(connection, self._engine)
+            if not (self._manners.pooled or self._engine.needs_transaction(step)):
+                return await run_async(self._engine.answer(step), query)
+            await connection.execute(self._manners.begin)
+            rows = await run_async(self._engine.answer(step), query)
+            await connection.execute("commit")
+            return rows
+
+    async def schema_version(self) -> int:
+        async with self._connection() as connection:
+            table = self._engine.dialect.rename("dibs_schema")
+            if await connection.fetchval("select to_regclass($1)", table) is None:
+                return 0
+            found: int = await connection.fetchval(f"select max(version) from {table}")  # noqa: S608
+            return found
+
+    async def migrate(self) -> list[int]:
+        async with self._transaction() as connection:
+            await connection.fetchval("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+            create, versions = schema_table(self._engine.dialect)
+            await connection.execute(create)
+            applied = {row["version"] for row in await connection.fetch(versions)}
+            steps = pending(self._engine.dialect, applied)
+            for _, statement in steps:
+                await connection.execute(statement)
+            return sorted({version for version, _ in steps})
+
+    async def check_schema(self) -> list[SchemaProblem]:
+        version = await self.schema_version()
+        async with self._connection() as connection:
+            query = _asyncpg_query(connection, self._engine)
+
+            async def look(at: str | Query) -> Any:
+                return await (connection.execute(at) if isinstance(at, str) else query(at))
+
+            await connection.execute(self._manners.begin)
+            problems = await run_async(look_at_postgresql(self._engine.dialect, version), look)
+            await connection.execute("rollback")
+            return problems
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Hear every hint until the connection ends, then raise; whoever listens begins again."""
+        connection = await self._dial()
+        ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        try:
+            channel = self._engine.dialect.rename("dibs_wake")
+            await connection.add_listener(channel, lambda *hint: hear(hint[3]))
+            hear("")  # whatever was announced before we listened,
+            hear(STOP_HINT)  # or asked to stop
+            await ended.wait()
+        except Exception as error:
+            raise self._sorted(error) from error
+        finally:
+            _terminate(connection)
+        raise TryAgain(ConnectionError("the listening connection ended"), store_name(self._url))
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        async with self._connection() as connection:
+            await connection.execute(self._manners.begin)
+            yield connection
+            await connection.execute("commit")
+
+    async def _connect(self) -> Any:
+        """A new connection, once we know how to speak on it."""
+        connection = await self._dial()
+        if self._manners.pooled is None:
+            try:
+                own = f"select 1 where pg_backend_pid() = {connection.get_server_pid()}"
+                is_own = await connection.execute(own) == "SELECT 1"
+            except BaseException as error:
+                _terminate(connection)
+                raise self._sorted(error) from error
+            if self._manners.learn_from_pid(is_own):
+                _terminate(connection)
+                connection = await self._dial()
+        if self._manners.pooled:
+            await self._teach_types(connection)
+        return connection
+
+    async def _teach_types(self, connection: Any) -> None:
+        """asyncpg looks types up at their first use and sets `jit` meanwhile, on the session, as it stood.
+
+        In one of our steps, where JIT is off, that would be off for whoever is given the session next.
+        """
+        try:
+            await connection.execute(BEGIN)
+            await connection.prepare(f"select {', '.join(f'null::{one}[]' for one in ARRAYS)}", name="")
+            await connection.execute("commit")
+        except BaseException as error:
+            _terminate(connection)
+            raise self._sorted(error) from error
+
+    async def _dial(self) -> Any:
+        try:
+            import asyncpg
+        except ImportError:
+            raise _missing("asyncpg", "postgres") from None
+        try:
+            return await asyncpg.connect(
+                _driver_url(self._url),
+                timeout=CONNECT_TIMEOUT,
+                command_timeout=ANSWER_TIMEOUT,
+                server_settings=self._manners.session,
+                connection_class=_naming(asyncpg.Connection),
+                **({"statement_cache_size": 0} if self._manners.pooled else {}),
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            if self._manners.learn_from_refusal(error):
+                return await self._dial()
+            raise self._sorted(error) from error
+
+    async def _after(self, connection: Any, error: BaseException) -> None:
+        import asyncpg
+
+        if (
+            not isinstance(error, asyncpg.PostgresError)
+            or connection.is_closed()
+            or _is_ending(error.sqlstate)
+            or self._manners.learn_from_error(error.sqlstate)
+        ):
+            _terminate(connection)
+            self._drop_idle()
+            return
+        if connection.is_in_transaction():
+            await connection.execute("rollback")
+        self._idle.append(connection)
+
+    async def _end(self, connection: Any) -> None:
+        with suppress(Exception):  # it is asked to end, and then ended
+            await connection.close(timeout=2)
+        _terminate(connection)
+
+    def _drop(self, connection: Any) -> None:
+        _terminate(connection)
+
+    def _sorted(self, error: BaseException) -> BaseException:
+        import asyncpg
+
+        if isinstance(error, asyncpg.PostgresError):
+            return _judge(error, error.sqlstate, self._url)
+        if isinstance(error, OSError) and _is_hopeless(error):
+            return _refused(error, self._url)
+        if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | TimeoutError):
+            return TryAgain(error, store_name(self._url), unsure=True)
+        return error
+
+
+def _asyncpg_query(connection: Any, engine: PostgreSQL) -> Any:
+    async def query(query: Query | Copy) -> Rows:
+        if isinstance(query, Copy):
+            table = engine.dialect.rename(query.table)
+            await connection.copy_records_to_table(
+                table, columns=query.columns, records=query.records, timeout=BULK_TIMEOUT
+            )
+            return []
+        sql, order = placeholders(engine.dialect.blocks[query.name], "numeric")
+        params: Any = query.params
+        rows: Rows = await connection.fetch(sql, *[params[name] for name in order])
+        return rows
+
+    return query
+
+
+@cache
+def _naming(connection: Any) -> Any:
+    """asyncpg numbers the statements that it prepares from 1 in every process.
+
+    Behind a pooler that we don't recognise, `stmt_1` of somebody else would answer for ours. A name that
+    nobody else has is not there, and that is an error we can learn from.
+    """
+
+    class Naming(connection):  # type: ignore[misc]
+        def _get_unique_id(self, prefix: str) -> str:
+            return f"dibs_{prefix}_{uuid4().hex}"
+
+    return Naming
+
+
+def _terminate(connection: Any) -> None:
+    with suppress(RuntimeError):  # its event loop may be closed, and with it the socket
+        connection.terminate()
+
+
+# -- PostgreSQL, blocking -----------------------------------------------------------------------
+
+
+class SyncPostgres(SyncPool):
+    """Connections of psycopg, shared by the threads of one process."""
+
+    def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
+        super().__init__(size)
+        self._engine = engine
+        self._url = url
+        self._manners = Manners(pooled)
+
+    def execute(self, step: Step) -> Rows:
+        with self._connection() as connection:
+            query = _psycopg_query(connection, self._engine)
+            if not (self._manners.pooled or self._engine.needs_transaction(step)):
+                return run(self._engine.answer(step), query)
+            connection.execute(self._manners.begin)
+            rows = run(self._engine.answer(step), query)
+            connection.execute("commit")
+            return rows
+
+    def schema_version(self) -> int:
+        with self._connection() as connection:
+            table = self._engine.dialect.rename("dibs_schema")
+            found = connection.execute("select to_regclass(%s) as found", [table]).fetchone()
+            if found["found"] is None:
+                return 0
+            row = connection.execute(f"select max(version) as version from {table}").fetchone()  # noqa: S608
+            version: int = row["version"]
+            return version
+
+    def migrate(self) -> list[int]:
+        with self._transaction() as connection:
+            connection.execute("select pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
+            create, versions = schema_table(self._engine.dialect)
+            connection.execute(create)
+            applied = {row["version"] for row in connection.execute(versions)}
+            steps = pending(self._engine.dialect, applied)
+            for _, statement in steps:
+                connection.execute(statement)
+            return sorted({version for version, _ in steps})
+
+    def check_schema(self) -> list[SchemaProblem]:
+        version = self.schema_version()
+        with self._connection() as connection:
+            query = _psycopg_query(connection, self._engine)
+
+            def look(at: str | Query) -> Any:
+                return connection.execute(at) if isinstance(at, str) else query(at)
+
+            connection.execute(self._manners.begin)
+            problems = run(look_at_postgresql(self._engine.dialect, version), look)
+            connection.execute("rollback")
+            return problems
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        with self._connection() as connection:
+            connection.execute(self._manners.begin)
+            yield connection
+            connection.execute("commit")
+
+    def _connect(self) -> Any:
+        """A new connection, once we know how to speak on it."""
+        connection = self._dial()
+        if self._manners.pooled is None:
+            try:
+                row = connection.execute("select pg_backend_pid() as pid").fetchone()
+            except BaseException as error:
+                connection.close()
+                raise self._sorted(error) from error
+            if self._manners.learn_from_pid(row["pid"] == connection.info.backend_pid):
+                connection.close()
+                return self._dial()
+        return connection
+
+    def _dial(self) -> Any:
+        try:
+            import psycopg
+            from psycopg.rows import dict_row
+        except ImportError:
+            raise _missing("psycopg", "postgres") from None
+        try:
+            connection = _patient(psycopg.Connection).connect(
+                _driver_url(self._url),
+                autocommit=True,
+                row_factory=dict_row,
+                connect_timeout=CONNECT_TIMEOUT,
+                prepare_threshold=None if self._manners.pooled else 2,
+                application_name=self._manners.session["application_name"],
+                options=self._manners.options,
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=ANSWER_TIMEOUT * 1000,
+            )
+        except psycopg.Error as error:
+            if self._manners.learn_from_refusal(error):
+                return self._dial()
+            raise self._sorted(error) from error
+        if self._manners.bare:
+            connection.adapters.register_loader("timestamptz", _utc_loader())
+        # Names that nobody else has, as above for asyncpg.
+        connection._prepared._prepared_idx = random.getrandbits(60)
+        return connection
+
+    def _after(self, connection: Any, error: BaseException) -> None:
+        import psycopg
+
+        sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+        lost = sqlstate is None or connection.closed or connection.broken or _is_ending(sqlstate)
+        if lost or self._manners.learn_from_error(sqlstate):
+            connection.close()
+            self._drop_idle()
+            return
+        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            connection.execute("rollback")
+        self._idle.append(connection)
+
+    def _end(self, connection: Any) -> None:
+        connection.close()
+
+    def _sorted(self, error: BaseException) -> BaseException:
+        import psycopg
+
+        if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+            return _judge(error, error.sqlstate, self._url)
+        if isinstance(error, psycopg.Error) and _is_hopeless(error):
+            return _refused(error, self._url)
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
+            return TryAgain(error, store_name(self._url), unsure=True)
+        return error
+
+
+@cache
+def _utc_loader() -> Any:
+    """psycopg gives times in the session's time zone, which behind a pooler is not ours to choose."""
+    from psycopg.adapt import Loader
+
+    class UtcLoader(Loader):  # type: ignore[misc]
+        def load(self, data: Any) -> datetime:
+            return datetime.fromisoformat(bytes(data).decode()).astimezone(UTC)
+
+    return UtcLoader
+
+
+@cache
+def _patient(connection: Any) -> Any:
+    """psycopg waits for ever on a server that neither answers nor hangs up; this one gives up in time."""
+
+    class Patient(connection):  # type: ignore[misc]
+        def wait(self, gen: Any, interval: float = 1.0) -> Any:
+            return super().wait(_limited(gen), interval=1.0)
+
+    return Patient
+
+
+def _limited(waiting: Any) -> Any:
+    """The same generator, until nothing was ready for too long."""
+    deadline = monotonic() + ANSWER_TIMEOUT
+    try:
+        wanted = next(waiting)
+        while True:
+            ready = yield wanted
+            if not ready and monotonic() >= deadline:
+                raise ConnectionError(f"no answer within {ANSWER_TIMEOUT} s")
+            wanted = waiting.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _psycopg_query(connection: Any, engine: PostgreSQL) -> Any:
+    def query(query: Query | Copy) -> Rows:
+        if isinstance(query, Copy):
+            return _psycopg_copy(connection, engine, query)
+        sql, _ = placeholders(engine.dialect.blocks[query.name], "pyformat")
+        cursor = connection.execute(sql, query.params)
+        rows: Rows = cursor.fetchall() if cursor.description else []
+        return rows
+
+    return query
+
+
+def _psycopg_copy(connection: Any, engine: PostgreSQL, copy: Copy) -> Rows:
+    table, columns = engine.dialect.rename(copy.table), ", ".join(copy.columns)
+    with connection.cursor() as cursor, cursor.copy(f"copy {table} ({columns}) from stdin") as out:
+        for record in copy.records:
+            out.write_row(record)
+    return []
+
+
+def _is_ending(sqlstate: str | None) -> bool:
+    """The server is about to close this connection, or has become a replica, though it may look fine."""
+    return sqlstate is not None and sqlstate.startswith(("08", "57P", READ_ONLY))
+
+
+def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
+    if sqlstate in NO_TABLES:
+        return SchemaOutdated(0, schema_version("postgresql"))
+    if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
+        return TryAgain(error, store_name(url), unsure=sqlstate.startswith(("08", "57")))
+    if sqlstate is not None and sqlstate.startswith(("28", "3D")):  # credentials, no such database
+        return _refused(error, url)
+    return error
+
+
+# libpq gives no SQLSTATE for a connection that was refused, only the server's words. In another language
+# they are not recognised, and the caller hears of it after the usual tries.
+HOPELESS = re.compile(
+    r'FATAL:\s+(database|role) ".*" does not exist|FATAL:.*authentication failed|no pg_hba\.conf entry'
+    r"|failed to resolve host|Name or service not known|invalid URI|invalid sslmode"
+)
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """It would fail again in the same way: no such database, user, host or option, or a wrong password."""
+    return HOPELESS.search(str(error)) is not None
+
+
+def _refused(error: BaseException, url: str) -> StoreUnavailable:
+    said = str(error).strip().splitlines()[-1].rpartition("FATAL:")[2].strip()
+    return StoreUnavailable(f"{store_name(url)} can't be used: {said}; check the URL, then try again")

@@ -1,0 +1,398 @@
+"""SQLite's answers: which blocks of jobs.sql make up a question.
+
+Every answer that writes runs in one `begin immediate` transaction, so it is alone with the file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs.clock import from_micros, to_micros
+from dibs.contract import SETTLEMENT_COLUMNS, Traits
+from dibs.engines.moves import MovingEngine, columns
+from dibs.engines.sql import Dialect, Plan, Query, schema_version
+from dibs.engines.sqlite.convoys import SqliteConvoys
+from dibs.engines.sqlite.facts import about_file, about_nothing_kept
+from dibs.engines.sqlite.gates import SqliteGates, gate_of, has_gate, slots_of
+from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
+from dibs.scripts import Row, Rows, Step
+from dibs.states import FINISHED, WORKER_DIED, JobState, swept
+
+# 3.40 has no 'subsec' modifier; a julian day is exact to the millisecond once it is rounded.
+NOW = "cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000"
+
+OLDEST = "3.35"
+
+SPELLINGS = {
+    "now": NOW,
+    "now_minus": f"{NOW} - :$1",
+    "minus": "$1 - :$2",
+    "uuid": "text",
+    "text": "text",
+    "texts": "text",
+    "false": "0",
+    "id": ":$1",
+    "by_id": "",
+    "if_free": "",
+    "true": "1",
+    "in_ids": "in (select value from json_each(:$1))",
+    "in_texts": "in (select value from json_each(:$1))",
+    "has_tags": (
+        "not exists (select 1 from json_each(:$1) wanted"
+        " where wanted.value not in (select tag.value from json_each(job.tags) tag))"
+    ),
+}
+
+READS = frozenset(
+    {
+        *("get", "find", "counts", "queues", "settled", "explain", "now"),
+        *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
+        *("gates", "current"),
+        *("glance", "glance_at_queue", "departed"),
+    }
+)
+
+_TIMES = (
+    *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
+    *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "unique_until"),
+)
+_IDS = ("id", "holder", "store", "pipeline_id", "parent_id", "head")
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_TIMES, from_micros),
+    **dict.fromkeys(_IDS, UUID),
+}
+
+
+class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
+    """One file, one writer at a time, many processes on one machine."""
+
+    traits = Traits(
+        durable=True,
+        shared=True,
+        joins_caller=True,
+        migrates_itself=True,
+        wakes=True,
+        gates=True,
+    )
+
+    def __init__(self, prefix: str = "dibs") -> None:
+        self.dialect = Dialect(name="sqlite", spellings=SPELLINGS, prefix=prefix)
+
+    def needs_transaction(self, step: Step) -> bool:
+        return step.question not in READS
+
+    def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
+        readers = [(name, _READERS[name]) for name in names if name in _READERS]
+        answer = [dict(zip(names, row, strict=True)) for row in rows]
+        for row in answer:
+            for name, reader in readers:
+                if row[name] is not None:
+                    row[name] = reader(row[name])
+        return answer
+
+    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: _plain(value) for name, value in params.items()}
+
+    # -- enqueue --------------------------------------------------------------------------------
+
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
+        [clock] = yield Query("now", {})
+        known = yield from self._holders(jobs, fresh)
+        answers: list[Row] = []
+        plain: list[dict[str, Any]] = []
+        gates: list[tuple[str, str]] = []
+        for values in jobs:
+            job = _due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"])
+            holder = known.get(job["id"]) or known.get(job["unique_key"])
+            if holder is not None and holder != job["id"] and job["replaces"]:
+                gates += yield from self._replace(holder, job)
+            elif holder is None and has_gate(job):
+                holder = yield from self._enqueue_gated(job)
+                gates.append(gate_of(job))
+            elif holder is None:
+                plain.append(job)
+            answers.append({**job, "holder": holder or job["id"], "is_new": holder is None})
+        if plain:
+            yield Query("enqueue", [self.adapt(job) for job in plain], many=True)
+        yield from self._open_gates(gates)
+        return (yield from self._with_states(answers)) if gates else answers
+
+    def _enqueue_gated(self, job: dict[str, Any]) -> Any:
+        """Store a job at its gate; the id of who has its place, should it be dropped."""
+        if (holder := (yield from self._kept_instead(job))) is not None:
+            return holder
+        if job["slot_policy"] == "replace":
+            waiting = yield Query("slot_waiting", {"name": job["slot"]})
+            for other in waiting:
+                yield from self._end(other["id"], JobState.cancelled, f"superseded by {job['id']}")
+        job["position"] = yield from self._position(job)
+        later = job["slot"] is not None and job["state"] == JobState.scheduled
+        job["state"] = JobState.scheduled if later else JobState.blocked
+        yield Query("enqueue", self.adapt(job))
+        return None
+
+    def _replace(self, holder: UUID, job: Mapping[str, Any]) -> Any:
+        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        new = {"holder": holder, "args": job["args"], "run_at": job["run_at"]}
+        replaced = yield Query("replace", self.adapt(new))
+        return [gate_of(other) for other in replaced if has_gate(other)]
+
+    def _with_states(self, answers: Sequence[Row]) -> Plan:
+        """States are those at the end: a job may be superseded by a later one of the same call."""
+        rows = yield Query("settled", self.adapt({"ids": [answer["id"] for answer in answers]}))
+        states = {row["id"]: row["state"] for row in rows}
+        return [{**answer, "state": states.get(answer["id"])} for answer in answers]
+
+    def _holders(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Any:
+        """Ids and unique keys that are taken, each with the id of the job that has it."""
+        ids = [] if fresh else [job[0] for job in jobs]
+        keys = [key for job in jobs if (key := job[_UNIQUE]) is not None]
+        if not ids and not keys:
+            return {}
+        rows = yield Query("holders", self.adapt({"ids": ids, "keys": keys}))
+        by_id = {row["id"]: row["id"] for row in rows} if ids else {}
+        return by_id | {row["unique_key"]: row["id"] for row in rows if row["unique_key"]}
+
+    def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
+        block = "begin_schedule" if move["since"] is None else "move_schedule"
+        moved = yield Query(block, self.adapt(move))
+        if not moved or not jobs:
+            return moved
+        return [*moved, *(yield from self._enqueue(jobs, fresh=True))]
+
+    # -- claim ----------------------------------------------------------------------------------
+
+    def _claim(self, limit: int, look: bool, **wish: Any) -> Plan:
+        filter = {"queues": wish["queues"], "kinds": wish["kinds"]}
+        lines = yield Query("lines", self.adapt(filter))
+        near: list[tuple[Any, ...]] = []
+        for line in lines:
+            place = {"queue": line["queue"], "kind": line["kind"], "limit": limit}
+            rows = yield Query("near", place)
+            near += [(-row["priority"], row["due"], row["near"], line) for row in rows]
+        ids = _within_places(sorted(near, key=lambda job: job[:3]), limit)
+        return (yield from self._leased(ids, look, wish))
+
+    def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Plan:
+        rows = yield Query("wanted", {"job": str(job)})
+        overtaking = [] if rows else (yield Query("wanted_of_slot", {"job": str(job)}))
+        if overtaking and (yield from self._room_beside(overtaking[0])):
+            yield from self._move([{"id": job}], JobState.ready)
+            rows = overtaking
+        claimed = yield from self._leased([row["near"] for row in rows], look, wish)
+        yield from self._open_gates(slots_of(overtaking))
+        return claimed
+
+    def _claim_within_limits(self, **wish: Any) -> Plan:
+        raise AssertionError("SQLite holds limits in every claim and never answers `limited`")
+
+    def _leased(self, ids: Sequence[str], look: bool, wish: Mapping[str, Any]) -> Plan:
+        header = {"limited": False, "overdue": False, "crowded": False}
+        if look:
+            [answer] = yield Query("overdue", {})
+            header["overdue"] = bool(answer["overdue"])
+        if not ids:
+            return [header | {"id": None}]
+        [counter] = yield Query("tokens", {"taken": len(ids)})
+        lease = {name: wish[name] for name in ("worker", "lease", "leases")}
+        token = counter["value"] - len(ids) + 1
+        rows = yield Query("lease", self.adapt({**lease, "ids": ids, "token": token}))
+        return [{**header, **row} for row in sorted(rows, key=lambda row: row["token"])]
+
+    # -- settle, renew --------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        convoy: Sequence[tuple[Any, ...]] = (),
+    ) -> Plan:
+        moment = yield from self._start_followers(convoy)
+        applied: list[Row] = []
+        for values in settlements:
+            given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
+            if (yield from self._settle_one(given)):
+                applied.append({"id": given["id"]})
+        won = {row["id"] for row in applied}
+        for child in children:
+            if child[_PARENT] in won:
+                yield from self._enqueue([child], fresh=False)
+        yield from self._date_ends([ride for ride in convoy if ride[0] in won], moment)
+        return applied
+
+    def _settle_one(self, given: dict[str, Any]) -> Plan:
+        params = self.adapt({**given, "ends": given["state"] in FINISHED})
+        if ended := (yield Query("settle_ended", params)):
+            yield Query("forget", {"id": params["id"]})
+            yield from self._leave_gate(ended[0], ended[0]["state"])
+            return ended
+        returned = [] if params["ends"] else (yield Query("settle_returned", params))
+        yield from self._open_gates(slots_of(returned))
+        return returned
+
+    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+        applied = yield from self._settle(settlements, children, convoy)
+        first, *rest = yield from self._claim(**wish)
+        return [{**first, "settled": [row["id"] for row in applied]}, *rest]
+
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
+        held: list[Row] = []
+        for id, token in claims:
+            held += yield Query("renew", {"id": str(id), "token": token, "lease": lease})
+        return held
+
+    def _tick(self, **about: Any) -> Plan:
+        yield Query("tick", about)
+        yield Query("forget_workers", about)
+        return (yield Query("upcoming", {}))
+
+    # -- upkeep and acts ------------------------------------------------------------------------
+
+    def _sweep(self, limit: int) -> Plan:
+        expired = yield Query("expired", {"limit": limit})
+        for job in expired:
+            errors = _with_death(job)
+            if (state := _swept(job)) in FINISHED:
+                yield from self._end(job["id"], state, job["cancel_reason"], errors)
+            else:
+                yield Query("sweep_returned", {"id": str(job["id"]), "errors": errors})
+                yield from self._open_gates(slots_of([job]))
+        return [{**job, "state": _swept(job)} for job in expired]
+
+    def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
+        standing = yield Query("standing", self.adapt({"ids": ids}))
+        for job in standing:
+            if job["state"] == JobState.running:
+                yield Query("ask_to_cancel", {"id": str(job["id"]), "reason": reason})
+            else:
+                yield from self._end(job["id"], JobState.cancelled, reason)
+        return standing
+
+    def _end(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Plan:
+        """Out of the live table without a settlement."""
+        change = {"id": str(id), "state": state.value, "message": message, "errors": errors}
+        [ended] = yield Query("end", change)
+        yield Query("forget", {"id": str(id)})
+        return (yield from self._leave_gate(ended, state))
+
+    def _retry(self, ids: Sequence[UUID]) -> Plan:
+        changed: list[Row] = [*(yield Query("retry_scheduled", self.adapt({"ids": ids})))]
+        yield from self._open_gates(slots_of(changed))
+        for id in map(str, ids):
+            if back := (yield Query("retry_finished", {"id": id})):
+                yield Query("forget_finished", {"id": id})
+                if has_gate(back[0]):
+                    yield from self._rejoin(back[0])
+                changed += back
+        return changed
+
+    def _recover(self, job: UUID, stale_after: int) -> Plan:
+        recovered = yield Query("recover", self.adapt({"job": job, "stale_after": stale_after}))
+        yield from self._open_gates(slots_of(recovered))
+        return recovered
+
+    def _stage(self, limit: int) -> Plan:
+        staged = yield Query("stage", {"limit": limit})
+        yield from self._open_gates(slots_of(staged))
+        yield from self._pass_on(limit)
+        return staged
+
+    def _delete(self, ids: Sequence[UUID]) -> Plan:
+        params = self.adapt({"ids": ids})
+        live = yield Query("delete_live", params)
+        finished = yield Query("delete_finished", params)
+        freed = yield Query("let_go", params)
+        gates = [gate_of(job) for job in live if has_gate(job)]
+        yield from self._open_gates([*gates, *((gate["sort"], gate["name"]) for gate in freed)])
+        return [*live, *finished]
+
+    def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
+        keys = [gate_of(columns(job)) for job in jobs]
+        for (sort, name), job in zip(keys, jobs, strict=True):
+            yield Query("make_gate", {"sort": sort, "name": name})
+            yield Query("close_train", {"sort": sort, "name": name})
+            yield Query("raise_position", {"sort": sort, "name": name, "position": abs(job.position or 0)})
+        return (yield from self._open_gates(keys))
+
+    def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
+        return (yield Query(block, [self.adapt(row) for row in rows], many=True))
+
+    # -- look -----------------------------------------------------------------------------------
+
+    def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
+        return (yield Query("lines", self.adapt({"queues": queues, "kinds": None})))
+
+    def _examine(self) -> Plan:
+        facts = yield Query("examine", {"needed": OLDEST, "schema": str(schema_version("sqlite"))})
+        [file] = [row["file"] for row in (yield Query("files", {})) if row["name"] == "main"]
+        return [*facts, *(about_file(file) if file else about_nothing_kept())]
+
+    def _age(self, micros: int) -> Plan:
+        yield Query("age_jobs", {"micros": micros})
+        yield Query("age_schedules", {"micros": micros})
+        yield Query("age_gates", {"micros": micros})
+        return (yield Query("age_finished", {"micros": micros}))
+
+
+_UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
+
+
+def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
+    delay, run_at = job.pop("delay"), job["run_at"]
+    due = run_at or (from_micros(to_micros(now) + delay) if delay else now)
+    state = JobState.ready if due <= now else JobState.scheduled
+    lasts = job.pop("unique_for")
+    until = None if lasts is None else from_micros(to_micros(now) + lasts)
+    times = {"run_at": due, "enqueued_at": now, "unique_until": until}
+    return {**job, **times, "state": state, "position": None}
+
+
+def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
+    """The first `limit` in claiming order, no more of a limited queue than it has places."""
+    taken: dict[str, int] = {}
+    ids: list[str] = []
+    for *_, id, line in near:
+        used = taken.get(line["queue"], 0)
+        if len(ids) < limit and (line["places"] is None or used < line["places"]):
+            taken[line["queue"]] = used + 1
+            ids.append(id)
+    return ids
+
+
+def _swept(job: Row) -> JobState:
+    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
+
+
+def _with_death(job: Row) -> str:
+    death = {
+        "attempt": job["attempts"],
+        "token": job["token"],
+        "at": job["now"],
+        "worker": job["worker"],
+        "type": "LeaseLost",
+        "message": WORKER_DIED,
+    }
+    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()
+
+
+def _plain(value: Any) -> Any:
+    """A value as sqlite3 takes it: ids and states as text, times as microseconds, lists as JSON."""
+    writer = _WRITERS.get(type(value))
+    return value if writer is None else writer(value)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_WRITERS: dict[type, Callable[[Any], Any]] = {
+    UUID: str,
+    JobState: str,
+    datetime: to_micros,
+    list: _json,
+    tuple: _json,
+    dict: _json,
+}

@@ -1,0 +1,220 @@
+"""The connection to a SQLite file that dibs owns: one per process, used by one thread at a time."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from dibs.drift import SchemaProblem
+from dibs.engines.inherited import inherited
+from dibs.engines.migrations import pending, schema_table
+from dibs.engines.schema_looks import look_at_sqlite
+from dibs.engines.sql import Copy, Query, schema_version
+from dibs.engines.sqlite.engine import OLDEST, SQLite
+from dibs.engines.trouble import TryAgain
+from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.scripts import Rows, Step, run
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT = 30
+OLDEST_SQLITE = tuple(map(int, OLDEST.split(".")))
+WHAT_TO_DO = {
+    "SQLITE_CANTOPEN": "its folder must be there, and yours to write in",
+    "SQLITE_NOTADB": "name another file: this one holds something else",
+    "SQLITE_READONLY": "it must be yours to write in",
+}
+
+
+class SqliteFile:
+    """One connection to one file, used by one thread at a time."""
+
+    def __init__(self, engine: SQLite, path: str) -> None:
+        self._engine = engine
+        self.path = path
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._thread = _writer_thread()
+
+    def own_thread(self) -> ThreadPoolExecutor:
+        """The thread for awaited calls; one that did not come through fork()."""
+        self._mind_fork()
+        return self._thread
+
+    def changes_by_others(self) -> int | None:
+        """A number that moves when another connection commits to the file; None while ours is busy."""
+        return self._at_a_glance(lambda connection: _only(connection.execute("pragma data_version")))
+
+    def asked_to_cancel(self) -> set[tuple[Any, int, str]] | None:
+        """(id, token, worker) of running jobs that somebody asked to cancel; None while ours is busy."""
+        sql = self._engine.dialect.blocks["asked_to_cancel"]
+        return self._at_a_glance(lambda connection: set(connection.execute(sql)))
+
+    def _at_a_glance(self, look: Callable[[sqlite3.Connection], T]) -> T | None:
+        """On an event loop, which must not wait for a connection that is at work."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return look(self._opened())
+        except sqlite3.Error as error:
+            raise self._sorted(error) from error
+        finally:
+            self._lock.release()
+
+    def execute(self, step: Step) -> Rows:
+        with self._lock:
+            connection = self._opened()
+            try:
+                return self._execute(connection, step)
+            except sqlite3.Error as error:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise self._sorted(error) from error
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise
+
+    def schema_version(self) -> int:
+        with self._lock:
+            connection = self._opened()
+            table = self._engine.dialect.rename("dibs_schema")
+            known = "select 1 from sqlite_master where type = 'table' and name = ?"
+            if connection.execute(known, [table]).fetchone() is None:
+                return 0
+            [version] = connection.execute(f"select max(version) from {table}").fetchone()  # noqa: S608
+            return int(version)
+
+    def migrate(self) -> list[int]:
+        with self._lock:
+            if self.schema_version() >= schema_version("sqlite"):
+                return []
+            connection = self._opened()
+            try:
+                connection.execute("begin immediate")
+                steps = self._migrate(connection)
+                connection.execute("commit")
+            except sqlite3.Error as error:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise self._sorted(error) from error
+            return steps
+
+    def _migrate(self, connection: sqlite3.Connection) -> list[int]:
+        create, versions = schema_table(self._engine.dialect)
+        connection.execute(create)
+        applied = {version for (version,) in connection.execute(versions)}
+        steps = pending(self._engine.dialect, applied)
+        for _, statement in steps:
+            connection.execute(statement)
+        return sorted({version for version, _ in steps})
+
+    def check_schema(self) -> list[SchemaProblem]:
+        with self._lock:
+            return look_at_sqlite(self._opened(), self._engine.dialect, self.schema_version())
+
+    def close(self) -> None:
+        with self._lock:
+            self._mind_fork()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._thread.shutdown(wait=True)
+            self._thread = _writer_thread()
+
+    def _execute(self, connection: sqlite3.Connection, step: Step) -> Rows:
+        query = sqlite_query(connection, self._engine)
+        if not self._engine.needs_transaction(step):
+            return run(self._engine.answer(step), query)
+        connection.execute("begin immediate")
+        rows = run(self._engine.answer(step), query)
+        connection.execute("commit")
+        return rows
+
+    def _opened(self) -> sqlite3.Connection:
+        self._mind_fork()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _mind_fork(self) -> None:
+        if os.getpid() != self._pid:
+            inherited.extend([self._connection, self._thread])
+            self._pid, self._connection, self._lock = os.getpid(), None, threading.RLock()
+            self._thread = _writer_thread()
+
+    def _connect(self) -> sqlite3.Connection:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise UnknownEngine(f"SQLite {sqlite3.sqlite_version} is too old; dibs needs {OLDEST}")
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False,
+                uri=self.path.startswith("file:"),
+            )  # fmt: skip
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+        except sqlite3.Error as error:
+            if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
+                raise TryAgain(error, f"SQLite file {self.path}") from error
+            what = WHAT_TO_DO.get(_errorname(error), "check the URL, then try again")
+            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}; {what}") from error
+        return connection
+
+    def _sorted(self, error: sqlite3.Error) -> BaseException:
+        name = _errorname(error)
+        if name == "SQLITE_BUSY":
+            return StoreUnavailable(
+                f"SQLite file {self.path} was locked by somebody else for {BUSY_TIMEOUT} s; "
+                "look for a transaction that is open too long"
+            )
+        if "no such table" in str(error) or "no such column" in str(error):
+            return SchemaOutdated(0, schema_version("sqlite"))
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
+            return TryAgain(error, f"SQLite file {self.path}")
+        if isinstance(error, sqlite3.OperationalError | sqlite3.DatabaseError) and name.startswith(
+            (
+                "SQLITE_FULL",
+                "SQLITE_IOERR",
+                "SQLITE_READONLY",
+                "SQLITE_CANTOPEN",
+                "SQLITE_NOTADB",
+                "SQLITE_CORRUPT",
+            )
+        ):
+            return StoreUnavailable(f"SQLite file {self.path}: {error}")
+        return error
+
+
+def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
+    """Run queries of a plan on this connection; its transaction is somebody else's business."""
+
+    def query(query: Query | Copy) -> Rows:
+        assert isinstance(query, Query)
+        sql = engine.dialect.blocks[query.name]
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        if query.many:
+            cursor.executemany(sql, query.params)
+            return []
+        cursor.execute(sql, query.params)
+        if cursor.description is None:
+            return []
+        return engine.read([column[0] for column in cursor.description], cursor.fetchall())
+
+    return query
+
+
+def _only(cursor: sqlite3.Cursor) -> int:
+    [value] = cursor.fetchone()
+    return int(value)
+
+
+def _errorname(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "") or ""
+
+
+def _writer_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dibs-sqlite")
