@@ -186,5 +186,3 @@ class Traits:
     """When a replica takes over, what was acknowledged last may be gone, and tokens be given out again."""
     atomic_up_to: int | None = None
     """How many jobs one enqueue stores all or none; None for any number."""
-    gates: bool = False
-    """Trains, slots, and unique keys that last for a time or replace."""

@@ -31,7 +31,7 @@ from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
 from dibs.states import FINISHED, JobState, Outcome, settle
-from dibs.tasks import DEFAULT_LEASE, NO_GATES, Registry, slot_name
+from dibs.tasks import DEFAULT_LEASE, Registry, slot_name
 from dibs.trains import Train
 from dibs.upkeep import Swept, WorkerInfo
 from dibs.watching import Watching
@@ -49,7 +49,7 @@ class Core:
     def __init__(self, settings: Settings, lifespan: Lifespan) -> None:
         self.settings = settings
         self.lifespan = lifespan
-        self.registry = Registry(settings, lambda: self.store.traits.gates)
+        self.registry = Registry(settings)
         self.schedules = Schedules(self.registry)
         self.events = Events()
         self.callbacks = Callbacks()
@@ -147,9 +147,18 @@ class Core:
         to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
         starts_pipeline = children and job.pipeline_id is None
         values = (
-            *(job.id, held.token, to.state, to.settled_as, to.delay, to.refund, to.result),
-            *(errors_text(job.errors, to.error), to.message, job.id if starts_pipeline else None),
-            *(job.train, job.slot),
+            job.id,
+            held.token,
+            to.state,
+            to.settled_as,
+            to.delay,
+            to.refund,
+            to.result,
+            errors_text(job.errors, to.error),
+            to.message,
+            job.id if starts_pipeline else None,
+            job.train,
+            job.slot,
         )
         return Settled(values=values, children=children, steps_of=self._steps_of(job))
 
@@ -272,8 +281,7 @@ class Core:
         return lambda _: operations.set_queue(queue, max_running=most, set_limit=True)
 
     def sweep(self) -> Operation[Swept]:
-        gates = self.store.traits.gates
-        return lambda _: upkeep.sweep_and_mend() if gates else upkeep.sweep()
+        return lambda _: upkeep.sweep_and_mend()
 
     def trains(
         self,
@@ -283,7 +291,6 @@ class Core:
         limit: int = MOST_FOUND,
         after: str | None = None,
     ) -> Operation[list[Train]]:
-        self._need_gates()
         payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         checked = _names(names, "train")
         if after is not None:
@@ -291,12 +298,10 @@ class Core:
         return _nothing if limit <= 0 else lambda _: trains.look(checked, held=held, after=after, limit=limit)
 
     def release_train(self, name: str) -> Operation[bool]:
-        self._need_gates()
         checked = payload.check_name(name, "train")
         return lambda tries: trains.release(checked, unsure=tries.unsure)
 
     def current_of_slot(self, key: str | tuple[Any, ...]) -> Operation[Job | None]:
-        self._need_gates()
         slot = slot_name(key)
         return lambda _: operations.current_of(slot)
 
@@ -315,10 +320,6 @@ class Core:
 
     def parents(self, job: Job) -> Operation[list[Job]]:
         return lambda _: pipelines.parents_of(job)
-
-    def _need_gates(self) -> None:
-        if not self.store.traits.gates:
-            raise BadRequest(NO_GATES)
 
     def swept(self, swept: Swept) -> Swept:
         self.events.swept(

@@ -241,7 +241,6 @@ class Registry:
     """The kinds that this process knows."""
 
     settings: Settings
-    has_gates: Callable[[], bool] = lambda: True
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
 
     def add(self, task: Task[..., Any]) -> None:
@@ -267,8 +266,6 @@ class Registry:
         options = DEFAULTS if task is None else task.options
         delay, run_at = _due(new)
         gate, unique = self._gate(new, task, options), _unique(new, options)
-        if (gate, unique) != (_NO_GATE, _PLAIN_KEY) and not self.has_gates():
-            raise BadRequest(NO_GATES)
         id = parse_id(new.id)
         if not is_version_7(id):
             raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
@@ -350,10 +347,7 @@ def _due(new: NewJob) -> tuple[int | None, Any]:
     return delay, None if new.run_at is None else payload.check_moment(new.run_at, "run_at")
 
 
-NO_GATES = "this store has no trains, slots or keys that last for a time yet; leave those options out"
-
 _NO_GATE = (None, None, None, None)
-_PLAIN_KEY = (None, False)
 
 
 def _gate(train: Any, slot: Any, policy: Any, limit: Any, *, checked: bool = True) -> tuple[Any, ...]:
@@ -397,7 +391,7 @@ def _unique(new: NewJob, options: Options) -> tuple[int | None, bool]:
     if new.unique is None:
         if (new.unique_for, new.on_conflict) != (None, None):
             raise BadRequest("unique_for= and on_conflict= need a unique= key")
-        return _PLAIN_KEY
+        return None, False
     if conflict not in (None, "keep", "replace"):
         raise BadRequest(f"on_conflict={conflict!r} is unknown: use 'keep' or 'replace'")
     period = None if lasts is None else micros(lasts, what="unique_for")

@@ -12,15 +12,10 @@ from dibs import Job, NewJob, operations
 from dibs.clock import SECOND
 from dibs.operations import Settled, Wish
 from dibs.states import Succeeded
-from faces import Face, needs
+from faces import Face
 
 LEASE = 60 * SECOND
 WISH: dict[str, Any] = {"worker": "busy", "lease": LEASE, "leases": {}}
-
-
-@pytest.fixture(autouse=True)
-def has_gates(app: Face) -> None:
-    needs(app, "gates")
 
 
 def train(app: Face, length: int, **options: Any) -> list[Job]:

@@ -353,13 +353,13 @@ def test_a_job_that_somebody_holds_is_none(app: Face, make: Make) -> None:
 @pytest.mark.parametrize("colour", ["plain", "async"])
 def test_the_lease_is_renewed_while_the_handler_runs(app: Face, colour: str) -> None:
     def plain() -> None:
-        time.sleep(0.45)
+        time.sleep(0.9)
 
     async def awaited() -> None:
-        time.sleep(0.25)  # blocks the loop: the heartbeat must not live there
-        await asyncio.sleep(0.2)
+        time.sleep(0.5)  # blocks the loop: the heartbeat must not live there
+        await asyncio.sleep(0.4)
 
-    app.job(name="slow", lease=0.3)(plain if colour == "plain" else awaited)
+    app.job(name="slow", lease=0.6)(plain if colour == "plain" else awaited)
 
     done = app.run_job(app.enqueue(NewJob("slow"))[0].id)
 

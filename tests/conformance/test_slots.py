@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, Job, LeaseLost, NewJob
-from faces import Face, Make, needs
-
-
-@pytest.fixture(autouse=True)
-def has_gates(app: Face) -> None:
-    needs(app, "gates")
+from faces import Face, Make
 
 
 def put(app: Face, slot: Any = "s", kind: str = "work", **options: Any) -> Job:

@@ -11,11 +11,6 @@ from dibs import BadRequest, Job, NewJob, NotFound, Refused
 from faces import Face, Make, needs
 
 
-@pytest.fixture(autouse=True)
-def has_gates(app: Face) -> None:
-    needs(app, "gates")
-
-
 def train(app: Face, length: int, name: str = "t", **options: Any) -> list[Job]:
     """That many jobs on one train, enqueued one after another."""
     return [app.enqueue(NewJob("work", train=name, **options))[0] for _ in range(length)]

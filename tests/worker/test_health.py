@@ -184,6 +184,28 @@ async def test_a_worker_that_lost_its_store_is_not_healthy_until_it_is_back(
     assert lost.endswith("nobody is there")
 
 
+@on_memory
+async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.job(lambda: None, name="never")
+
+    async def away(*_: Any) -> None:
+        raise StoreUnavailable("nobody is there")
+
+    monkeypatch.setattr(app._core.store, "run_async", away)
+    monkeypatch.setattr("dibs.worker.worker.PATIENCE", 0.3)
+    waits = Worker(app)
+    waiting = asyncio.create_task(waits.run())
+
+    with pytest.raises(StoreUnavailable, match="nobody is there"):
+        await Worker(app).run(until_idle=True)
+
+    assert not waiting.done()
+    waits.stop()
+    await waiting
+
+
 def test_silence_of_the_store_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = pulse.Pulse()
     noted.becomes("working")

@@ -55,7 +55,7 @@ class Chores:
 
     async def _mend(self, now: float) -> None:
         """One page of gates, from where the last one ended: what a person deleted stops no train."""
-        if now < self._next_mend or not self._core.store.traits.gates:
+        if now < self._next_mend:
             return
         self._next_mend = now + MEND_EVERY * (0.5 + random.random())  # noqa: S311
         page = await self._core.store.run_async(lambda _: upkeep.mend(self._mended))

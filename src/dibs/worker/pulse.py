@@ -33,6 +33,10 @@ class Pulse:
             self._missed_at = monotonic()
         self._trouble = str(error)
 
+    def lost_for(self) -> float:
+        """Seconds since the store last answered, while it does not."""
+        return 0.0 if self._trouble is None else monotonic() - self._missed_at
+
     def health(self, poll: float, about: dict[str, Any], deafness: str | None = None) -> Health:
         """Being deaf is only worth a note: the poll finds everything, a little later."""
         notes = [] if deafness is None else [f"hears no wake-ups and looks every second instead: {deafness}"]
@@ -44,7 +48,7 @@ class Pulse:
         if self._phase != "working":
             return f"the worker is {self._phase}"
         if self._trouble is not None:
-            return f"the store has been lost for {now - self._missed_at:.1f} s: {self._trouble}"
+            return f"the store has been lost for {self.lost_for():.1f} s: {self._trouble}"
         if now - self._beat_at > SILENCE * poll + SLACK:
             return f"nothing was heard from the store for {now - self._beat_at:.0f} s"
         return None

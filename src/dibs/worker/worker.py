@@ -50,6 +50,7 @@ from dibs.worker.pulse import Pulse
 SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
+PATIENCE = 60.0  # with one that is away, of a worker that somebody waits for
 GRACE = 10.0
 MOST_TURNS = 2  # under way at a time
 WORTH_A_SECOND = 50  # jobs: with fewer, a second turn would only split what one can carry
@@ -116,13 +117,15 @@ class Worker:
     async def run(self, *, until_idle: bool = False, handle_signals: bool = True) -> None:
         """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim.
 
+        A store that goes away is waited for; with `until_idle` for a minute, then it is `StoreUnavailable`.
+
         Beside a server that has plans of its own for signals, leave them to it: `handle_signals=False`.
         """
         refuse_while_loading()
         self._pulse.becomes("starting")
         self._changed = asyncio.Event()
         self._stopping, self._hurried, self._hungry, self._look_at = False, False, True, None
-        self._broken, self._asked = None, 0
+        self._broken, self._asked, self._until_idle = None, 0, until_idle
         self._convoys.open()
         self._next_tick, self._said_at = 0.0, float("-inf")
         self._chores.begin(monotonic())
@@ -136,7 +139,7 @@ class Worker:
             await self._processes.open()
             async with self._door.through(self._core.lifespan) as self._state:
                 self._pulse.becomes("working")
-                await self._work_until_done(until_idle)
+                await self._work_until_done()
         except asyncio.CancelledError:
             if not self._door.turned_back():
                 raise
@@ -166,9 +169,9 @@ class Worker:
 
     # -- turns ----------------------------------------------------------------------------------
 
-    async def _work_until_done(self, until_idle: bool) -> None:
+    async def _work_until_done(self) -> None:
         try:
-            await self._work(until_idle)
+            await self._work()
             await self._wind_down(self._grace)
         except BaseException:
             with suppress(DibsError):  # whatever ended us is the news
@@ -177,7 +180,7 @@ class Worker:
         finally:
             await self._teller.finish()
 
-    async def _work(self, until_idle: bool) -> None:
+    async def _work(self) -> None:
         while not self._stopping:
             if self._broken is not None:
                 raise self._broken
@@ -185,7 +188,7 @@ class Worker:
                 self._begin_turn()
             elif self._ticking is None and monotonic() >= self._next_tick:
                 self._begin_tick()
-            elif until_idle and self._is_idle():
+            elif self._until_idle and self._is_idle():
                 return
             else:
                 await self._rest()
@@ -475,10 +478,12 @@ class Worker:
         return said
 
     async def _back_off(self, error: StoreUnavailable) -> None:
-        """The store is away: say so once, wait, try again."""
+        """The store is away: say so once, wait, try again. Only a worker that is to end gives up."""
         self._failures += 1
         self._pulse.misses(error)
         self._hearing.lost_store()
+        if self._until_idle and self._pulse.lost_for() > PATIENCE:
+            raise error  # somebody waits for the end of it
         if self._failures == 1:
             log.warning("the worker lost its store and keeps trying: %s", error)
         pause = min(0.1 * 2**self._failures, LONGEST_BACK_OFF)

@@ -40,7 +40,6 @@ class Memory(Convoyed):
         joins_caller=False,
         migrates_itself=True,
         wakes=True,
-        gates=True,
     )
 
     def __init__(self) -> None:

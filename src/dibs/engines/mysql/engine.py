@@ -120,7 +120,6 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         joins_caller=True,
         migrates_itself=False,
         wakes=False,
-        gates=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:

@@ -56,7 +56,6 @@ class Redis(RedisMoves, RedisSteps):
         joins_pipeline=True,
         may_rewind=True,
         atomic_up_to=MOST_AT_ONCE,
-        gates=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:

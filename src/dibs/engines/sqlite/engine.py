@@ -75,7 +75,6 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         joins_caller=True,
         migrates_itself=True,
         wakes=True,
-        gates=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
