@@ -70,7 +70,6 @@ class PostgreSQL(PostgresGates):
         migrates_itself=False,
         wakes=True,
         echoes=True,
-        gates=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -146,7 +145,7 @@ class PostgreSQL(PostgresGates):
 
     def _claim(self, **wish: Any) -> Plan:
         if (line := _only_line(wish)) is not None and (rows := (yield Query("claim_line", line))):
-            return rows
+            return sorted(rows, key=_in_claiming_order)
         return (yield Query("claim", _wish(wish)))
 
     def _claim_job(self, **wish: Any) -> Plan:
@@ -268,6 +267,10 @@ def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
             return {**wish, "queue": queue, "kind": kind, "leases": _json(wish["leases"])}
         case _:
             return None
+
+
+def _in_claiming_order(row: Row) -> tuple[Any, ...]:
+    return -row["priority"], row["run_at"], row["id"]
 
 
 def _one(job: tuple[Any, ...], wake: Sequence[str]) -> dict[str, Any]:

@@ -135,7 +135,10 @@ order by taken.priority desc, taken.run_at, taken.id
 
 -- name: claim_line
 -- The same for one line, if it is open and unlimited: what an idle worker asks when it hears of a job there.
-with picked as materialized (
+-- Its jobs come in no order. After a pause each step of a plan costs more than its work, so there are few.
+update dibs_jobs job
+set {>leased}
+where job.id = any (array(
     select ready.id
     from dibs_jobs ready
     where ready.state = 'ready'
@@ -149,11 +152,8 @@ with picked as materialized (
     order by ready.priority desc, ready.run_at, ready.id
     limit :limit
     for update skip locked
-),
-{>taken}
-select false as limited, false as overdue, false as crowded, {job_columns:taken}
-from taken
-order by taken.priority desc, taken.run_at, taken.id
+))
+returning false as limited, false as overdue, false as crowded, {job_columns:job}
 
 -- name: exchange
 -- Settle what is done and claim what is next: one round trip, one commit.
