@@ -89,6 +89,10 @@ are told by `convoy` (`CONVOY_COLUMNS`; left out when there is none) which follo
 each becomes `running` with its token and a lease, if the claim on its `head` still holds and it is still
 blocked behind it, before any settlement is applied. What ended so long ago is finished then, not now.
 
+A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (`MARK_COLUMNS`;
+left out when there are none, and for engines that don't go on) the last job that was claimed in some lines.
+Then it looks only there, behind them. Whoever got fewer jobs than wanted asks again without.
+
 Pipelines whose jobs wait for each other change what the other questions do, too (ADR 18): with the success
 of the last of its parents a job becomes what it would be had it been enqueued then, in the same step; when
 one ends otherwise, those after it are cancelled, or wait on, as the pipeline says. `settle` and `exchange`
@@ -152,6 +156,9 @@ SETTLEMENT_COLUMNS = (
 # and, unless it still runs, ended. The head is one of them.
 CONVOY_COLUMNS = ("id", "token", "head", "head_token", "lease", "began", "ended")
 
+# The last job that was claimed in a line.
+MARK_COLUMNS = ("queue", "kind", "priority", "run_at", "id")
+
 
 def hint_of(queue: str, kinds: Collection[str]) -> str:
     """There is something in this queue, of these kinds."""
@@ -186,3 +193,5 @@ class Traits:
     """When a replica takes over, what was acknowledged last may be gone, and tokens be given out again."""
     atomic_up_to: int | None = None
     """How many jobs one enqueue stores all or none; None for any number."""
+    goes_on: bool = False
+    """`exchange` takes `marks`: it pays to say where the last claims ended."""

@@ -151,6 +151,9 @@ def new_job(values: tuple[Any, ...], answer: Row) -> Job:
 
 # -- Claim --------------------------------------------------------------------------------------
 
+# The last job that was claimed in a line, in the order of `contract.MARK_COLUMNS`.
+Mark = tuple[str, str, int, datetime, UUID]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -163,6 +166,7 @@ class Wish:
     queues: Sequence[str] | None = None
     kinds: Sequence[str] | None = None
     id: UUID | None = None
+    marks: Sequence[Mark] = ()
 
     def params(self, *, look: bool) -> dict[str, Any]:
         return {
@@ -328,7 +332,8 @@ def exchange(
 ) -> Script[tuple[list[Settled], list[Job]]]:
     """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
     first, *more = _rounds(settlements)
-    rows = yield Step("exchange", settle_params(first, convoy) | wish.params(look=False))
+    marks = {"marks": wish.marks} if wish.marks else {}
+    rows = yield Step("exchange", settle_params(first, convoy) | wish.params(look=False) | marks)
     applied = set(rows[0]["settled"])
     missing = [one for one in first if one.id not in applied]
     taken = _checked(wish, _jobs(rows))

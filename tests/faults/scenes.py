@@ -80,6 +80,47 @@ def _take(app: Dibs, kind: str, *, limit: int) -> list[Job]:
     return app._core.store.run(lambda _: operations.take(wish))
 
 
+def each_who_goes_on_gets_jobs_of_its_own(place: Place, *, rounds: int = 6) -> str | None:
+    """Workers that settle and go on from the same marks: together they get what is behind, each job once."""
+    apps = place.apps(8)
+    for number in range(rounds):
+        kinds = [f"red-{number}", f"blue-{number}"]
+        enqueue(apps[0], len(apps) // 2, kinds[0])
+        enqueue(apps[0], len(apps) // 2, kinds[1])
+        claims = apps[0].sync.claim(kinds=kinds, limit=len(apps))
+        marks = [mark_of([claim.job for claim in claims if claim.job.kind == kind]) for kind in kinds]
+        jobs = {job.id for kind in kinds for job in enqueue(apps[0], 10, kind)}
+        answers = together(
+            *((lambda app=app, held=held, marks=marks: exchange(app, [held], limit=3, marks=marks)[1])
+              for app, held in zip(apps, claims, strict=True))
+        )  # fmt: skip
+        taken = Counter(job.id for answer in answers for job in answer)
+        if twice := [id for id, times in taken.items() if times > 1]:
+            return f"claimed twice: {twice}"
+        left = {claim.job.id for claim in apps[0].sync.claim(kinds=kinds, limit=len(jobs))}
+        if (taken.keys() | left) != jobs:
+            return f"starved: {jobs - taken.keys() - left}"
+    return None
+
+
+def who_goes_on_never_waits(place: Place) -> str | None:
+    app = place.apps(1)[0]
+    enqueue(app, 1)
+    held = app.sync.claim()
+    mark = mark_of([held[0].job])
+    jobs = enqueue(app, 5)
+    with locked(place, jobs[0].id) as free:
+        going_on = lambda: exchange(app, held, limit=10, marks=[mark])  # noqa: E731
+        answer = answers_within(AT_ONCE_SECONDS, going_on, then=free)
+    taken = {job.id for job in answer[0][1]} if answer else set()
+    return None if taken == {job.id for job in jobs[1:]} else f"it waited, or took {taken}"
+
+
+def mark_of(jobs: Sequence[Job]) -> operations.Mark:
+    last = max(jobs, key=lambda job: (-job.priority, job.run_at, job.id))
+    return last.queue, last.kind, last.priority, last.run_at, last.id
+
+
 def each_claimer_gets_a_job_of_many_lines(place: Place, *, rounds: int = 6, **wish: Any) -> str | None:
     """The same where the N jobs are spread over two queues and two kinds."""
     apps = place.apps(8)

@@ -78,6 +78,14 @@ POSTGRESQL = [
         scenes.a_taker_of_a_line_never_waits, "waited",
     ),
     Mutant(
+        "going on takes no lock", "exchange_on", LOCK, "",
+        scenes.each_who_goes_on_gets_jobs_of_its_own, "claimed twice",
+    ),
+    Mutant(
+        "going on waits for locks", "exchange_on", LOCK, "for update",
+        scenes.who_goes_on_never_waits, "waited",
+    ),
+    Mutant(
         "claim by id takes no lock", "claim_job", LOCK, "",
         scenes.one_of_many_wins_the_job, "claimed twice",
     ),

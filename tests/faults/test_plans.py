@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import scenes
@@ -35,6 +35,12 @@ WISH = {
     "walk": True,
 }
 NAMED = {**WISH, "queues": ["default"], "kinds": ["work"], "walk": False}
+
+
+def _marks(*kinds: str) -> str:
+    """Before everything that there is of these kinds."""
+    first = {"queue": "default", "priority": 0, "run_at": "2000-01-01T00:00:00Z", "id": str(UUID(int=0))}
+    return json.dumps([{**first, "kind": kind} for kind in kinds])
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,16 @@ HOT: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "claim by id": ("claim_job", WISH, "dibs_jobs_pkey"),
     "exchange by walking": ("exchange", {**SETTLEMENT, **WISH}, "dibs_jobs_ready"),
     "exchange of named lines": ("exchange", {**SETTLEMENT, **NAMED}, "dibs_jobs_ready"),
+    "exchange that goes on": (
+        "exchange_on",
+        {**SETTLEMENT, **WISH, "marks": _marks("work")},
+        "dibs_jobs_ready",
+    ),
+    "exchange that goes on in two lines": (
+        "exchange_on",
+        {**SETTLEMENT, **WISH, "marks": _marks("work", "crowd")},
+        "dibs_jobs_ready",
+    ),
     "settle": ("settle", SETTLEMENT, "dibs_jobs_pkey"),
     "renew": ("renew", {"ids": [uuid4()], "tokens": [1], "lease": 1}, "dibs_jobs_pkey"),
     "stage": ("stage", {"limit": 500}, "dibs_jobs_due"),

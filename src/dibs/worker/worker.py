@@ -30,7 +30,7 @@ from dibs.identity import worker_name
 from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
-from dibs.operations import Settled, Wish
+from dibs.operations import Mark, Settled, Wish
 from dibs.running import NOT_COMMITTED, perform, settlement, still_ours, surrounded
 from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span
@@ -43,6 +43,7 @@ from dibs.worker.cron import Cron
 from dibs.worker.health import Health
 from dibs.worker.lanes import Lanes
 from dibs.worker.listening import Hearing, Suspicion
+from dibs.worker.marks import Marks
 from dibs.worker.places import refuse_while_loading
 from dibs.worker.processes import Processes, is_isolated
 from dibs.worker.pulse import Pulse
@@ -113,6 +114,7 @@ class Worker:
         self.settled = 0
         """How many attempts this worker has ended so far, whatever came of them."""
         self._chores, self._took = Chores(self._core, self._queues), False
+        self._marks = Marks(pay=self._core.store.traits.goes_on)
 
     async def run(self, *, until_idle: bool = False, handle_signals: bool = True) -> None:
         """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim.
@@ -223,9 +225,9 @@ class Worker:
         done, self._done = self._done, []
         rides, self._rides = self._rides, []
         heard, hinted, self._hinted = self._heard, self._hinted, False
-        began = monotonic()
+        began, marks = monotonic(), self._marks.get() if done else []
         try:
-            lost, taken = await self._exchange([one for _, one in done], places, rides)
+            lost, taken = await self._exchange([one for _, one in done], places, rides, marks)
         except StoreUnavailable as error:
             self._done, self._rides = done + self._done, rides + self._rides
             await self._back_off(error)
@@ -241,8 +243,11 @@ class Worker:
         self._convoys.settled(rides, began)
         self._convoys.note(done, taken)
         self._took = self._took or bool(taken)
-        if places and (len(taken) >= places or heard == self._heard):
-            self._hungry = len(taken) >= places or any(one.children for _, one in done)
+        if places:
+            full = len(taken) >= places
+            self._marks.ended([held.job for held in taken], full=full, told=marks, took=monotonic() - began)
+            if full or heard == self._heard:
+                self._hungry = full or bool(marks) or any(one.children for _, one in done)
         self._lanes.start(self._keep(taken))
         if places:
             await self._mind_catch(len(taken), hinted)
@@ -259,28 +264,29 @@ class Worker:
             self._hungry = True
 
     async def _exchange(
-        self, settled: list[Settled], places: int, rides: list[Ride]
+        self, settled: list[Settled], places: int, rides: list[Ride], marks: list[Mark]
     ) -> tuple[list[Settled], list[Holding]]:
         line, self._line = self._line, None
-        return await self._core.store.run_async(lambda _: self._trip(settled, rides, places, line))
+        wish = self._wish(places, None if settled else line, marks)
+        return await self._core.store.run_async(lambda _: self._trip(settled, rides, wish))
 
     def _trip(
-        self, settled: list[Settled], rides: list[Ride], places: int, line: tuple[str, str] | None
+        self, settled: list[Settled], rides: list[Ride], wish: Wish
     ) -> Script[tuple[list[Settled], list[Holding]]]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
         convoy = [ride.values(asked_at) for ride in rides]
         lost: list[Settled] = []
         jobs: list[Job] = []
-        if not places:
+        if not wish.limit:
             lost = yield from operations.settle_if_held(settled, convoy)
         elif not settled:
-            jobs = yield from operations.take(self._wish(places, line))
+            jobs = yield from operations.take(wish)
         else:
-            lost, jobs = yield from operations.exchange(settled, self._wish(places), convoy)
+            lost, jobs = yield from operations.exchange(settled, wish, convoy)
         yield from started(rides)
         return lost, self._core.holdings(jobs, asked_at)
 
-    def _wish(self, places: int, line: tuple[str, str] | None = None) -> Wish:
+    def _wish(self, places: int, line: tuple[str, str] | None, marks: Sequence[Mark]) -> Wish:
         registry = self._core.registry
         return Wish(
             worker=self.name,
@@ -289,6 +295,7 @@ class Worker:
             limit=places,
             queues=self._queues if line is None else [line[0]],
             kinds=list(registry.tasks) if line is None else [line[1]],
+            marks=marks,
         )
 
     def _told(self, done: Sequence[tuple[Holding, Settled]], lost: Sequence[Settled]) -> None:

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS, Traits, hint_of
+from dibs.contract import CONVOY_COLUMNS, MARK_COLUMNS, Traits, hint_of
 from dibs.engines.hints import Hints
 from dibs.engines.postgresql.gates import (
     PostgresGates,
@@ -70,6 +70,7 @@ class PostgreSQL(PostgresGates):
         migrates_itself=False,
         wakes=True,
         echoes=True,
+        goes_on=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -182,7 +183,10 @@ class PostgreSQL(PostgresGates):
         if gated:
             theirs = children_of(gated, children)
             applied, moved = yield from self._settle_at_gates(gated, theirs, convoy, tell=False)
-        first, *rest = yield Query("exchange", self.settlements(plain) | _wish(wish))
+        if wish.get("marks") and not gated:  # whom a gate let through may stand before the marks
+            first, *rest = yield Query("exchange_on", self.settlements(plain) | _going_on(wish))
+        else:
+            first, *rest = yield Query("exchange", self.settlements(plain) | _wish(wish))
         yield from self._chain(children_of(plain, children), set(first["settled"]))
         if moved:
             yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
@@ -258,6 +262,11 @@ def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
     queues, kinds = wish["queues"], wish["kinds"]
     walk = queues is None or kinds is None or len(queues) * len(kinds) > MOST_NAMED_LINES
     return {**wish, "walk": walk, "leases": _json(wish["leases"])}
+
+
+def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
+    marks = [dict(zip(MARK_COLUMNS, mark, strict=True)) for mark in wish["marks"]]
+    return {**wish, "leases": _json(wish["leases"]), "marks": _json(marks)}
 
 
 def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -163,9 +163,75 @@ with recursive
 {>share},
 {>picked},
 {>taken}
-select
-    {>header},
-    case
+select {>header}, {>exchanged}
+
+-- name: exchange_on
+-- The same, going on from where the last claims ended: `marks` has the last job of each line. While somebody
+-- keeps an old snapshot open, the index has an entry for every job that has been ready since, and without a mark
+-- each claim reads all of them. What is not seen from here is found by the next claim without marks.
+with
+{>settling},
+line as materialized (
+    select mark.*, count(*) over () as lines
+    from json_to_recordset(cast(:marks as json)) as mark (
+        queue text,
+        kind text,
+        priority smallint,
+        run_at timestamptz,
+        id uuid
+    )
+    where not exists (
+        select 1
+        from dibs_queues setting
+        where setting.name = mark.queue and (setting.paused or setting.max_running is not null)
+    )
+),
+share as materialized (
+    select line.*, cast(:limit as bigint) as places
+    from line
+    where line.lines = 1
+    union all
+    select first.queue, first.kind, first.priority, first.run_at, first.id, first.lines, count(*)
+    from (
+        select line.*
+        from line
+        cross join lateral (
+            select ready.id, ready.run_at
+            from dibs_jobs ready
+            where {>beyond}
+            order by ready.run_at, ready.id
+            limit :limit
+        ) next
+        where line.lines > 1
+        order by line.priority desc, next.run_at, next.id
+        limit :limit
+    ) first
+    group by first.queue, first.kind, first.priority, first.run_at, first.id, first.lines
+),
+picked as materialized (
+    select job.id
+    from share line
+    cross join lateral (
+        select ready.id
+        from dibs_jobs ready
+        where {>beyond}
+        order by ready.run_at, ready.id
+        limit line.places
+        for update skip locked
+    ) job
+),
+{>taken}
+select false as limited, false as overdue, false as crowded, {>exchanged}
+
+-- fragment: beyond
+ready.state = 'ready'
+              and ready.queue = line.queue
+              and ready.kind = line.kind
+              and ready.priority = line.priority
+              and (ready.run_at, ready.id) > (line.run_at, line.id)
+
+-- fragment: exchanged
+case
         when row_number() over (order by taken.priority desc, taken.run_at, taken.id) = 1
         then array(select ended.id from ended union all select returned.id from returned)
     end as settled,
