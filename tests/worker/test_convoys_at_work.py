@@ -366,8 +366,8 @@ async def test_a_heartbeat_that_finds_the_head_settled_is_no_loss_for_who_follow
 ) -> None:
     ran, exchange = [], Worker._exchange
 
-    async def slow(worker: Worker, settled: Any, places: int, rides: list[Any]) -> Any:
-        answer = await exchange(worker, settled, places, rides)
+    async def slow(worker: Worker, settled: Any, places: int, rides: list[Any], *more: Any) -> Any:
+        answer = await exchange(worker, settled, places, rides, *more)
         if rides:
             app._core.keeper.look(ride.head for ride in rides)
             await asyncio.sleep(0.1)  # long enough for a beat, before the worker hears that all is well

@@ -120,9 +120,9 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
     running, most, asked = 0, 0, []
     exchange = Worker._exchange
 
-    async def noted(worker: Worker, settled: list[Any], places: int, rides: list[Any]) -> Any:
+    async def noted(worker: Worker, settled: list[Any], places: int, *more: Any) -> Any:
         asked.append(places)
-        return await exchange(worker, settled, places, rides)
+        return await exchange(worker, settled, places, *more)
 
     @app.job
     async def work(pauses: int) -> None:
@@ -824,10 +824,10 @@ async def test_an_error_that_is_not_the_store_s_ends_the_worker_and_loses_nothin
     job = await work.enqueue()
     exchange, failures = Worker._exchange, [AssertionError("a bug")]
 
-    async def failing(worker: Worker, settled: list[Any], places: int, rides: list[Any]) -> Any:
+    async def failing(worker: Worker, settled: list[Any], places: int, *more: Any) -> Any:
         if settled and failures:
             raise failures.pop()
-        return await exchange(worker, settled, places, rides)
+        return await exchange(worker, settled, places, *more)
 
     monkeypatch.setattr(Worker, "_exchange", failing)
     with pytest.raises(AssertionError, match="a bug"):
