@@ -89,7 +89,7 @@ are told by `convoy` (`CONVOY_COLUMNS`; left out when there is none) which follo
 each becomes `running` with its token and a lease, if the claim on its `head` still holds and it is still
 blocked behind it, before any settlement is applied. What ended so long ago is finished then, not now.
 
-A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (`MARK_COLUMNS`;
+A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (a `Mark` each;
 left out when there are none, and for engines that don't go on) the last job that was claimed in some lines.
 Then it looks only there, behind them. Whoever got fewer jobs than wanted asks again without.
 
@@ -123,6 +123,9 @@ lists the facts it knows and judges them; an engine answers those that it has.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
 
 # A hint that wakes workers is a queue's name, or empty: look everywhere; a kind may follow, if there is but
 # one. These marks and a worker's name say that this worker has ticked, or that somebody asked one of its jobs
@@ -156,8 +159,15 @@ SETTLEMENT_COLUMNS = (
 # and, unless it still runs, ended. The head is one of them.
 CONVOY_COLUMNS = ("id", "token", "head", "head_token", "lease", "began", "ended")
 
-# The last job that was claimed in a line.
-MARK_COLUMNS = ("queue", "kind", "priority", "run_at", "id")
+
+class Mark(NamedTuple):
+    """The last job that was claimed in a line."""
+
+    queue: str
+    kind: str
+    priority: int
+    run_at: datetime
+    id: UUID
 
 
 def hint_of(queue: str, kinds: Collection[str]) -> str:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from msgspec import Struct, structs
 
+from dibs.contract import SETTLEMENT_COLUMNS, Mark
 from dibs.errors import BadRequest, LeaseLost, NotFound, NotStale, Refused
 from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
 from dibs.payload import decode
@@ -33,6 +34,7 @@ ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a
 # A checked job as the store will get it, in the order of `NEW_JOB_COLUMNS`.
 NewRow = tuple[Any, ...]
 
+_GATE = slice(SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot") + 1)
 _ID, _UNIQUE = NEW_JOB_COLUMNS.index("id"), NEW_JOB_COLUMNS.index("unique_key")
 
 
@@ -150,9 +152,6 @@ def new_job(values: tuple[Any, ...], answer: Row) -> Job:
 
 
 # -- Claim --------------------------------------------------------------------------------------
-
-# The last job that was claimed in a line, in the order of `contract.MARK_COLUMNS`.
-Mark = tuple[str, str, int, datetime, UUID]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +331,7 @@ def exchange(
 ) -> Script[tuple[list[Settled], list[Job]]]:
     """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
     first, *more = _rounds(settlements)
-    marks = {"marks": wish.marks} if wish.marks else {}
+    marks = {"marks": wish.marks} if wish.marks and not any(map(_is_at_gate, first)) else {}
     rows = yield Step("exchange", settle_params(first, convoy) | wish.params(look=False) | marks)
     applied = set(rows[0]["settled"])
     missing = [one for one in first if one.id not in applied]
@@ -343,6 +342,11 @@ def exchange(
     rest = [*missing, *(one for each in more for one in each)]
     lost = (yield from settle_if_held(rest)) if rest else []
     return lost, taken
+
+
+def _is_at_gate(one: Settled) -> bool:
+    """Whom its gate lets through may stand before the marks, and is to be claimed at once."""
+    return one.values[_GATE] != (None, None)
 
 
 def followers(head: UUID, token: int, limit: int) -> Script[list[Job]]:

@@ -16,6 +16,7 @@ from typing import Any
 from rig import Place, age, answers_within, exchange, renew, together, write_after_the_look
 
 from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused, operations
+from dibs.contract import Mark
 from dibs.schedules import enqueue_due
 from dibs.scripts import Script
 
@@ -80,13 +81,17 @@ def _take(app: Dibs, kind: str, *, limit: int) -> list[Job]:
     return app._core.store.run(lambda _: operations.take(wish))
 
 
-def each_who_goes_on_gets_jobs_of_its_own(place: Place, *, rounds: int = 6) -> str | None:
+def each_who_goes_on_in_a_line_gets_jobs_of_its_own(place: Place) -> str | None:
+    return each_who_goes_on_gets_jobs_of_its_own(place, lines=1)
+
+
+def each_who_goes_on_gets_jobs_of_its_own(place: Place, *, rounds: int = 6, lines: int = 2) -> str | None:
     """Workers that settle and go on from the same marks: together they get what is behind, each job once."""
     apps = place.apps(8)
     for number in range(rounds):
-        kinds = [f"red-{number}", f"blue-{number}"]
-        enqueue(apps[0], len(apps) // 2, kinds[0])
-        enqueue(apps[0], len(apps) // 2, kinds[1])
+        kinds = [f"{number}-{line}" for line in range(lines)]
+        for kind in kinds:
+            enqueue(apps[0], len(apps) // lines, kind)
         claims = apps[0].sync.claim(kinds=kinds, limit=len(apps))
         marks = [mark_of([claim.job for claim in claims if claim.job.kind == kind]) for kind in kinds]
         jobs = {job.id for kind in kinds for job in enqueue(apps[0], 10, kind)}
@@ -116,9 +121,9 @@ def who_goes_on_never_waits(place: Place) -> str | None:
     return None if taken == {job.id for job in jobs[1:]} else f"it waited, or took {taken}"
 
 
-def mark_of(jobs: Sequence[Job]) -> operations.Mark:
+def mark_of(jobs: Sequence[Job]) -> Mark:
     last = max(jobs, key=lambda job: (-job.priority, job.run_at, job.id))
-    return last.queue, last.kind, last.priority, last.run_at, last.id
+    return Mark(last.queue, last.kind, last.priority, last.run_at, last.id)
 
 
 def each_claimer_gets_a_job_of_many_lines(place: Place, *, rounds: int = 6, **wish: Any) -> str | None:

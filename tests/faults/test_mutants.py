@@ -246,6 +246,14 @@ MARIADB = [
     ),
     Mutant("claim waits for locks", "lock_first", LOCK, "for update", scenes.a_claim_never_waits, "waited"),
     Mutant(
+        "going on takes no lock", "lock_first_on", LOCK, "",
+        scenes.each_who_goes_on_in_a_line_gets_jobs_of_its_own, "claimed twice",
+    ),
+    Mutant(
+        "going on waits for locks", "lock_first_on", LOCK, "for update",
+        scenes.who_goes_on_never_waits, "waited",
+    ),
+    Mutant(
         "what is leased is not found by its key", "lease", "force index (primary)", "ignore index (primary)",
         scenes.a_claim_never_waits, "waited",
     ),

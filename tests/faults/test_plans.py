@@ -383,11 +383,21 @@ MOST_ROWS = 30  # read by one statement
 WALK = "select queue, kind from dibs_jobs where state = 'scheduled' group by queue, kind"
 
 NOBODY = uuid4().hex
+LAST = {  # behind all that is ready
+    "queue": "default",
+    "kind": "ahead",
+    "precedence": 0,
+    "run_at": "2100-01-01",
+    "id": NOBODY,
+    "limit": 3,
+}
 MARIADB_HOT: dict[str, Mapping[str, Any]] = {
     "opening": {"look": 1},
     "line": {"queue": "default", "kind": "crowd", "limit": 3},
     "near": {"queue": "default", "kind": "work", "limit": 3},
     "lock_first": {"queue": "default", "kind": "work", "limit": 3},
+    "lock_first_on": LAST,
+    "near_on": LAST,
     "lock_these": {"ids": json.dumps([NOBODY])},
     "lease": {"taken": json.dumps([[NOBODY, 1, None]]), "worker": "w", "now": None},
     "held": {"claims": json.dumps([[NOBODY, 1]])},
@@ -411,6 +421,7 @@ def crowded_mariadb(request: pytest.FixtureRequest, places: Places) -> Place:
     place.sql("alter table dibs_jobs stats_persistent = 1, stats_auto_recalc = 0")
     place.sql("analyze table dibs_jobs")
     _surround(place, MARIADB_AROUND)
+    scenes.crowd(place, 1000, state="ready", kind="ahead")
     if request.param == "analyzed":
         place.sql("analyze table dibs_jobs")
     return place

@@ -7,8 +7,10 @@ import json
 import random
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 import pytest
 from working import Apps, drain, wait_until, working
 
@@ -20,6 +22,7 @@ from dibs.scripts import Step
 from dibs.worker import marks
 
 on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+where_it_pays = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def told(asked: list[Step]) -> list[Any]:
     return [step.params["marks"] for step in asked if "marks" in step.params]
 
 
-@on_postgresql
+@where_it_pays
 async def test_a_busy_worker_says_where_its_last_claim_ended(app: Dibs, asked: list[Step]) -> None:
     ran: list[int] = []
 
@@ -57,7 +60,7 @@ async def test_a_busy_worker_says_where_its_last_claim_ended(app: Dibs, asked: l
     assert "marks" not in asked[-1].params  # what comes back short is asked again without
 
 
-@on_postgresql
+@where_it_pays
 async def test_a_drain_leaves_nothing_behind_its_marks(
     app: Dibs, asked: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +83,7 @@ async def test_a_drain_leaves_nothing_behind_its_marks(
     assert told(asked)
 
 
-@on_postgresql
+@where_it_pays
 @pytest.mark.parametrize("late", ["urgent", "of another kind", "committed late", "back from a retry"])
 async def test_what_stands_before_the_marks_is_found_while_the_worker_is_busy(
     apps: Apps, app: Dibs, asked: list[Step], late: str
@@ -95,7 +98,7 @@ async def test_what_stands_before_the_marks_is_found_while_the_worker_is_busy(
             raise ValueError
 
     app.job(name="other")(work.function)
-    with psycopg.connect(apps.url) as producer:
+    with _producer(apps.url) as producer:
         if late == "committed late":
             app.sync.enqueue(work.new(late), within=producer)
         await app.enqueue(*(work.new() for _ in range(3000)))
@@ -112,6 +115,16 @@ async def test_what_stands_before_the_marks_is_found_while_the_worker_is_busy(
             before = len(began)
             await wait_until(lambda: began.count(late) == (3 if late == "back from a retry" else 1))
             assert len(began) - before < 2500  # not only when all others were done
+
+
+def _producer(url: str) -> Any:
+    if url.startswith("postgresql"):
+        return psycopg.connect(url)
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname, port=parts.port, user=parts.username, password=parts.password or "",
+        database=parts.path.strip("/"),
+    )  # fmt: skip
 
 
 @on_postgresql

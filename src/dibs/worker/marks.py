@@ -10,8 +10,8 @@ no job waits longer than `LONGEST` for one.
 from collections.abc import Sequence
 
 from dibs.clock import monotonic
+from dibs.contract import Mark
 from dibs.jobs import Job
-from dibs.operations import Mark
 
 SHARE = 10
 LONGEST = 1.0  # seconds
@@ -37,4 +37,4 @@ class Marks:
         if not told:
             self._lines, self._until = {}, monotonic() + min(SHARE * took, LONGEST)
         for job in jobs:
-            self._lines[job.queue, job.kind] = (job.queue, job.kind, job.priority, job.run_at, job.id)
+            self._lines[job.queue, job.kind] = Mark(job.queue, job.kind, job.priority, job.run_at, job.id)

@@ -23,14 +23,14 @@ from dibs.callbacks import Fate, Teller, swept_fates
 from dibs.claims import Claim, Holding
 from dibs.clock import SECOND, monotonic
 from dibs.context import Context
-from dibs.contract import STOP_HINT, split_hint
+from dibs.contract import STOP_HINT, Mark, split_hint
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
-from dibs.operations import Mark, Settled, Wish
+from dibs.operations import Settled, Wish
 from dibs.running import NOT_COMMITTED, perform, settlement, still_ours, surrounded
 from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span

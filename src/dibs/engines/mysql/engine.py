@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import to_micros
-from dibs.contract import SETTLEMENT_COLUMNS, Traits
+from dibs.contract import SETTLEMENT_COLUMNS, Mark, Traits
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.mysql.convoys import MysqlConvoys
 from dibs.engines.mysql.enqueue import MysqlEnqueue, is_one_insert
@@ -120,6 +120,7 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         joins_caller=True,
         migrates_itself=False,
         wakes=False,
+        goes_on=True,
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -236,6 +237,18 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         near = sorted((job for jobs in lines.values() for job in jobs), key=_rank)
         return (yield from self._claim_best(opening, near, room, wish))
 
+    def _claim_on(self, marks: Sequence[Mark], wish: Mapping[str, Any]) -> Plan:
+        """Behind these marks and nowhere else."""
+        opening = yield from self._opening(look=False)
+        places = [_place(mark, wish["limit"]) for mark in marks]
+        places = [at for at in places if at["queue"] not in (*opening.paused, *opening.limits)]
+        if len(places) == 1:
+            return (yield from self._leased(opening, (yield Query("lock_first_on", places[0])), wish))
+        near: list[Row] = []
+        for at in places:
+            near += yield Query("near_on", at)
+        return (yield from self._claim_best(opening, sorted(near, key=_rank), {}, wish))
+
     def _claim_best(
         self, opening: "Opening", near: Sequence[Row], room: Mapping[str, int], wish: Mapping[str, Any]
     ) -> Plan:
@@ -341,9 +354,11 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         """Children of what was settled just now. One whose key is taken is not added."""
         return (yield from self._enqueue(children, fresh=False)) if children else []
 
-    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+    def _exchange(
+        self, settlements: Any, children: Any, convoy: Any = (), marks: Sequence[Mark] = (), **wish: Any
+    ) -> Plan:
         applied = yield from self._settle(settlements, children, convoy)
-        first, *rest = yield from self._claim(**wish)
+        first, *rest = yield from self._claim_on(marks, wish) if marks else self._claim(**wish)
         return [{**first, "settled": [row["id"] for row in applied]}, *rest]
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
@@ -640,6 +655,17 @@ def _settlement(given: Mapping[str, Any]) -> list[Any]:
 
 def _line(job: Row) -> Line:
     return job["queue"], job["kind"]
+
+
+def _place(mark: Mark, limit: int) -> dict[str, Any]:
+    return {
+        "queue": mark.queue,
+        "kind": mark.kind,
+        "precedence": -mark.priority,
+        "run_at": as_moment(mark.run_at),
+        "id": mark.id.hex,
+        "limit": limit,
+    }
 
 
 def _rank(job: Row) -> tuple[Any, ...]:

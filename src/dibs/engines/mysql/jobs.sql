@@ -244,6 +244,25 @@ order by job.precedence, job.run_at, job.id
 limit :limit
 for update skip locked
 
+-- name: lock_first_on
+-- The same, behind the last job that was claimed there: what was claimed before, and may not be cleared away
+-- while somebody holds an old snapshot, is not stepped over.
+select {>locked}
+from dibs_jobs job force index (dibs_jobs_ready)
+where job.state = 'ready' and job.queue = :queue and job.kind = :kind and job.precedence = :precedence
+  and (job.run_at > :run_at or job.run_at = :run_at and job.id > unhex(:id))
+order by job.precedence, job.run_at, job.id
+limit :limit
+for update skip locked
+
+-- name: near_on
+select ready.queue, ready.kind, ready.precedence, ready.run_at as due, ready.id as near, 0 as is_next
+from dibs_jobs ready force index (dibs_jobs_ready)
+where ready.state = 'ready' and ready.queue = :queue and ready.kind = :kind and ready.precedence = :precedence
+  and (ready.run_at > :run_at or ready.run_at = :run_at and ready.id > unhex(:id))
+order by ready.precedence, ready.run_at, ready.id
+limit :limit
+
 -- name: lock_these
 select {>locked}
 from {>given_ids}

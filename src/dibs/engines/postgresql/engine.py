@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS, MARK_COLUMNS, Traits, hint_of
+from dibs.contract import CONVOY_COLUMNS, Traits, hint_of
 from dibs.engines.hints import Hints
 from dibs.engines.postgresql.gates import (
     PostgresGates,
@@ -183,7 +183,7 @@ class PostgreSQL(PostgresGates):
         if gated:
             theirs = children_of(gated, children)
             applied, moved = yield from self._settle_at_gates(gated, theirs, convoy, tell=False)
-        if wish.get("marks") and not gated:  # whom a gate let through may stand before the marks
+        if wish.get("marks"):
             first, *rest = yield Query("exchange_on", self.settlements(plain) | _going_on(wish))
         else:
             first, *rest = yield Query("exchange", self.settlements(plain) | _wish(wish))
@@ -265,7 +265,7 @@ def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
-    marks = [dict(zip(MARK_COLUMNS, mark, strict=True)) for mark in wish["marks"]]
+    marks = [mark._asdict() for mark in wish["marks"]]
     return {**wish, "leases": _json(wish["leases"]), "marks": _json(marks)}
 
 
