@@ -11,10 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from benchmarks import against, by_hand, on_redis, on_tables, on_trains
+from benchmarks import against, by_hand, on_redis, on_snapshots, on_tables, on_trains
 from benchmarks.measure import Result, table
 from benchmarks.on_mariadb import on_mariadb
 from servers import MariaDB, PostgreSQL, Redis
+
+CHOICES = ("all", "by-hand", "worker", "redis", "tables", "trains", "snapshots")
 
 
 def main() -> None:
@@ -29,6 +31,8 @@ def main() -> None:
         _report("tables", _on_tables(arguments), arguments.save)
     if arguments.what in ("all", "trains"):
         _report("trains", _on_trains(arguments), arguments.save)
+    if arguments.what in ("all", "snapshots"):
+        _report("snapshots", _on_snapshots(arguments), arguments.save)
 
 
 def _worker(arguments: argparse.Namespace) -> str:
@@ -60,6 +64,16 @@ def _on_trains(arguments: argparse.Namespace) -> str:
         return f"{drained}\n\n{on_trains.beside_a_crowd(*urls, max(arguments.rounds, 5))}"
 
 
+def _on_snapshots(arguments: argparse.Namespace) -> str:
+    count = arguments.jobs or on_snapshots.COUNT
+    lines = [on_snapshots.heading(count)]
+    with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
+        lines.append(on_snapshots.beside_a_snapshot(server, f"PostgreSQL {server.version}", count))
+    with MariaDB({"innodb-buffer-pool-size": "512M", "innodb-log-file-size": "512M"}) as server:
+        lines.append(on_snapshots.beside_a_snapshot(server, f"MariaDB {server.version}", count))
+    return "\n".join(lines)
+
+
 def _by_hand(arguments: argparse.Namespace) -> str:
     results: list[Result] = []
     if "postgresql" in arguments.engines:
@@ -88,9 +102,7 @@ def _report(what: str, text: str, save: bool) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument(
-        "what", nargs="?", choices=["all", "by-hand", "worker", "redis", "tables", "trains"], default="all"
-    )
+    parser.add_argument("what", nargs="?", choices=CHOICES, default="all")
     parser.add_argument("--jobs", type=int, help="jobs to drain per round")
     parser.add_argument("--pick-up-rounds", type=int, default=5, help="rounds of 500 jobs each")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per cell; the median counts")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import against, by_hand, on_mariadb, on_redis, on_tables, on_trains
+from benchmarks import against, by_hand, on_mariadb, on_redis, on_snapshots, on_tables, on_trains
 
 from servers import MariaDB, PostgreSQL
 
@@ -52,6 +52,11 @@ def test_the_bare_statements_of_a_worker_drain_all(postgresql: PostgreSQL) -> No
         return await against._raw_drain(url, JOBS)
 
     assert asyncio.run(drain()) > 0
+
+
+def test_jobs_are_drained_beside_a_snapshot(postgresql: PostgreSQL, mariadb: MariaDB) -> None:
+    assert "held snapshot" in on_snapshots.beside_a_snapshot(postgresql, "PostgreSQL", JOBS)
+    assert "held snapshot" in on_snapshots.beside_a_snapshot(mariadb, "MariaDB", JOBS)
 
 
 def test_a_train_is_drained_both_ways(postgresql: PostgreSQL) -> None:
