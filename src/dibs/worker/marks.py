@@ -36,5 +36,5 @@ class Marks:
             return
         if not told:
             self._lines, self._until = {}, monotonic() + min(SHARE * took, LONGEST)
-        for job in jobs:
-            self._lines[job.queue, job.kind] = Mark(job.queue, job.kind, job.priority, job.run_at, job.id)
+        for line, job in {(job.queue, job.kind): job for job in jobs}.items():
+            self._lines[line] = Mark(*line, job.priority, job.run_at, job.id)
