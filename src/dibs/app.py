@@ -18,7 +18,7 @@ from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.tables import drifted, uncompared
 from dibs.drift import SchemaProblem
 from dibs.echoes import echo_async
-from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnsafeStore
+from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.every import EveryDecorator
 from dibs.gates import Slots, Trains
 from dibs.jobs import Job, NewJob
@@ -299,7 +299,7 @@ class Dibs:
             examined = await self._core.store.run_async(self._core.examine())
             schema = await self._core.store.schema_version_async()
             found = judge(examined, await echo_async(self._core.store), schema)
-        except (SchemaOutdated, StoreUnavailable, UnsafeStore) as error:
+        except (SchemaOutdated, StoreUnavailable, NotPermitted, UnsafeStore) as error:
             return [unwell(error)]
         try:
             return [*found, *drifted(await self.check_schema())]

@@ -7,6 +7,7 @@ DibsError
 │   └── NotStale            too early to recover: its lease may still be held
 ├── LeaseLost               this claim no longer holds its job; nothing was changed
 ├── StoreUnavailable        the store can't be reached or does not answer
+├── NotPermitted            the store does not let this user do it
 ├── UnsafeStore             the store is set up so that it may lose jobs
 ├── SchemaOutdated          the store's tables are missing or too old
 ├── UnknownEngine           no engine for this URL
@@ -52,6 +53,10 @@ class LeaseLost(DibsError):
 
 class StoreUnavailable(DibsError):
     """The store could not be reached, or stopped answering."""
+
+
+class NotPermitted(DibsError):
+    """The store answers, and does not let this user do what was asked. Trying again will not help."""
 
 
 class UnsafeStore(DibsError):

@@ -20,7 +20,7 @@ from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.tables import drifted, uncompared
 from dibs.drift import SchemaProblem
 from dibs.echoes import echo
-from dibs.errors import SchemaOutdated, StoreUnavailable, UnsafeStore
+from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.gates import SyncSlots, SyncTrains
 from dibs.jobs import Job, NewJob
 from dibs.operations import Queue
@@ -161,7 +161,7 @@ class SyncDibs:
             examined = self._core.store.run(self._core.examine())
             schema = self._core.store.schema_version()
             found = judge(examined, echo(self._core.store), schema)
-        except (SchemaOutdated, StoreUnavailable, UnsafeStore) as error:
+        except (SchemaOutdated, StoreUnavailable, NotPermitted, UnsafeStore) as error:
             return [unwell(error)]
         try:
             return [*found, *drifted(self.check_schema())]

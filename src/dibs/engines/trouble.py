@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from dibs.clock import monotonic
-from dibs.errors import StoreUnavailable
+from dibs.errors import NotPermitted, StoreUnavailable
 
 # Pauses between the tries of one operation, in seconds; about two seconds in all.
 PAUSES = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)
@@ -43,11 +43,23 @@ class TryAgain(Exception):
     store: str
     unsure: bool = False
     """The connection broke: what was asked may have been done."""
+    read_only: bool = False
+    """It answers, and takes no changes: a replica, or what a failover made one."""
 
     def final(self) -> StoreUnavailable:
         """What the caller hears when trying again did not help."""
         reason = str(self.cause).strip() or type(self.cause).__name__
+        if self.read_only:
+            return StoreUnavailable(
+                f"{self.store} is read-only: {reason.splitlines()[0]}; "
+                "let the URL lead to the server that takes changes, or let this one take them"
+            )
         return StoreUnavailable(
             f"{self.store} does not answer: {reason.splitlines()[0]}; "
             "check that it is running and reachable, then try again"
         )
+
+
+def not_permitted(store: str, who: str | None, said: str, advice: str) -> NotPermitted:
+    """What somebody hears whom the store does not let: who, where, in the store's own words."""
+    return NotPermitted(f"{store}: {who or 'this user'} may not do this ({said}); {advice}, then try again")

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from dibs.engines.connections import ADAPTERS, bind_queries
+from dibs.engines.mysql import pools as mysql
 from dibs.engines.mysql.pools import BROKEN, UNDONE
+from dibs.engines.postgresql import pools as postgresql
 from dibs.engines.postgresql.pools import AGAIN as POSTGRES_AGAIN
 from dibs.engines.sql import Query
 from dibs.engines.trouble import Tries, TryAgain
@@ -219,6 +221,10 @@ class Home:
         codes = {one.args[0] for one in origins if one is not None and one.args}
         if "no such table" in str(error) or "42P01" in states or NO_SUCH_TABLE in codes:
             return NoOutboxTable(self.place.outbox)
+        if postgresql.NOT_PERMITTED in states:
+            return postgresql.forbidden(getattr(error, "orig", error), self.name)
+        if codes & set(mysql.NOT_PERMITTED):
+            return mysql.forbidden(getattr(error, "orig", error), self.name)
         lost = isinstance(error, OSError) or bool(getattr(error, "connection_invalidated", False))
         if lost or _is_unreachable(error, states):
             return TryAgain(error, self.name, unsure=True)

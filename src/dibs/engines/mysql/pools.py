@@ -21,8 +21,8 @@ from dibs.engines.mysql.engine import OLDEST, MySQL
 from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.schema_looks import look_at_mysql
 from dibs.engines.sql import Copy, Query, placeholders, schema_version
-from dibs.engines.trouble import TryAgain
-from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.engines.trouble import TryAgain, not_permitted
+from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
@@ -59,7 +59,9 @@ BROKEN = (
 )
 NEVER_BEGAN = (1040, 1203, 1290, 1836, 2002, 2003)  # of these, what surely did nothing
 NO_TABLES = (1146, 1054, 4091)
-REFUSED = (1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1524, 1698, 1820)
+NOT_PERMITTED = (1044, 1142, 1143, 1227, 1370)  # we are who we say, and may not
+REFUSED = (1045, 1049, 1130, 1251, 1524, 1698, 1820)
+READ_ONLY = (1290, 1836)
 
 _TLS = {"ssl_ca": "ca", "ssl_cert": "cert", "ssl_key": "key"}
 _IGNORED = ("charset",)  # SQLAlchemy's URLs say it; ours is always utf8mb4
@@ -114,7 +116,7 @@ DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 def judge(error: BaseException, url: str) -> BaseException:
     """What an error of a driver means for the operation."""
     match error:
-        case TryAgain() | SchemaOutdated() | StoreUnavailable() | UnknownEngine():
+        case TryAgain() | SchemaOutdated() | StoreUnavailable() | NotPermitted() | UnknownEngine():
             return error
         case OSError() | TimeoutError() | EOFError():
             return TryAgain(error, store_name(url), unsure=True)
@@ -126,14 +128,29 @@ def judge(error: BaseException, url: str) -> BaseException:
     if number in UNDONE:
         return TryAgain(error, store_name(url))
     if number in BROKEN or number == 0:
-        return TryAgain(error, store_name(url), unsure=number not in NEVER_BEGAN)
+        return TryAgain(error, store_name(url), number not in NEVER_BEGAN, read_only=number in READ_ONLY)
+    if number in NOT_PERMITTED:
+        return forbidden(error, url)
     if number in REFUSED:
-        return StoreUnavailable(f"{store_name(url)} refused us: {error.args[-1]}")
+        return StoreUnavailable(
+            f"{store_name(url)} refused us: {error.args[-1]}; check the URL, then try again"
+        )
     if number == TOO_LARGE:
         return StoreUnavailable(
             f"{store_name(url)} takes no statement of that size; raise max_allowed_packet"
         )
     return error
+
+
+def forbidden(error: BaseException, url: str) -> NotPermitted:
+    """Who may not do what, and the words that would let them."""
+    parts = urlsplit(url)
+    who = unquote(parts.username) if parts.username else None
+    advice = (
+        f"grant select, insert, update, delete on `{unquote(parts.path.lstrip('/'))}`.* to {who or 'it'}, "
+        "and to migrate also create, alter, index, drop, references"
+    )
+    return not_permitted(store_name(url), who, str(error.args[-1]), advice)
 
 
 def error_number(error: BaseException) -> int | None:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from dibs.clock import monotonic
@@ -26,8 +26,8 @@ from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import BEGIN, NOT_PREPARED, PREPARED_TWICE, Manners
 from dibs.engines.schema_looks import look_at_postgresql
 from dibs.engines.sql import Copy, Query, placeholders, schema_version
-from dibs.engines.trouble import TryAgain
-from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.engines.trouble import TryAgain, not_permitted
+from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async
 
 CONNECT_TIMEOUT = 10
@@ -35,6 +35,7 @@ ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection 
 BULK_TIMEOUT = 600
 
 READ_ONLY = "25006"
+NOT_PERMITTED = "42501"
 
 # The types whose arrays we send or get.
 ARRAYS = ("uuid", "text", "smallint", "integer", "bigint", "boolean", "timestamptz")
@@ -465,10 +466,33 @@ def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseExceptio
     if sqlstate in NO_TABLES:
         return SchemaOutdated(0, schema_version("postgresql"))
     if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
-        return TryAgain(error, store_name(url), unsure=sqlstate.startswith(("08", "57")))
+        unsure = sqlstate.startswith(("08", "57"))
+        return TryAgain(error, store_name(url), unsure, read_only=sqlstate == READ_ONLY)
+    if sqlstate == NOT_PERMITTED:
+        return forbidden(error, url)
     if sqlstate is not None and sqlstate.startswith(("28", "3D")):  # credentials, no such database
         return _refused(error, url)
     return error
+
+
+def forbidden(error: BaseException, url: str) -> NotPermitted:
+    """Who may not do what, and the words that would let them."""
+    parts = urlsplit(url)
+    who = unquote(parts.username) if parts.username else None
+    said = str(error).strip().splitlines()[0]
+    return not_permitted(store_name(url), who, said, _grants(said, who or "USER"))
+
+
+def _grants(said: str, who: str) -> str:
+    """By what the server says; one that speaks another language is answered for the usual case."""
+    if "owner" in said:
+        return "do it as the owner of the tables"
+    if found := re.search(r"for schema (\S+)", said):
+        return f"as its owner: grant usage, create on schema {found[1]} to {who} (create only to migrate)"
+    return (
+        "as the owner of the tables: grant select, insert, update, delete on all tables in schema public "
+        f"to {who}; grant usage, update on all sequences in schema public to {who}"
+    )
 
 
 # libpq gives no SQLSTATE for a connection that was refused, only the server's words. In another language

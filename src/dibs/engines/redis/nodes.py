@@ -7,10 +7,10 @@ node alone and follow when the cluster says that the slot has moved. Nothing her
 import re
 from collections.abc import Generator
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from dibs.engines.redis.facts import OLDEST, read_info
-from dibs.engines.trouble import TryAgain
+from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import BadRequest, StoreUnavailable, UnknownEngine, UnsafeStore
 
 DEFAULT_PORT = 6379
@@ -22,7 +22,8 @@ AGAIN = (
     *("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED"),
     *("MISCONF", "NOREPLICAS", "BUSY"),
 )
-REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS")
+REFUSED = ("NOAUTH", "WRONGPASS")
+NOT_PERMITTED = "NOPERM"
 
 # Inside a script, versions before 7 put an error's code behind a dash, after words of their own.
 _CODE = re.compile(r"^([A-Z]{3,})\b|: -([A-Z]{3,}) ")
@@ -48,6 +49,7 @@ class Nodes:
         options = dict(parse_qsl(parts.query))
         self.allows_eviction = _truth(options.pop("allow_eviction", "no"))
         self._url = urlunsplit(parts._replace(query=urlencode(options)))
+        self._user = unquote(parts.username) if parts.username else None
         self._start = (parts.hostname or "localhost", parts.port or DEFAULT_PORT)
         self._at = self._start
         self._others: list[tuple[str, int]] = []
@@ -90,14 +92,19 @@ class Nodes:
         if isinstance(error, exceptions.MovedError):
             self.moved(error.host, error.port)
         if code in AGAIN:
-            return TryAgain(error, self.name, unsure=done)
+            return TryAgain(error, self.name, unsure=done, read_only=code == "READONLY")
         if code == "OOM":
             return StoreUnavailable(
                 f"{self.name} is full and refuses to store more (OOM); running jobs can still end. "
                 "Raise its maxmemory, or prune finished jobs"
             )
+        if code == NOT_PERMITTED:
+            advice = "let it run scripts on its keys and hear its channel with ACL SETUSER"
+            return not_permitted(self.name, self._user, str(error), advice)
         if code in REFUSED or isinstance(error, exceptions.AuthenticationError):
-            return StoreUnavailable(f"{self.name} refused us: {error}")
+            return StoreUnavailable(
+                f"{self.name} refused us: {error}; check the user and the password in the URL, then try again"
+            )
         if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
             return TryAgain(error, self.name, unsure=True)
         return error

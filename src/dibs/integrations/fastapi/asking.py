@@ -13,6 +13,7 @@ from dibs.errors import (
     BadRequest,
     DibsError,
     NotFound,
+    NotPermitted,
     Refused,
     SchemaOutdated,
     StoreUnavailable,
@@ -26,6 +27,7 @@ STATUS: dict[type[DibsError], int] = {
     Refused: 409,
     StoreUnavailable: 503,
     SchemaOutdated: 503,
+    NotPermitted: 503,
     UnsafeStore: 503,
 }
 

@@ -1,0 +1,152 @@
+"""A server that answers, and does not let us: said at once, by name, with what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from dibs import Dibs, NewJob, NotPermitted, Worker
+from dibs.cli import app as cli
+from dibs.outbox import Outbox
+from servers import MariaDB, PostgreSQL, Redis, mysql_connection
+
+Places = Callable[[str], str]
+
+
+@pytest.fixture
+def forbidding(request: pytest.FixtureRequest, template: str) -> Iterator[Places]:
+    """A store whose tables are there, as somebody sees it who may do nothing with them."""
+    server: PostgreSQL | None = None
+    made: list[str] = []
+
+    def place(engine: str) -> str:
+        nonlocal server
+        match engine:
+            case "postgresql":
+                server = request.getfixturevalue("postgresql")
+                url = server.fresh_database(template)
+                made.append(url.rpartition("/")[2])
+                with psycopg.connect(url, autocommit=True) as connection:
+                    connection.execute("drop role if exists clerk")
+                    connection.execute("create role clerk login")
+                return _as(url, "clerk")
+            case "mariadb":
+                mariadb: MariaDB = request.getfixturevalue("mariadb")
+                url = mariadb.fresh_database()
+                Dibs(url).sync.migrate()
+                name = url.rpartition("/")[2]
+                with mysql_connection(url) as connection, connection.cursor() as cursor:
+                    cursor.execute("create or replace user clerk@'%' identified by 'secret'")
+                    cursor.execute(f"grant select, create temporary tables on {name}.* to clerk@'%'")
+                return _as(url, "clerk:secret")
+        redis: Redis = request.getfixturevalue("own_redis")
+        assert redis.say("ACL SETUSER clerk on >secret ~* &* +@all -eval -evalsha") == "+OK\r\n"
+        return _as(redis.url(), "clerk:secret")
+
+    yield place
+    if server is not None:
+        for name in made:
+            server.drop_database(name)
+        with server.connect() as connection:
+            connection.execute("drop role clerk")
+
+
+def _as(url: str, who: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{who}@{rest.rpartition('@')[2]}"
+
+
+SERVERS = ["postgresql", "mariadb", "redis"]
+GRANT = {
+    "postgresql": r"PostgreSQL at .*permission denied for .*grant select, insert, .* to clerk",
+    "mariadb": r"MySQL at .*denied to user 'clerk'.*grant select, insert, update, delete",
+    "redis": r"Redis at .*clerk.*ACL SETUSER",
+}
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_who_may_not_write_is_told_who_may_not_what_and_what_to_do(engine: str, forbidding: Places) -> None:
+    app = Dibs(forbidding(engine)).sync
+
+    with pytest.raises(NotPermitted, match=GRANT[engine]) as told:
+        app.enqueue(NewJob("greet"))
+
+    app.close()
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_the_same_awaited(engine: str, forbidding: Places) -> None:
+    async def enqueue() -> None:
+        async with asyncio.timeout(20):
+            app = Dibs(forbidding(engine))
+            with pytest.raises(NotPermitted, match=GRANT[engine]):
+                await app.enqueue(NewJob("greet"))
+            await app.close()
+
+    asyncio.run(enqueue())
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_a_worker_that_may_not_claim_ends_instead_of_trying_for_ever(engine: str, forbidding: Places) -> None:
+    async def work() -> None:
+        app = Dibs(forbidding(engine))
+        app.job(name="greet")(lambda: None)
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(NotPermitted, match=GRANT[engine]):
+                    await Worker(app).run()
+        finally:
+            await app.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_at_the_command_line_it_is_one_line_and_no_bug(engine: str, forbidding: Places) -> None:
+    done = CliRunner().invoke(cli, ["jobs", "list", "--url", url := forbidding(engine)])
+    if engine == "mariadb":  # looking is allowed there
+        assert done.exit_code == 0
+        done = CliRunner().invoke(cli, ["enqueue", "greet", "--url", url])
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "clerk" in done.stderr
+    assert "report" not in done.stderr
+
+
+def test_who_may_not_make_tables_is_told_so(postgresql: PostgreSQL, forbidding: Places) -> None:
+    url = forbidding("postgresql")
+    with postgresql.connect(url.rpartition("/")[2]) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+        connection.execute("grant usage on schema public to clerk")
+
+    app = Dibs(url).sync
+    with pytest.raises(NotPermitted, match=r"clerk may not .*grant usage, create on schema public to clerk"):
+        app.migrate()
+
+    app.close()
+
+
+def test_the_doctor_calls_it_a_problem_of_the_store(forbidding: Places) -> None:
+    app = Dibs(forbidding("postgresql")).sync
+
+    [found] = app.doctor()
+
+    app.close()
+    assert (found.level, found.topic) == ("problem", "store")
+    assert "clerk" in found.sentence
+
+
+def test_an_outbox_that_may_not_be_written_says_so_too(forbidding: Places) -> None:
+    outbox = Outbox(forbidding("postgresql")).sync
+
+    with pytest.raises(NotPermitted, match="clerk"):
+        outbox.redrive_many()
+
+    outbox.close()
