@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from dibs import Dibs, NewJob, NotPermitted, Worker
+from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, Worker
 from dibs.cli import app as cli
 from dibs.outbox import Outbox
 from servers import MariaDB, PostgreSQL, Redis, mysql_connection
@@ -150,3 +151,50 @@ def test_an_outbox_that_may_not_be_written_says_so_too(forbidding: Places) -> No
         outbox.redrive_many()
 
     outbox.close()
+
+
+# -- stores that take no changes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_server_that_became_a_replica_is_called_read_only(
+    colour: str, postgresql: PostgreSQL, template: str
+) -> None:
+    url = postgresql.fresh_database(template)
+    with postgresql.connect() as connection:
+        connection.execute(f"alter database {url.rpartition('/')[2]} set default_transaction_read_only = on")
+
+    app = Dibs(url)
+    with pytest.raises(StoreUnavailable, match=r"fresh_\d+ is read-only: .*let the URL lead to"):
+        if colour == "sync":
+            app.sync.enqueue(NewJob("greet"))
+        else:
+            asyncio.run(_enqueue_and_close(app))
+
+    app.sync.close()
+    postgresql.drop_database(url.rpartition("/")[2])
+
+
+async def _enqueue_and_close(app: Dibs) -> None:
+    try:
+        await app.enqueue(NewJob("greet"))
+    finally:
+        await app.close()
+
+
+def test_a_full_disk_under_sqlite_comes_with_advice(tmp_path: Path) -> None:
+    with Dibs(f"sqlite:///{tmp_path}/jobs.db").sync as app:
+        connection = app._core.store._file._opened()  # type: ignore[attr-defined]
+        [pages] = connection.execute("pragma page_count").fetchone()
+        connection.execute(f"pragma max_page_count = {pages}")
+
+        with pytest.raises(StoreUnavailable, match=r"jobs\.db: .* full; make room on its disk"):
+            app.enqueue(NewJob("greet", args={"text": "x" * 100_000}))
+
+
+def test_a_file_that_became_read_only_comes_with_advice(tmp_path: Path) -> None:
+    with Dibs(f"sqlite:///{tmp_path}/jobs.db").sync as app:
+        app._core.store._file._opened().execute("pragma query_only = on")  # type: ignore[attr-defined]
+
+        with pytest.raises(StoreUnavailable, match=r"jobs\.db: .*readonly.*; it must be yours to write in"):
+            app.enqueue(NewJob("greet"))

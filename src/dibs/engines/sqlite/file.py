@@ -24,7 +24,10 @@ OLDEST_SQLITE = tuple(map(int, OLDEST.split(".")))
 WHAT_TO_DO = {
     "SQLITE_CANTOPEN": "its folder must be there, and yours to write in",
     "SQLITE_NOTADB": "name another file: this one holds something else",
-    "SQLITE_READONLY": "it must be yours to write in",
+    "SQLITE_READONLY": "it must be yours to write in, and so must its folder",
+    "SQLITE_FULL": "make room on its disk, then try again",
+    "SQLITE_IOERR": "look after its disk, then try again",
+    "SQLITE_CORRUPT": "bring back a copy of it that is whole",
 }
 
 
@@ -159,8 +162,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
                 raise TryAgain(error, f"SQLite file {self.path}") from error
-            what = WHAT_TO_DO.get(_errorname(error), "check the URL, then try again")
-            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}; {what}") from error
+            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}; {_what_to_do(error)}") from error
         return connection
 
     def _sorted(self, error: sqlite3.Error) -> BaseException:
@@ -174,17 +176,8 @@ class SqliteFile:
             return SchemaOutdated(0, schema_version("sqlite"))
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
             return TryAgain(error, f"SQLite file {self.path}")
-        if isinstance(error, sqlite3.OperationalError | sqlite3.DatabaseError) and name.startswith(
-            (
-                "SQLITE_FULL",
-                "SQLITE_IOERR",
-                "SQLITE_READONLY",
-                "SQLITE_CANTOPEN",
-                "SQLITE_NOTADB",
-                "SQLITE_CORRUPT",
-            )
-        ):
-            return StoreUnavailable(f"SQLite file {self.path}: {error}")
+        if name.startswith(tuple(WHAT_TO_DO)):
+            return StoreUnavailable(f"SQLite file {self.path}: {error}; {_what_to_do(error)}")
         return error
 
 
@@ -214,6 +207,13 @@ def _only(cursor: sqlite3.Cursor) -> int:
 
 def _errorname(error: sqlite3.Error) -> str:
     return getattr(error, "sqlite_errorname", "") or ""
+
+
+def _what_to_do(error: sqlite3.Error) -> str:
+    """SQLite tells more precisely with longer names, like SQLITE_READONLY_DBMOVED."""
+    name = _errorname(error)
+    fitting = (advice for known, advice in WHAT_TO_DO.items() if name.startswith(known))
+    return next(fitting, "check the URL, then try again")
 
 
 def _writer_thread() -> ThreadPoolExecutor:
