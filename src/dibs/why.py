@@ -13,6 +13,9 @@ from dibs.scripts import Row, Script, Step
 from dibs.states import JobState
 from dibs.upkeep import WorkerInfo, workers
 
+NOBODY = "no worker has been heard of lately"
+WHAT_TO_DO = "start one with `dibs work MODULE:APP`, or claim by hand"
+
 
 @dataclass(frozen=True, slots=True)
 class Why:
@@ -33,9 +36,11 @@ def explain(id: UUID, silence: int) -> Script[Why]:
     job = job_from_row(rows[0])
     if job.state == JobState.blocked:
         waits = yield from _whom_it_waits_for(job)
-        return waits or (yield from _who_is_ahead(job))
+        return waits or (yield from _who_is_ahead(job, silence))
     why = judge(job, rows[0])
-    return (yield from _who_could(job, why, silence)) if why.code == "ready" else why
+    if why.code == "ready":
+        return (yield from _who_could(job, why, silence))
+    return (yield from _who_sweeps(why, silence)) if _awaits_sweep(job, why, rows[0]["now"]) else why
 
 
 def _whom_it_waits_for(job: Job) -> Script[Why | None]:
@@ -56,14 +61,15 @@ def _whom_it_waits_for(job: Job) -> Script[Why | None]:
     return Why("parent", f"it waits for job {first.id} ({first.kind}){others}, {_stands(first)}")
 
 
-def _who_is_ahead(job: Job) -> Script[Why]:
+def _who_is_ahead(job: Job, silence: int) -> Script[Why]:
     sort, name = ("train", job.train) if job.train is not None else ("slot", job.slot)
     which = {"names": [name], "held": False, "after": None, "limit": 1}
     rows = yield Step("gates", {"sort": sort, **which})
     found = yield Step("get", {"ids": [row["head"] for row in rows if row["head"] is not None]})
     ahead = [job_from_row(row) for row in found if row["id"] != job.id]
     held = any(row["held"] for row in rows)
-    return _behind_train(job, ahead, held) if sort == "train" else _behind_slot(job, ahead)
+    why = _behind_train(job, ahead, held) if sort == "train" else _behind_slot(job, ahead)
+    return why if ahead else (yield from _who_sweeps(why, silence))
 
 
 def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
@@ -96,9 +102,11 @@ def _stands(job: Job) -> str:
 
 
 def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
-    """A ready job that no live worker would take says so; without any worker it waits for a claim by hand."""
+    """A ready job that no live worker would take says so."""
     here = yield from workers(silence)
-    if not here or any(_takes(worker, job) for worker in here):
+    if not here:
+        return Why("no_worker", f"{why}, but {NOBODY}: {WHAT_TO_DO}")
+    if any(_takes(worker, job) for worker in here):
         return why
     knows = any(job.kind in worker.kinds for worker in here)
     what = f"serves the queue {job.queue!r}" if knows else f"knows the kind {job.kind!r}"
@@ -107,6 +115,21 @@ def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
 
 def _takes(worker: WorkerInfo, job: Job) -> bool:
     return job.kind in worker.kinds and (worker.queues is None or job.queue in worker.queues)
+
+
+def _who_sweeps(why: Why, silence: int) -> Script[Why]:
+    """What happens at the next sweep happens when a worker is there, or somebody claims."""
+    here = yield from workers(silence)
+    return why if here else Why(why.code, f"{why}, but {NOBODY} that would sweep: {WHAT_TO_DO}")
+
+
+def _awaits_sweep(job: Job, why: Why, now: datetime) -> bool:
+    match why.code:
+        case "running":
+            return job.lease_until is not None and job.lease_until <= now
+        case "scheduled":
+            return job.run_at <= now
+    return False
 
 
 def judge(job: Job, about: Row) -> Why:

@@ -5,17 +5,41 @@ from datetime import UTC, timedelta
 import psycopg
 import pytest
 
-from dibs import NotFound
+from dibs import NotFound, upkeep
 from dibs.ids import new_id
 from faces import Face, Make, open_face
 from servers import PostgreSQL
 
 
+def a_worker_is_there(app: Face, *kinds: str) -> None:
+    app.ask(lambda: upkeep.tick("pod-a", None, kinds, concurrency=1, running=0))
+
+
 def test_a_ready_job_waits_for_a_claim(app: Face, make: Make) -> None:
-    why = app.why(make.ready().id)
+    job = make.ready()
+    a_worker_is_there(app, job.kind)
+
+    why = app.why(job.id)
 
     assert why.code == "ready"
     assert "ready" in str(why)
+
+
+def test_a_ready_job_where_no_worker_is_says_so_and_how_to_start_one(app: Face, make: Make) -> None:
+    why = app.why(make.ready().id)
+
+    assert why.code == "no_worker"
+    assert "no worker has been heard of lately" in str(why)
+    assert "dibs work MODULE:APP" in str(why)
+    assert "claim" in str(why)
+
+
+def test_a_worker_that_fell_silent_is_none(app: Face, make: Make) -> None:
+    job = make.ready()
+    a_worker_is_there(app, job.kind)
+    app.age(3600)
+
+    assert app.why(job.id).code == "no_worker"
 
 
 def test_a_scheduled_job_says_until_when(app: Face, make: Make) -> None:
@@ -45,10 +69,32 @@ def test_a_running_job_says_where(app: Face, make: Make) -> None:
 
 
 def test_a_running_job_whose_lease_ran_out_says_so(app: Face, make: Make) -> None:
+    job = make.expired().job
+    a_worker_is_there(app, job.kind)
+
+    why = app.why(job.id)
+
+    assert why.code == "running"
+    assert "lease" in str(why)
+    assert "no worker" not in str(why)
+
+
+def test_an_expired_lease_that_nobody_would_sweep_says_so(app: Face, make: Make) -> None:
     why = app.why(make.expired().job.id)
 
     assert why.code == "running"
     assert "lease" in str(why)
+    assert "no worker has been heard of lately" in str(why)
+
+
+def test_a_due_job_that_nobody_would_sweep_says_so(app: Face, make: Make) -> None:
+    job = make.scheduled(delay=60)
+    app.age(120)
+
+    why = app.why(job.id)
+
+    assert why.code == "scheduled"
+    assert "no worker has been heard of lately" in str(why)
 
 
 def test_a_job_of_a_paused_queue_names_the_queue(app: Face, make: Make) -> None:
@@ -74,8 +120,10 @@ def test_a_job_behind_a_limit_says_how_many_run(app: Face, make: Make) -> None:
 def test_a_limit_with_room_is_no_reason(app: Face, make: Make) -> None:
     app.limit("mail", 2)
     make.running(queue="mail")
+    job = make.ready(queue="mail")
+    a_worker_is_there(app, job.kind)
 
-    assert app.why(make.ready(queue="mail").id).code == "ready"
+    assert app.why(job.id).code == "ready"
 
 
 @pytest.mark.parametrize(

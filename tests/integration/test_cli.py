@@ -737,7 +737,7 @@ def test_a_night_at_the_console_on_postgresql(postgresql: PostgreSQL) -> None:
 
     assert lines(listed.stdout)[1].split()[:4] == [id, "failed", "mail", "greet"]
     assert json.loads(retried.stdout) == {"retried": 1}
-    assert json.loads(why.stdout)["code"] == "ready"
+    assert json.loads(why.stdout)["code"] == "no_worker"
     assert (again.returncode, len(lines(again.stderr))) == (1, 1)
 
 
