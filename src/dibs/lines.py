@@ -29,7 +29,7 @@ LEVELS = {
     "claimed": logging.DEBUG,
     "succeeded": logging.DEBUG,
     "snoozed": logging.DEBUG,
-    "released": logging.DEBUG,
+    "released": logging.INFO,
     "retried": logging.INFO,
     "cancelled": logging.INFO,
     "failed": NOTICE,

@@ -1402,6 +1402,21 @@ async def test_a_kind_that_the_worker_does_not_know_is_said_once_and_left_alone(
     assert "'stranger'" in _about_strangers(caplog)[0]
 
 
+async def test_a_worker_that_ends_when_idle_names_the_kinds_it_left_first(
+    app: Dibs, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.job
+    async def known() -> None: ...
+
+    await app.enqueue(NewJob("stranger"), NewJob("stranger"), known.new(), known.new())
+
+    with caplog.at_level("WARNING", logger="dibs"):
+        await drain(app)
+
+    assert len(_about_strangers(caplog)) == 1
+    assert "'stranger'" in _about_strangers(caplog)[0]
+
+
 def _about_strangers(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "no handler here" in record.getMessage()]
 

@@ -76,6 +76,7 @@ def test_a_thread_does_not_keep_the_process_after_its_grace(
     assert worker.ended(10) == 0
     kept = store.get(job.id)
     assert (kept.state, kept.attempts) == ("running", 1)
+    assert f"threaded {job.id} did not end in time" in worker.said()
 
 
 @on_sqlite
@@ -93,6 +94,24 @@ def test_a_second_sigterm_ends_the_grace(store: SyncDibs, start: Start, tmp_path
     assert worker.ended(10) == 0
     back = store.get(job.id)
     assert (back.state, back.attempts) == ("ready", 0)
+
+
+@on_sqlite
+def test_the_last_lines_name_what_was_given_back_and_count_it_apart(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    short, long = store.enqueue(NewJob("quick"), NewJob("quick", {"seconds": 15}))
+    worker = start("--grace", "0.3s")
+    look(lambda: len(read_record(file).runs()) == 2 and store.get(short.id).state == "succeeded")
+
+    worker.send(signal.SIGTERM)
+
+    assert worker.ended(10) == 0
+    given_back = [line for line in worker.said().splitlines() if line.endswith("released")]
+    assert len(given_back) == 1
+    assert str(long.id) in given_back[0]
+    assert ": 1 settled, 1 released, 0 retried, 0 failed, 0 lost" in worker.said()
 
 
 # -- SIGKILL ------------------------------------------------------------------------------------

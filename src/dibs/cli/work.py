@@ -152,10 +152,10 @@ async def _tell_when_up(worker: Worker) -> None:
 
 
 class Tally:
-    """How often things went wrong. Successes are not counted one by one: there may be very many."""
+    """How often jobs were given back, or went wrong. Successes are too many to be counted one by one."""
 
     def __init__(self) -> None:
-        self.counts = {"retried": 0, "failed": 0, "lost": 0}
+        self.counts = {"released": 0, "retried": 0, "failed": 0, "lost": 0}
 
     def hear(self, event: Event) -> None:
         self.counts[event.about.get("as", event.name)] += len(event.jobs)
@@ -188,7 +188,7 @@ def _some(names: list[str]) -> str:
 
 
 def _say_goodbye(worker: Worker, tally: Tally, seconds: float) -> None:
-    counts = {"settled": worker.settled, **tally.counts}
+    counts = {"settled": worker.settled - tally.counts["released"], **tally.counts}
     log.info(
         "● stopped after %s: %s",
         spoken(seconds),

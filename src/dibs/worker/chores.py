@@ -40,6 +40,10 @@ class Chores:
         if now < self._next_roll_call:
             return
         self._next_roll_call = now + self._core.settings.poll
+        await self.name_last_strangers()
+
+    async def name_last_strangers(self) -> None:
+        """Whoever ends says what it leaves, however busy it was until then."""
         try:
             lines = await self._core.store.run_async(lambda _: ready_lines(self._queues))
         except StoreUnavailable:

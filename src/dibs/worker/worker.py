@@ -191,7 +191,9 @@ class Worker:
             elif self._ticking is None and monotonic() >= self._next_tick:
                 self._begin_tick()
             elif self._until_idle and self._is_idle():
-                return
+                await self._chores.name_last_strangers()
+                if self._is_idle():  # still: somebody may have enqueued meanwhile
+                    return
             else:
                 await self._rest()
 
@@ -517,6 +519,11 @@ class Worker:
             ride.held.answer_start()  # nobody will
         for held in self._lanes.held():
             self._core.keeper.drop(held)  # a thread that goes on keeps its job until its lease ends
+            log.warning(
+                "● %s %s did not end in time: it runs again when its lease is over",
+                held.job.kind,
+                held.job.id,
+            )
 
     def _can_be_stopped(self, held: Holding) -> bool:
         if (running := self._convoys.running(held)) is None:
