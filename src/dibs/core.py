@@ -54,6 +54,7 @@ class Core:
         self.events = Events()
         self.callbacks = Callbacks()
         self.around: Around | None = None
+        self.open_transaction: Callable[[], Any] = lambda: None
         self.use(connect(settings))
 
     def use(self, store: Store) -> None:
@@ -71,6 +72,10 @@ class Core:
         self.keeper.close()
 
     # -- enqueue --------------------------------------------------------------------------------
+
+    def joined(self, within: Any) -> Any:
+        """The caller's transaction: the one that was given, else what a framework has open in this thread."""
+        return self.open_transaction() if within is None else within
 
     def enqueue(self, new_jobs: Sequence[NewJob]) -> Operation[list[Job]]:
         rows = [self.registry.prepare(new) for new in new_jobs]

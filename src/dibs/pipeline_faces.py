@@ -51,7 +51,7 @@ class SyncNewPipeline(Planned):
     """The blocking face of a new pipeline."""
 
     def enqueue(self, *, within: Any = None) -> list[Job]:
-        jobs = self._core.store.run(self._core.enqueue_pipeline(self._plan), within)
+        jobs = self._core.store.run(self._core.enqueue_pipeline(self._plan), self._core.joined(within))
         self._core.events.enqueued(jobs)
         return jobs
 

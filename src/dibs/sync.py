@@ -91,7 +91,7 @@ class SyncDibs:
         return self._core.store.check_schema()
 
     def enqueue(self, *new_jobs: NewJob, within: Any = None) -> list[Job]:
-        jobs = self._core.store.run(self._core.enqueue(new_jobs), within)
+        jobs = self._core.store.run(self._core.enqueue(new_jobs), self._core.joined(within))
         self._core.events.enqueued(jobs)
         return jobs
 

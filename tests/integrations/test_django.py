@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ import pytest
 import shop_tasks
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
@@ -33,6 +36,8 @@ from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worke
 from dibs.engines.sql import schema_version
 from dibs.integrations.django import app, store
 from dibs.integrations.django.backend import DibsBackend, dibs_backends
+from dibs.integrations.django.management.commands import dibs as command
+from dibs.settings import read_settings
 from dibs.testing.sync import run_pending
 from guides import write_project
 from stores_by_hand import bare_store
@@ -104,6 +109,47 @@ def test_a_job_enqueued_in_an_atomic_that_is_rolled_back_leaves_nothing(project:
         1 / 0  # noqa: B018
 
     assert sum(app.sync.counts().values()) == 0
+
+
+def test_the_projects_app_enqueues_in_the_atomic_that_is_open(project: str) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        app.sync.enqueue(NewJob("never"))
+        1 / 0  # noqa: B018
+    with transaction.atomic():
+        [job] = app.sync.enqueue(NewJob("work"))
+        assert app.sync.get(job.id) is None
+    [at_once] = app.sync.enqueue(NewJob("work"))
+
+    assert {one.id for one in app.sync.find()} == {job.id, at_once.id}
+
+
+def test_so_does_a_pipeline_of_the_projects_app(project: str) -> None:
+    pipeline = app.pipeline("nightly")
+    pipeline.add(NewJob("work"))
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        pipeline.sync.enqueue()
+        1 / 0  # noqa: B018
+
+    assert app.sync.find() == []
+
+
+def test_an_app_of_ones_own_is_told_of_the_transaction_that_is_in_its_way(url: str, project: str) -> None:
+    if not url.startswith("sqlite"):
+        pytest.skip("elsewhere nobody waits for whole transactions")
+    with Dibs(url).sync as own:
+        own.open()
+        began = time.monotonic()
+        with transaction.atomic():
+            app.sync.enqueue(NewJob("work"))
+            with pytest.raises(UnsupportedConnection, match=r"within=connection"):
+                own.enqueue(NewJob("work"))
+
+        assert time.monotonic() - began < 5
+        [job] = own.enqueue(NewJob("work"))
+        assert len(own.find()) == 2
+        with transaction.atomic():  # which has written nothing yet, and is in nobody's way
+            own.cancel(job.id)
 
 
 def test_a_savepoint_that_is_rolled_back_takes_its_job_along(project: str) -> None:
@@ -368,6 +414,14 @@ def test_a_store_of_its_own_gets_the_task_after_the_commit(project: str, tmp_pat
     store.follow()
 
 
+def test_a_setting_that_does_not_exist_is_named() -> None:
+    with (
+        override_settings(DIBS={"FOO": 1}),
+        pytest.raises(ImproperlyConfigured, match=r"DIBS\['FOO'\].*DATABASE, URL, .*STALE_AFTER"),
+    ):
+        store._make()
+
+
 def test_options_that_do_not_exist_are_refused() -> None:
     with pytest.raises(BadRequest, match=r"no 'speed'; there are max_attempts"):
         DibsBackend("default", {"OPTIONS": {"speed": 1}})
@@ -472,7 +526,8 @@ def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest
     (tmp_path / "here.py").write_text(f"from settings import *\nDATABASES = {databases!r}\n")
 
     def run(*words: str) -> str:
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "here", "PYTHONPATH": str(tmp_path)}
+        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "here", "PYTHONPATH": path}
         command = [sys.executable, *words]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -482,7 +537,7 @@ def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest
 
     said = run("-c", ORDERS)
     processes = ["--processes", "2"] if engine == "sqlite" else []
-    run("manage.py", "dibs", "work", "--until-idle", *processes)
+    run("manage.py", "dibs", "work", "--until-idle", "--settings=here", *processes)
 
     assert "settings.py" in names
     assert said == "no such order\n"
@@ -502,3 +557,32 @@ def test_the_command_line_is_that_of_dibs_on_the_projects_store(project: str) ->
     assert "django_task" in printed.getvalue()
     with pytest.raises(CommandError, match="UUID"):
         call_command("dibs", "why", "nonsense")
+
+
+def test_options_of_the_command_line_pass_through_call_command(project: str) -> None:
+    shop_tasks.note.enqueue()
+    shop_tasks.note.enqueue()
+    printed = io.StringIO()
+
+    call_command("dibs", "jobs", "list", "--limit", "1", "--json", stdout=printed)
+
+    assert len(json.loads(printed.getvalue())) == 1
+
+
+def test_the_command_line_has_every_setting_of_the_project(project: str) -> None:
+    with override_settings(DIBS={"STALE_AFTER": 77, "KEEP_FOR": timedelta(hours=1), "PREFIX": "shop"}):
+        told = command._environment(store._make()._core.settings)
+
+    assert (told["DIBS_STALE_AFTER"], told["DIBS_KEEP_FOR"], told["DIBS_PREFIX"]) == (
+        "77.0",
+        "3600.0",
+        "shop",
+    )
+    assert read_settings({}, told).stale_after == 77
+    assert read_settings({}, told).keep_for == timedelta(hours=1)
+
+
+def test_options_that_are_djangos_are_not_passed_on() -> None:
+    words = ["--settings", "here", "jobs", "list", "--pythonpath=src", "--settings=here", "--limit", "1"]
+
+    assert command._for_dibs(words) == ["jobs", "list", "--limit", "1"]

@@ -3,8 +3,9 @@
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dibs.drift import SchemaProblem
@@ -14,12 +15,16 @@ from dibs.engines.schema_looks import look_at_sqlite
 from dibs.engines.sql import Copy, Query, schema_version
 from dibs.engines.sqlite.engine import OLDEST, SQLite
 from dibs.engines.trouble import TryAgain
-from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsupportedConnection
 from dibs.scripts import Rows, Step, run
 
 T = TypeVar("T")
 
 BUSY_TIMEOUT = 30
+OWN_TIMEOUT = 1  # seconds, where we may be waiting for ourselves
+
+# Each answers whether this thread has a transaction of its own open on a file, by means that it knows.
+OWN_TRANSACTIONS: list[Callable[[str], bool]] = []
 OLDEST_SQLITE = tuple(map(int, OLDEST.split(".")))
 WHAT_TO_DO = {
     "SQLITE_CANTOPEN": "its folder must be there, and yours to write in",
@@ -68,8 +73,7 @@ class SqliteFile:
             self._lock.release()
 
     def execute(self, step: Step) -> Rows:
-        with self._lock:
-            connection = self._opened()
+        with self._lock, self._patience() as connection:
             try:
                 return self._execute(connection, step)
             except sqlite3.Error as error:
@@ -80,6 +84,22 @@ class SqliteFile:
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
+
+    @contextmanager
+    def _patience(self) -> Iterator[sqlite3.Connection]:
+        """The connection; whoever waits for a transaction of their own thread waits in vain."""
+        connection = self._opened()
+        if not self._is_in_own_way():
+            yield connection
+            return
+        connection.execute(f"pragma busy_timeout = {OWN_TIMEOUT * 1000}")
+        try:
+            yield connection
+        finally:
+            connection.execute(f"pragma busy_timeout = {BUSY_TIMEOUT * 1000}")
+
+    def _is_in_own_way(self) -> bool:
+        return any(is_open_on(self.path) for is_open_on in OWN_TRANSACTIONS)
 
     def schema_version(self) -> int:
         with self._lock:
@@ -167,6 +187,11 @@ class SqliteFile:
 
     def _sorted(self, error: sqlite3.Error) -> BaseException:
         name = _errorname(error)
+        if name == "SQLITE_BUSY" and self._is_in_own_way():
+            return UnsupportedConnection(
+                f"SQLite file {self.path} is locked, and this thread has a transaction open on it: pass "
+                "within=connection to enqueue in that, or wait for its end"
+            )
         if name == "SQLITE_BUSY":
             return StoreUnavailable(
                 f"SQLite file {self.path} was locked by somebody else for {BUSY_TIMEOUT} s; "

@@ -5,6 +5,9 @@ from typing import Any
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
+from dibs.engines.sqlite.file import OWN_TRANSACTIONS
+from dibs.integrations.django.transactions import is_open_on
+
 
 class DibsConfig(AppConfig):  # type: ignore[misc]
     """Its label is `dibs`: `manage.py migrate dibs`."""
@@ -15,6 +18,7 @@ class DibsConfig(AppConfig):  # type: ignore[misc]
 
     def ready(self) -> None:
         post_migrate.connect(_follow, dispatch_uid="dibs")
+        OWN_TRANSACTIONS.append(is_open_on)
 
 
 def _follow(**_: Any) -> None:

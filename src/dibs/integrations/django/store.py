@@ -8,6 +8,7 @@ DIBS = {
 """
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,8 +18,10 @@ from django.db import connections, transaction
 
 from dibs.app import Dibs
 from dibs.engines.stores import connect
+from dibs.integrations.django.transactions import in_transaction
 from dibs.jobs import Job, NewJob
 
+KNOWN = ("DATABASE", "URL", *(name.upper() for name in signature(Dibs).parameters if name != "url"))
 TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 
 
@@ -78,11 +81,13 @@ def _server_url(scheme: str, database: dict[str, Any]) -> str:
 
 
 def _make() -> Dibs:
-    options = {name.lower(): value for name, value in _setting().items() if name not in ("DATABASE", "URL")}
-    return Dibs(url(), **options)
-
-
-app = _make()
+    given = _setting()
+    if unknown := [name for name in given if name not in KNOWN]:
+        raise ImproperlyConfigured(f"DIBS[{unknown[0]!r}] is unknown; there are {', '.join(KNOWN)}")
+    options = {name.lower(): value for name, value in given.items() if name not in ("DATABASE", "URL")}
+    made = Dibs(url(), **options)
+    made._core.open_transaction = within
+    return made
 
 
 def follow() -> None:
@@ -97,18 +102,16 @@ def follow() -> None:
 def within() -> Any:
     """Django's connection where a transaction is open on it that jobs can be part of; else None."""
     connection = connections[alias()]
-    return connection if in_database() and _in_transaction(connection) else None
+    return connection if in_database() and in_transaction(connection) else None
 
 
-def _in_transaction(connection: Any) -> bool:
-    """In an `atomic` block, or after somebody turned autocommit off on a connection that is in use."""
-    return bool(connection.in_atomic_block or (connection.connection and not connection.autocommit))
+app = _make()
 
 
 def enqueue(new: NewJob) -> Job | None:
     """With the transaction that is open, if one is; None if that can only be after its commit."""
     if in_database() or not connections[alias()].in_atomic_block:
-        [job] = app.sync.enqueue(new, within=within())
+        [job] = app.sync.enqueue(new)
         return job
     transaction.on_commit(lambda: app.sync.enqueue(new), using=alias())
     return None

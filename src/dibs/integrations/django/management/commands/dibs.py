@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+from argparse import REMAINDER, ArgumentParser
+from dataclasses import fields
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
 
 from dibs.integrations.django import store
+from dibs.settings import Settings
 
 DIBS = [sys.executable, "-m", "dibs.cli"]
 
@@ -20,26 +24,40 @@ class Command(BaseCommand):  # type: ignore[misc]
     def run_from_argv(self, argv: list[str]) -> NoReturn:
         """Become `dibs`: whatever follows is for it, its options and the signals included."""
         sys.stdout.flush()
-        os.execve(DIBS[0], [*DIBS, *argv[2:]], _environment())  # noqa: S606
+        environment = _environment(store.app._core.settings)
+        os.execve(DIBS[0], [*DIBS, *_for_dibs(argv[2:])], environment)  # noqa: S606
 
     def add_arguments(self, parser: Any) -> None:
-        parser.add_argument("words", nargs="*")
+        parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """`call_command("dibs", "jobs", "list")`: the process that calls goes on."""
         command = [*DIBS, *options["words"]]
-        done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)  # noqa: S603
+        environment = _environment(store.app._core.settings)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
         self.stdout.write(done.stdout, ending="")
         if done.returncode != 0:
             raise CommandError(done.stderr.strip())
 
 
-def _environment() -> dict[str, str]:
-    path = (sys.path[0], os.environ.get("PYTHONPATH"))
+def _for_dibs(words: list[str]) -> list[str]:
+    """Without the options that Django has obeyed by now, wherever they stand."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--settings")
+    parser.add_argument("--pythonpath")
+    return parser.parse_known_args(words)[1]
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    said = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    path = (*sys.path[:2], os.environ.get("PYTHONPATH"))  # --pythonpath comes before the project's own
     return {
         "DIBS_WORK_APP": "dibs.integrations.django.worker:app",
         **os.environ,
-        "DIBS_URL": store.url(),
-        "DIBS_PREFIX": store.app._core.settings.prefix,
+        **{f"DIBS_{name.upper()}": _text(value) for name, value in said.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
+
+
+def _text(value: Any) -> str:
+    return str(value.total_seconds() if isinstance(value, timedelta) else value)
