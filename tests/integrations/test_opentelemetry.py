@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from dibs import BadRequest, Context, Dibs, NewJob, Snooze, Worker
+from dibs import BadRequest, Context, Dibs, NewJob, Retry, Snooze, Worker
 from dibs.integrations.opentelemetry import instrument, running
 from faces import Face
 
@@ -222,3 +222,14 @@ def test_jobs_of_a_train_are_traced_like_any_other(here: Watched) -> None:
 
     assert [here.app.sync.get(job.id).state for job in jobs] == ["succeeded"] * 2
     assert len({span.context.trace_id for span in here.spans("run deliver")}) == 2
+
+
+def test_spans_and_metrics_have_one_word_for_an_outcome(here: Watched) -> None:
+    @here.app.job(max_attempts=2, retry=Retry.fixed(0))
+    async def breaks() -> None:
+        raise ValueError("broken")
+
+    breaks.sync.enqueue()
+    here.work()
+
+    assert [span.attributes["dibs.outcome"] for span in here.spans("run breaks")] == ["retried", "failed"]

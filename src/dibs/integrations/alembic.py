@@ -4,6 +4,14 @@ Importing this module (in `env.py`) adds both operations, and keeps autogenerate
 tables of dibs. The statements are those of `dibs migrate`, read from the same files.
 """
 
+import importlib.util
+
+if importlib.util.find_spec("alembic") is None:
+    raise ModuleNotFoundError(
+        "dibs.integrations.alembic needs Alembic: pip install 'dibs[alembic]'", name="alembic"
+    )
+
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

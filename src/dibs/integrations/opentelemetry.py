@@ -6,6 +6,14 @@ The trace travels with the job, in its `meta` under `"otel"`: a W3C `traceparent
 request. Whoever runs the job continues the trace, in another process, on another machine, a day later.
 """
 
+import importlib.util
+
+if importlib.util.find_spec("opentelemetry") is None:
+    raise ModuleNotFoundError(
+        "dibs.integrations.opentelemetry needs OpenTelemetry: pip install 'dibs[otel]'", name="opentelemetry"
+    )
+
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -20,8 +28,8 @@ from dibs.errors import BadRequest
 from dibs.events import NAMES, Event
 from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob
 from dibs.operations import NewRow
-from dibs.states import Outcome, Raised
-from dibs.tasks import Registry
+from dibs.states import Outcome, Raised, Retry, settle
+from dibs.tasks import DEFAULTS, Registry
 
 __all__ = ["instrument", "running"]
 
@@ -47,7 +55,7 @@ def instrument(
     core.registry = TracedRegistry(
         **{field.name: getattr(untraced, field.name) for field in fields(untraced)}
     )
-    core.around = lambda job: running(job, tracer)
+    core.around = lambda job: running(job, tracer, core.registry.options(job.kind).retry)
     _trace_enqueue(app, tracer)
     stop_measuring = core.events.subscribe(
         Metrics(metrics.get_meter("dibs", meter_provider=meter_provider)), NAMES
@@ -122,7 +130,9 @@ def _carried(job: Job) -> Mapping[str, str]:
 
 
 @contextmanager
-def running(job: Job, tracer: trace.Tracer | None = None) -> Iterator[Callable[[Outcome], Outcome]]:
+def running(
+    job: Job, tracer: trace.Tracer | None = None, retry: Retry = DEFAULTS.retry
+) -> Iterator[Callable[[Outcome], Outcome]]:
     """The span of one attempt, in the trace of whoever enqueued it: for jobs that you claim by hand.
 
     with running(claim.job): ...
@@ -145,11 +155,13 @@ def running(job: Job, tracer: trace.Tracer | None = None) -> Iterator[Callable[[
         attributes=about,
         links=[Link(origin)] if origin.is_valid else (),
     ) as span:
-        yield lambda outcome: _told(span, outcome)
+        yield lambda outcome: _told(span, job, outcome, retry)
 
 
-def _told(span: Span, outcome: Outcome) -> Outcome:
-    span.set_attribute("dibs.outcome", type(outcome).__name__.lower())
+def _told(span: Span, job: Job, outcome: Outcome, retry: Retry) -> Outcome:
+    """In the word of the metrics and the store."""
+    settled = settle(job.attempts, job.max_attempts, outcome, retry, chance=0.5)
+    span.set_attribute("dibs.outcome", settled.settled_as)
     if isinstance(outcome, Raised):
         error = outcome.error
         span.set_status(Status(StatusCode.ERROR, error["message"]))

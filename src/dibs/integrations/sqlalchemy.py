@@ -7,6 +7,14 @@ subquery, which SQLAlchemy has no way to write to, and changed objects are refus
 columns are those of the tables and may grow with them; what never changes is on `Dibs`.
 """
 
+import importlib.util
+
+if importlib.util.find_spec("sqlalchemy") is None:
+    raise ModuleNotFoundError(
+        "dibs.integrations.sqlalchemy needs SQLAlchemy: pip install 'dibs[sqlalchemy]'", name="sqlalchemy"
+    )
+
+
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn

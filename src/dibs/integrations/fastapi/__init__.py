@@ -4,6 +4,14 @@ web = FastAPI(lifespan=lifespan(app))
 web.include_router(router(app, read=Depends(may_read), write=Depends(may_write)), prefix="/dibs")
 """
 
+import importlib.util
+
+if importlib.util.find_spec("fastapi") is None:
+    raise ModuleNotFoundError(
+        "dibs.integrations.fastapi needs FastAPI: pip install 'dibs[fastapi]'", name="fastapi"
+    )
+
+
 from dibs.integrations.fastapi.living import lifespan
 from dibs.integrations.fastapi.routing import router
 
