@@ -66,11 +66,11 @@ class UnsafeStore(DibsError):
 class SchemaOutdated(DibsError):
     """The store lacks tables or columns that this version of dibs needs."""
 
-    def __init__(self, found: int, needed: int) -> None:
+    def __init__(self, found: int, needed: int, store: str = "the store") -> None:
         missing = "has no dibs tables yet" if found == 0 else f"has schema version {found}"
         super().__init__(
-            f"the store {missing} and this dibs needs version {needed}; "
-            "run `dibs migrate` (or `app.migrate()`) and try again"
+            f"{store} {missing} and this dibs needs version {needed}; "
+            "run `dibs migrate` (or `app.migrate()`; with Django `manage.py migrate`) and try again"
         )
 
 

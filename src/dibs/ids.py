@@ -53,14 +53,14 @@ def is_version_7(id: UUID) -> bool:
     return id.int & (0xF << 76 | 0b11 << 62) == _VERSION | _VARIANT
 
 
-def parse_id(value: UUID | str) -> UUID:
+def parse_id(value: UUID | str, what: str = "job") -> UUID:
     """Accept a UUID or its text; anything else is the caller's mistake."""
     if isinstance(value, UUID):
         return value
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
-        raise BadRequest(f"{value!r} is not a job id: pass a UUID or its text") from None
+        raise BadRequest(f"{value!r} is not a {what} id: pass a UUID or its text") from None
 
 
 def _next_stamp() -> int:

@@ -509,7 +509,9 @@ def retry(id: UUID) -> Script[Job]:
 
 def _why_not_retry(job: Job) -> Refused | None:
     if job.state in (JobState.running, JobState.succeeded):
-        return Refused(f"job {job.id} is {job.state}: only failed or cancelled jobs can be retried")
+        return Refused(
+            f"job {job.id} is {job.state}: only failed, cancelled or scheduled jobs can be retried"
+        )
     if job.is_finished and job.unique is not None:
         return Refused(
             f"job {job.id} can't be retried: another job with its unique key {job.unique!r} is "

@@ -46,6 +46,10 @@ class Cron:
                 newest = tick
                 yield tick
 
+    def ticks_at(self, moment: datetime) -> bool:
+        """Whether this very moment is a tick."""
+        return next(self.after(moment - timedelta(microseconds=1)), None) == moment
+
     def newest(self, since: datetime, now: datetime, most: int) -> list[datetime]:
         """The newest ticks after `since` up to `now`, oldest first.
 

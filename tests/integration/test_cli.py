@@ -120,7 +120,6 @@ def test_what_enqueue_cannot_read_is_one_line_and_exit_code_2(given: list[str], 
     ("given", "words"),
     [
         (["--url", "memory://"], "gone when the command ends"),
-        (["--priority", "99999"], "out of range"),
         (["--queue", "a\x07b"], "control character"),
         (["--pipeline-id", "seven"], "not a job id"),
     ],
@@ -507,8 +506,18 @@ def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(schedul
     assert before == [{**about, "last_tick": None, "next_tick": None}]
     assert head.split("  ")[0] == "schedule"
     assert re.split("  +", line) == [
-        *("roll up", "count", "*/5 * * * *", "2030-01-31 12:00:00", "2030-01-31 12:05:00")
+        *("roll up", "count", "*/5 * * * *", "2030-01-31 12:00:00 UTC", "2030-01-31 12:05:00 UTC")
     ]
+
+
+def test_a_schedule_that_was_only_seen_has_no_last_tick(scheduled: str) -> None:
+    dibs("schedules", scheduled)
+    core = sys.modules["scheduled_jobs"].app._core
+    core.store.run(core.enqueue_due(datetime(2030, 1, 31, 12, 0, 1, 500, tzinfo=UTC)))
+
+    _, line = lines(dibs("schedules", scheduled).stdout)
+
+    assert re.split("  +", line) == ["roll up", "count", "*/5 * * * *", "-", "2030-01-31 12:05:00 UTC"]
 
 
 def test_schedules_without_their_app_have_a_name_and_a_last_tick(store: SyncDibs, scheduled: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from commands import UNKNOWN, dibs, lines
 
-from dibs import Dibs
+from dibs import Dibs, NewJob
+from dibs.cli.options import url_again
+from servers import PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -161,3 +164,83 @@ def test_ctrl_c_while_processes_are_still_starting_shows_no_traceback(tmp_path: 
     _, said = supervisor.communicate(timeout=60)
 
     assert (supervisor.returncode, said) == (0, "")
+
+
+# -- words that lead on -------------------------------------------------------------------------
+
+
+def test_the_next_page_is_that_of_the_same_store() -> None:
+    url = "sqlite:///other.db"
+    with Dibs(url).sync as store:
+        store.enqueue(*(NewJob("greet", train=train) for train in ("a", "b", "c")))
+
+    jobs = dibs("jobs", "list", "--limit", "1", "--url", url)
+    before = dibs("--url", url, "jobs", "list", "--limit", "1")
+    trains = dibs("trains", "--limit", "1", "--url", url)
+
+    assert jobs.stderr.startswith("next page: dibs jobs list --url sqlite:///other.db --limit 1 --after ")
+    assert before.stderr == jobs.stderr
+    assert trains.stderr == "next page: dibs trains --url sqlite:///other.db --limit 1 --after a\n"
+
+
+def test_the_next_page_tells_no_password() -> None:
+    assert url_again("postgresql://me:s3cret@db/shop") == ["--url", "postgresql://me@db/shop"]
+    assert "s3cret" not in url_again("postgresql://db/shop?password=s3cret")[1]
+    assert url_again("redis://db/1?allow_eviction=true") == ["--url", "redis://db/1?allow_eviction=true"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--slot-policy", "foo", "--slot", "s"],
+        ["--on-failed", "foo"],
+        ["--train", "t", "--slot", "s"],
+        ["--priority", "40000"],
+        ["--max-attempts", "0"],
+    ],
+    ids=" ".join,
+)
+def test_options_of_enqueue_that_no_store_would_take_are_bad_usage(options: list[str]) -> None:
+    complaint("enqueue", "greet", *options, code=2)
+
+
+def test_messages_call_things_by_their_names() -> None:
+    with Dibs().sync as store:
+        [job] = store.enqueue(NewJob("greet"))
+        [claim] = store.claim()
+        claim.succeed()
+
+    assert "'nope' is not a message id" in complaint_of("outbox", "redrive", "nope")
+    assert "only failed, cancelled or scheduled jobs can be retried" in complaint("jobs", "retry", job.id)
+    assert "'jobs' does not name an app" in complaint("work", "jobs", code=2)
+
+
+def complaint_of(*words: object) -> str:
+    return dibs(*words).stderr
+
+
+def test_what_is_no_table_is_named_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "no_table.py").write_text("from dibs import Dibs\napp = Dibs('memory://')")
+
+    assert "can't claim rows of a Dibs: pass" in complaint("tables", "sql", "no_table:app")
+
+
+def test_a_store_without_tables_is_named(postgresql: PostgreSQL) -> None:
+    url = postgresql.fresh_database()
+
+    said = complaint("jobs", "list", "--url", url)
+
+    assert f"database {url.rpartition('/')[2]} has no dibs tables yet" in said
+    assert "`manage.py migrate`" in said
+    assert "`dibs migrate`" in said
+
+
+def test_every_time_in_a_table_says_that_it_is_utc() -> None:
+    with Dibs().sync as store:
+        store.enqueue(NewJob("greet", train="a", delay=60))
+
+    for words in (["jobs", "list"], ["trains"], ["trains", "show", "a"]):
+        assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$", dibs(*words).stdout, re.MULTILINE), (
+            words
+        )

@@ -169,10 +169,10 @@ def test_jobs_are_listed_by_train(store: SyncDibs) -> None:
     ],
     ids=" ".join,
 )
-def test_what_does_not_fit_together_is_one_line(store: SyncDibs, words: list[str]) -> None:
+def test_what_does_not_fit_together_is_bad_usage_in_one_line(store: SyncDibs, words: list[str]) -> None:
     done = dibs("enqueue", "report", *words)
 
-    assert (done.exit_code, done.stdout, len(lines(done.stderr))) == (1, "", 1)
+    assert (done.exit_code, done.stdout, len(lines(done.stderr))) == (2, "", 1)
     assert store.find() == []
 
 

@@ -13,7 +13,7 @@ from dibs import NewJob, SyncDibs
 
 ASKING = {
     "retry": (["jobs", "retry", "--all"], "retry 2 failed jobs? [y/N]: ", "retried 2 jobs"),
-    "cancel": (["jobs", "cancel", "--all"], "cancel 1 ready jobs? [y/N]: ", "cancelled 1 job"),
+    "cancel": (["jobs", "cancel", "--all"], "cancel 1 ready job? [y/N]: ", "cancelled 1 job"),
     "prune": (
         ["prune", "--older-than", "0", "--state", "failed"],
         "prune all failed jobs? [y/N]: ",

@@ -171,10 +171,10 @@ def test_the_document_is_there_for_who_may_look(client: TestClient) -> None:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def refused(*words: str, **environment: str) -> str:
+def refused(*words: str, code: int = 1, **environment: str) -> str:
     clean = {"DIBS_TOKEN": "", "DIBS_READ_TOKEN": "", "DIBS_BASIC": "", **environment}
     done = CliRunner().invoke(cli, ["serve", "--url", "memory://", *words], env=clean)
-    assert done.exit_code == 1
+    assert done.exit_code == code
     return done.stderr
 
 
@@ -184,8 +184,8 @@ def test_other_machines_are_not_listened_to_without_a_secret(host: str) -> None:
 
 
 def test_a_secret_that_is_none_is_refused() -> None:
-    assert "USER:PASSWORD" in refused("--basic", "alice")
-    assert "USER:PASSWORD" in refused(DIBS_BASIC="alice:")
+    assert "USER:PASSWORD" in refused("--basic", "alice", code=2)
+    assert "USER:PASSWORD" in refused(DIBS_BASIC="alice:", code=2)
 
 
 def test_an_address_that_can_not_be_listened_on_is_refused() -> None:

@@ -120,7 +120,8 @@ def _countable(store: SyncDibs, states: Sequence[JobState], filter: dict[str, An
 def _confirm(
     verb: Verb, states: Sequence[JobState], counts: dict[str, int] | None, filter: dict[str, Any]
 ) -> None:
-    refuse_unless_agreed(f"{verb.name} {_what(states, counts)} jobs{_where(filter)}?")
+    jobs = "job" if _sum(counts) == 1 else "jobs"
+    refuse_unless_agreed(f"{verb.name} {_what(states, counts)} {jobs}{_where(filter)}?")
 
 
 def _what(states: Sequence[JobState], counts: dict[str, int] | None) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 import typer
 
 from dibs.app import Dibs
+from dibs.cli.printing import without_password
 from dibs.cli.reading import read
 from dibs.errors import BadRequest
 from dibs.settings import Settings, read_settings
@@ -83,14 +84,6 @@ def table_in(folder: Path) -> tuple[Path | None, dict[str, Any]]:
 
 def _unusable(file: Path, error: Exception) -> BadRequest:
     return BadRequest(f"can't use tool.dibs in {file}: {error}")
-
-
-def without_password(url: str) -> str:
-    """A URL that may be shown to anybody: who, where and which database, nothing more."""
-    parts = urlsplit(url)
-    user = f"{parts.username}@" if parts.username else ""
-    where = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
-    return f"{parts.scheme}://{user}{where}{parts.path}"
 
 
 def _anchored(url: str, folder: Path) -> str:

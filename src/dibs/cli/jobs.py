@@ -30,6 +30,7 @@ from dibs.cli.options import (
     bad_usage,
     duration,
     filter_of,
+    url_again,
 )
 from dibs.cli.printing import json_text, moment, note, print_json, print_table
 from dibs.errors import NotFound
@@ -86,7 +87,7 @@ def list_(
     else:
         note(f"no jobs{' like that' if filter or after else ''} in {store_name(context, url)}")
     if more:
-        note(f"next page: {_next_page(filter, limit, page[-1].id)}")
+        note(f"next page: {_next_page(filter, limit, page[-1].id, url or context.obj)}")
 
 
 def _row(job: Job) -> list[str | int]:
@@ -108,8 +109,8 @@ def _about(job: Job) -> str:
             return f"since {moment(job.finished_at or job.run_at)}"
 
 
-def _next_page(filter: dict[str, Any], limit: int, last: UUID) -> str:
-    words = ["dibs", "jobs", "list", *_flags(filter)]
+def _next_page(filter: dict[str, Any], limit: int, last: UUID, url: str | None) -> str:
+    words = ["dibs", "jobs", "list", *_flags(filter), *url_again(url)]
     return shlex.join([*words, *(["--limit", str(limit)] if limit != 50 else []), "--after", str(last)])
 
 
@@ -161,7 +162,7 @@ def _shown(value: Any) -> str:
 def _error_lines(error: JobError) -> Iterator[str]:
     yield ""
     who = f" at {error.worker}" if error.worker else ""
-    yield f"attempt {error.attempt} failed{who}, {moment(error.at)} UTC"
+    yield f"attempt {error.attempt} failed{who}, {moment(error.at)}"
     for line in f"{error.type}: {error.message}\n{error.traceback or ''}".splitlines():
         yield f"  {safe(line)}"
 

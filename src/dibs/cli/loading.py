@@ -14,7 +14,7 @@ def load(target: str, what: str, shape: str) -> Any:
     """What is named; modules are looked for in the current folder first."""
     module, _, name = target.partition(":")
     if not module or not name:
-        bad_usage(f"{target!r} names not {what}: write {shape}")
+        bad_usage(f"{target!r} does not name {what}: write {shape}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module), name)

@@ -3,11 +3,12 @@
 import re
 from datetime import datetime
 from typing import Annotated, Any, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
 
-from dibs.cli.printing import complain
+from dibs.cli.printing import complain, without_password
 from dibs.states import JobState
 
 
@@ -109,6 +110,14 @@ OfPipeline = Annotated[str | None, typer.Option("--pipeline-id", metavar="ID", h
 
 All = Annotated[bool, typer.Option("--all", help="All jobs that match the options, instead of ids.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With --all: don't ask first.")]
+
+
+def url_again(url: str | None) -> list[str]:
+    """What was given as --url, for a command to be typed next; a password is left for the reader to add."""
+    if url is None:
+        return []
+    secret = urlsplit(url).password is not None or "password" in url
+    return ["--url", without_password(url) if secret else url]
 
 
 def filter_of(**given: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from dibs.cli.config import settings_of, without_password
+from dibs.cli.config import settings_of
 from dibs.cli.health import Answering, health_of_relay
 from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, bad_usage, duration
-from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table
+from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table, without_password
 from dibs.clock import monotonic
 from dibs.durations import spoken
 from dibs.errors import BadRequest, NotFound, Refused

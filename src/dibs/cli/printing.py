@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -52,7 +53,16 @@ def note(line: str) -> None:
 
 
 def moment(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S}"
+    """The store's times are in UTC; a reader whose clock shows another must see that."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown to anybody: who, where and which database, nothing more."""
+    parts = urlsplit(url)
+    user = f"{parts.username}@" if parts.username else ""
+    where = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    return f"{parts.scheme}://{user}{where}{parts.path}"
 
 
 def numbered(number: int, noun: str) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dibs.app import Dibs
-from dibs.cli.config import given, without_password
-from dibs.cli.options import AsJson, Url
-from dibs.cli.printing import note, print_json
+from dibs.cli.config import given
+from dibs.cli.options import AsJson, Url, bad_usage
+from dibs.cli.printing import note, print_json, without_password
 from dibs.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _access(token: str | None, read_token: str | None, basic: str | None, host: 
         if secret is not None and len(secret) < SHORT:
             note(f"a token of {len(secret)} characters can be guessed; take {SHORT} or more")
     if basic is not None and (":" not in basic or basic.endswith(":")):
-        raise BadRequest("basic authentication is USER:PASSWORD, both of them")
+        bad_usage("basic authentication is USER:PASSWORD, both of them")
     access = Access(token=token, read_token=read_token, basic=basic)
     if not access.is_open:
         return access

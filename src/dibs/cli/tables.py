@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from dibs.app import Dibs
-from dibs.cli.config import without_password
 from dibs.cli.loading import load
 from dibs.cli.options import AsJson, not_empty
-from dibs.cli.printing import print_json
+from dibs.cli.printing import print_json, without_password
 from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
 
 EXAMPLE = "Example: dibs tables sql shop:Report --url postgresql://localhost/shop"

@@ -75,8 +75,8 @@ def command(
 ) -> None:
     """Watch queues, rates, workers and running jobs. q ends it.
 
-    With --json every frame is one JSON object on a line of its own. In a pipe one frame is printed, as with
-    --once.
+    In a pipe one frame is printed, as with --once. With --json every frame is one JSON object on a line of
+    its own, also in a pipe, until it is ended; with --once there is one.
     """
     pause = max(interval, SHORTEST)
     store = Dibs(**given(context, url)).sync

@@ -9,7 +9,7 @@ import typer
 
 from dibs.cli.acting import change_each
 from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Url
+from dibs.cli.options import AsJson, Url, url_again
 from dibs.cli.printing import moment, note, print_json, print_table
 from dibs.errors import NotFound, Refused
 from dibs.jobs import Job
@@ -52,7 +52,7 @@ def list_(
         return
     _print(page, held=held)
     if more:
-        note(f"next page: {_next_page(held, limit, page[-1].name)}")
+        note(f"next page: {_next_page(held, limit, page[-1].name, context.obj)}")
 
 
 @app.command("show", epilog="Example: dibs trains show dest_123")
@@ -130,11 +130,12 @@ def _builtins(train: Train) -> dict[str, object]:
     return told
 
 
-def _next_page(held: bool, limit: int, last: str) -> str:
+def _next_page(held: bool, limit: int, last: str, url: str | None) -> str:
     words = [
         "dibs",
         "trains",
         *(["--held"] if held else []),
+        *url_again(url),
         *(["--limit", str(limit)] if limit != 50 else []),
     ]
     return shlex.join([*words, "--after", last])

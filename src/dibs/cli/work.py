@@ -13,11 +13,12 @@ import typer
 
 from dibs.app import Dibs
 from dibs.cli.choices import Choices
-from dibs.cli.config import given, without_password
+from dibs.cli.config import given
 from dibs.cli.health import Answering, health_of_processes, health_of_worker
 from dibs.cli.lines import set_up
 from dibs.cli.loading import load
 from dibs.cli.options import Url, bad_usage, duration
+from dibs.cli.printing import without_password
 from dibs.cli.supervising import supervise, tell_supervisor
 from dibs.clock import monotonic
 from dibs.durations import spoken

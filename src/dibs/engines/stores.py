@@ -15,8 +15,10 @@ from dibs.engines.connections import bind_async, bind_sync, has_begun
 from dibs.engines.memory.engine import Memory
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
+from dibs.engines.mysql.pools import store_name as mysql_name
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
+from dibs.engines.postgresql.pools import store_name as postgresql_name
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.nodes import Nodes
 from dibs.engines.redis.pipelines import bind_pipeline
@@ -316,6 +318,7 @@ class DatabaseStore:
     """A database behind a server: a pool of connections in each colour, tables of a certain version."""
 
     _engine: PostgreSQL | MySQL
+    _name: str
     _sync: Any
     _async: Any
     _checked = False
@@ -381,7 +384,7 @@ class DatabaseStore:
     def _check(self, found: int) -> None:
         needed = schema_version(self._engine.dialect.name)
         if found < needed:
-            raise SchemaOutdated(found, needed)
+            raise SchemaOutdated(found, needed, self._name)
         self._checked = True
 
 
@@ -392,6 +395,7 @@ class PostgresStore(DatabaseStore):
 
     def __init__(self, settings: Settings) -> None:
         self._engine = engine = SteppedPostgreSQL(settings.prefix)
+        self._name = postgresql_name(settings.url)
         self._sync = SyncPostgres(engine, settings.url, settings.pool_size, settings.pooled)
         self._async = AsyncPostgres(engine, settings.url, settings.pool_size, settings.pooled)
         # Says nothing but LISTEN, so it needs no session of a certain kind.
@@ -408,6 +412,7 @@ class MysqlStore(DatabaseStore):
 
     def __init__(self, settings: Settings) -> None:
         self._engine = engine = SteppedMySQL(settings.prefix)
+        self._name = mysql_name(settings.url)
         self._sync = SyncMySQL(engine, settings.url, settings.pool_size)
         self._async = AsyncMySQL(engine, settings.url, settings.pool_size)
         self._listeners = Listeners()

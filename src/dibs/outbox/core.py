@@ -70,7 +70,7 @@ class OutboxCore:
         names = [brokers] if isinstance(brokers, str) else list(dict.fromkeys(brokers))
         if not 0 < len(names) <= MOST_BROKERS:
             raise BadRequest(f"brokers={brokers!r}: name the 1 to {MOST_BROKERS} brokers that should get it")
-        made = new_id() if id is None else parse_id(id)
+        made = new_id() if id is None else parse_id(id, "message")
         stored = {
             "id": str(made),
             "topic": payload.check_name(topic, "topic"),
@@ -143,7 +143,7 @@ class OutboxCore:
         return lambda: operations.find(FINDERS[what], **params)
 
     def get(self, id: UUID | str) -> Operation[list[Message]]:
-        text = str(parse_id(id))
+        text = str(parse_id(id, "message"))
         return lambda: operations.find("look", id=text)
 
     def counts(self, broker: str | None) -> Operation[dict[str, int]]:
@@ -158,7 +158,9 @@ class OutboxCore:
         return lambda: operations.oldest(name)
 
     def redrive(self, id: Message | UUID | str, broker: str | None) -> Operation[int]:
-        given, name = (id.id, broker or id.broker) if isinstance(id, Message) else (parse_id(id), broker)
+        given, name = (
+            (id.id, broker or id.broker) if isinstance(id, Message) else (parse_id(id, "message"), broker)
+        )
         return lambda: operations.redrive(self.words, given, _optional(name, "target_broker"))
 
     def redrive_many(

@@ -97,8 +97,11 @@ def _mapper(model: object) -> Mapper[Any]:
         found = None
     if isinstance(found, Mapper):
         return found
+    what = (
+        f"{model.__module__}.{model.__qualname__}" if isinstance(model, type) else f"a {type(model).__name__}"
+    )
     raise BadRequest(
-        f"can't claim rows of {model!r}: pass a Table or a mapped class, as it stands in your database"
+        f"can't claim rows of {what}: pass a Table or a mapped class, as it stands in your database"
     )
 
 

@@ -124,7 +124,7 @@ def judge(error: BaseException, url: str) -> BaseException:
     if number is None:
         return error
     if number in NO_TABLES:
-        return SchemaOutdated(0, schema_version("mysql"))
+        return SchemaOutdated(0, schema_version("mysql"), store_name(url))
     if number in UNDONE:
         return TryAgain(error, store_name(url))
     if number in BROKEN or number == 0:

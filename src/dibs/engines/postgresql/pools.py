@@ -464,7 +464,7 @@ def _is_ending(sqlstate: str | None) -> bool:
 
 def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
     if sqlstate in NO_TABLES:
-        return SchemaOutdated(0, schema_version("postgresql"))
+        return SchemaOutdated(0, schema_version("postgresql"), store_name(url))
     if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
         unsure = sqlstate.startswith(("08", "57"))
         return TryAgain(error, store_name(url), unsure, read_only=sqlstate == READ_ONLY)

@@ -198,7 +198,7 @@ class SqliteFile:
                 "look for a transaction that is open too long"
             )
         if "no such table" in str(error) or "no such column" in str(error):
-            return SchemaOutdated(0, schema_version("sqlite"))
+            return SchemaOutdated(0, schema_version("sqlite"), f"SQLite file {self.path}")
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
             return TryAgain(error, f"SQLite file {self.path}")
         if name.startswith(tuple(WHAT_TO_DO)):
