@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from dibs import JobState, NewJob, upkeep
-from faces import Face, needs
+from faces import Face
 from servers import mysql_connection
 
 DeleteByHand = Callable[[UUID], None]
@@ -22,7 +22,6 @@ DeleteByHand = Callable[[UUID], None]
 @pytest.fixture
 def delete_by_hand(app: Face, engine: str, url: str) -> DeleteByHand:
     """Remove a job as a person would who knows nothing of gates: plain SQL, or DEL."""
-    needs(app, "gates")
     if engine == "memory":
         pytest.skip("nobody reaches into the memory of a process by hand")
 

@@ -16,7 +16,7 @@ from dibs import BadRequest, Dibs, Job, NewJob, Refused
 from dibs.jobs import read_stored
 from dibs.moving import KeyTaken, Moved, give_back_sync, look, look_sync, move, move_sync
 from dibs.scripts import Step
-from faces import Face, Make, needs
+from faces import Face, Make
 from movers import (
     ELSEWHERE,
     ids,
@@ -481,7 +481,6 @@ def test_who_waits_in_a_train_or_for_a_slot_goes_only_while_its_queue_is_paused(
 
 
 def test_the_order_of_a_train_is_kept_from_store_to_store(app: Face, other: Dibs) -> None:
-    needs(app, "gates")
     jobs = app.enqueue(*(NewJob("work", train="dest", queue="mail", priority=n) for n in range(4)))
     first = app.claim_job(jobs[0].id)
     first.fail("the first is last now", retry=False)
@@ -502,7 +501,6 @@ def test_the_order_of_a_train_is_kept_from_store_to_store(app: Face, other: Dibs
 
 
 def test_of_a_slot_at_most_one_goes_after_a_move(app: Face, other: Dibs) -> None:
-    needs(app, "gates")
     jobs = app.enqueue(*(NewJob("work", slot="csv", queue="mail") for _ in range(3)))
     app.pause("mail")
 
@@ -519,7 +517,6 @@ def test_of_a_slot_at_most_one_goes_after_a_move(app: Face, other: Dibs) -> None
 
 
 def test_a_held_train_stays_with_the_person_it_waits_for(app: Face, other: Dibs) -> None:
-    needs(app, "gates")
     head, _ = app.enqueue(*(NewJob("work", train="dest", queue="mail", on_failed="hold") for _ in range(2)))
     app.claim_job(head.id).fail("no", retry=False)
     app.pause("mail")

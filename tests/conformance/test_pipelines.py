@@ -13,7 +13,7 @@ from dibs.clock import SECOND
 from dibs.ids import new_id
 from dibs.moving import move_sync
 from dibs.operations import Wish, exchange
-from faces import Face, Make, needs
+from faces import Face, Make
 
 
 class Drawn:
@@ -190,7 +190,6 @@ def test_a_pipeline_may_be_long_and_wide(app: Face) -> None:
 
 
 def test_a_job_takes_its_place_on_its_train_when_its_parents_are_done(app: Face, make: Make) -> None:
-    needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"train": "t"})
     other = make.ready(train="t")
 
@@ -206,7 +205,6 @@ def test_a_job_takes_its_place_on_its_train_when_its_parents_are_done(app: Face,
 
 
 def test_a_job_that_waits_for_its_parents_is_nowhere_on_its_train(app: Face, make: Make) -> None:
-    needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"train": "t", "on_cancelled": "hold"})
 
     assert app.trains.get("t") is None
@@ -221,7 +219,6 @@ def test_a_job_that_waits_for_its_parents_is_nowhere_on_its_train(app: Face, mak
 
 
 def test_a_job_takes_its_place_in_its_slot_when_its_parents_are_done(app: Face, make: Make) -> None:
-    needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, b={"slot": "s", "slot_policy": "replace"})
     running, waiting = make.running(slot="s"), make.ready(slot="s")
 
@@ -233,7 +230,6 @@ def test_a_job_takes_its_place_in_its_slot_when_its_parents_are_done(app: Face, 
 
 
 def test_a_job_that_was_superseded_takes_those_after_it_along(app: Face, make: Make) -> None:
-    needs(app, "gates")
     pipeline = drawn(app, {"a": "", "b": "a"}, a={"slot": "s"})
 
     make.ready(slot="s", slot_policy="replace")
@@ -736,7 +732,6 @@ def test_children_of_a_job_that_fails_first_are_made_once_when_it_succeeds(app: 
 
 
 def test_children_of_a_job_that_was_pre_empted_are_never_made(app: Face) -> None:
-    needs(app, "gates")
     blocking = app.app.sync
 
     @app.job(name="old", slot="s")

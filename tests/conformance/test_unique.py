@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, NewJob
-from faces import Face, Make, needs
+from faces import Face, Make
 
 
 @pytest.mark.parametrize("delay", [0, 3600])
@@ -154,7 +154,6 @@ def test_using_may_replace_or_drop_the_key_of_a_task(app: Face) -> None:
 
 
 def test_a_key_may_last_for_a_time_though_its_job_has_finished(app: Face, make: Make) -> None:
-    needs(app, "gates")
     job = make.succeeded(unique="key", unique_for=60)
 
     again = make.ready(unique="key")
@@ -165,7 +164,6 @@ def test_a_key_may_last_for_a_time_though_its_job_has_finished(app: Face, make: 
 
 
 def test_a_key_that_lasts_is_kept_while_its_job_lives(app: Face, make: Make) -> None:
-    needs(app, "gates")
     job = make.scheduled(delay=3600, unique="key", unique_for=60)
     app.age(120)
 
@@ -173,7 +171,6 @@ def test_a_key_that_lasts_is_kept_while_its_job_lives(app: Face, make: Make) -> 
 
 
 def test_pruning_spares_a_job_whose_key_still_lasts(app: Face, make: Make) -> None:
-    needs(app, "gates")
     job = make.succeeded(unique="key", unique_for=3600)
     other = make.succeeded()
     time.sleep(0.01)  # what is a moment old is old enough
@@ -185,7 +182,6 @@ def test_pruning_spares_a_job_whose_key_still_lasts(app: Face, make: Make) -> No
 
 
 def test_keys_that_last_and_plain_ones_mix_in_one_call(app: Face, make: Make) -> None:
-    needs(app, "gates")
     done = make.succeeded(unique="done", unique_for=60)
 
     jobs = app.enqueue(
@@ -197,7 +193,6 @@ def test_keys_that_last_and_plain_ones_mix_in_one_call(app: Face, make: Make) ->
 
 
 def test_many_who_want_a_key_that_lasts_get_one_job(app: Face, make: Make) -> None:
-    needs(app, "gates")
     done = make.succeeded(unique="key", unique_for=60)
 
     answers = app.race(6, "enqueue", NewJob("work", unique="key", unique_for=60))
@@ -207,7 +202,6 @@ def test_many_who_want_a_key_that_lasts_get_one_job(app: Face, make: Make) -> No
 
 @pytest.mark.parametrize("state", ["ready", "scheduled"])
 def test_a_conflict_may_replace_what_a_waiting_job_does_and_when(app: Face, make: Make, state: str) -> None:
-    needs(app, "gates")
     job = getattr(make, state)(unique="key", args={"n": 1})
 
     [later] = app.enqueue(NewJob("work", args={"n": 2}, delay=60, unique="key", on_conflict="replace"))
@@ -219,7 +213,6 @@ def test_a_conflict_may_replace_what_a_waiting_job_does_and_when(app: Face, make
 
 
 def test_a_running_job_is_kept_whatever_the_conflict_says(app: Face, make: Make) -> None:
-    needs(app, "gates")
     claim = make.running(unique="key", args={"n": 1})
 
     [kept] = app.enqueue(NewJob("work", args={"n": 2}, unique="key", on_conflict="replace"))
@@ -228,7 +221,6 @@ def test_a_running_job_is_kept_whatever_the_conflict_says(app: Face, make: Make)
 
 
 def test_keep_is_what_a_conflict_does_by_default(app: Face, make: Make) -> None:
-    needs(app, "gates")
     make.ready(unique="key", args={"n": 1})
 
     [kept] = app.enqueue(NewJob("work", args={"n": 2}, unique="key", on_conflict="keep"))
@@ -237,7 +229,6 @@ def test_keep_is_what_a_conflict_does_by_default(app: Face, make: Make) -> None:
 
 
 def test_a_replaced_follower_keeps_its_place_on_its_train(app: Face, make: Make) -> None:
-    needs(app, "gates")
     head = make.ready(train="t")
     follower = make.ready(train="t", unique="key", args={"n": 1})
 
@@ -249,7 +240,6 @@ def test_a_replaced_follower_keeps_its_place_on_its_train(app: Face, make: Make)
 
 
 def test_replacing_the_time_of_who_is_ready_frees_its_slot(app: Face, make: Make) -> None:
-    needs(app, "gates")
     make.ready(slot="s", unique="key")
     second = make.ready(slot="s")
 
@@ -259,7 +249,6 @@ def test_replacing_the_time_of_who_is_ready_frees_its_slot(app: Face, make: Make
 
 
 def test_a_task_says_how_its_keys_conflict(app: Face) -> None:
-    needs(app, "gates")
 
     @app.job(unique="order-{order_id}", unique_for=60, on_conflict="replace")
     def send(order_id: int, text: str) -> None: ...

@@ -311,7 +311,6 @@ def _beside(url: str) -> Any:
 @every_connection
 @pytest.mark.parametrize("how", ["commit", "rollback"])
 def test_a_place_on_a_train_lives_and_dies_with_the_transaction(app: Face, yours: Yours, how: str) -> None:
-    needs(app, "gates")
     first, second = app.enqueue(NewJob("work", train="t"), NewJob("work", train="t"), within=yours.given)
     assert [job.state for job in (first, second)] == ["ready", "blocked"]
     assert app.trains.get("t") is None
@@ -328,7 +327,6 @@ def test_a_place_on_a_train_lives_and_dies_with_the_transaction(app: Face, yours
 def test_a_train_advances_with_the_transaction_that_completes_its_head(
     app: Face, yours: Yours, how: str
 ) -> None:
-    needs(app, "gates")
     first, second = app.enqueue(NewJob("work", train="t"), NewJob("work", train="t"))
     claim = app.claim_job(first.id)
     claim.succeed(within=yours.given)
@@ -342,7 +340,6 @@ def test_a_train_advances_with_the_transaction_that_completes_its_head(
 @every_connection
 @pytest.mark.parametrize("how", ["commit", "rollback"])
 def test_a_slot_is_freed_with_the_transaction(app: Face, yours: Yours, how: str) -> None:
-    needs(app, "gates")
     first, second = app.enqueue(NewJob("work", slot="s"), NewJob("work", slot="s"))
     claim = app.claim_job(first.id)
     claim.succeed(within=yours.given)
