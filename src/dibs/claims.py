@@ -29,6 +29,10 @@ class CancelAsked(Exception):
     """Raised in a handler's thread by `ctx.check()` when somebody asked for the job to be cancelled."""
 
 
+class StopAsked(Exception):
+    """Raised in a handler's thread by `ctx.check()` when its worker ends: the job is given back."""
+
+
 class Start:
     """The way of a job that runs under the lease of its train's head to a lease of its own (ADR 19).
 
@@ -65,7 +69,7 @@ class Holding:
 
     __slots__ = (
         *("asked_at", "cancel_reason", "core", "in_a_row", "job", "key", "lease_until", "lost"),
-        *("_stands", "settled", "start", "timed_out", "token", "was_quick"),
+        *("_stands", "settled", "start", "stopping", "timed_out", "token", "was_quick"),
     )
 
     def __init__(self, core: "Core", job: Job, asked_at: float) -> None:
@@ -80,6 +84,7 @@ class Holding:
         self.cancel_reason: str | None = None
         self.lost = False
         self.timed_out = False
+        self.stopping = False  # whoever runs it ends, and can't wait any longer
         self.settled = False
         self.in_a_row = 0  # quick jobs of its train that this worker had before it, one after another
         self.was_quick = False
@@ -98,6 +103,8 @@ class Holding:
             raise CancelAsked(self.cancel_reason)
         if self.timed_out:
             raise TimeoutError("the job took longer than its timeout")
+        if self.stopping:
+            raise StopAsked("the worker that runs this job ends")
 
     def answer_start(self) -> None:
         if self.start is not None:

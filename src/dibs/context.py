@@ -39,7 +39,7 @@ class Context:
         return self._claim.lost
 
     def check(self) -> None:
-        """Raise when the handler should stop: `LeaseLost`, or because of a cancel or its timeout.
+        """Raise when the handler should stop: `LeaseLost`, a cancel, its timeout, the end of its worker.
 
         Async handlers are cancelled at their next await; plain functions, which run in threads, call this.
         """

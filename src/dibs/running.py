@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dibs.claims import CancelAsked, Claim, Holding, SyncClaim
+from dibs.claims import CancelAsked, Claim, Holding, StopAsked, SyncClaim
 from dibs.context import Context
 from dibs.core import Around, Core
 from dibs.engines.stores import Operation
@@ -184,8 +184,8 @@ async def perform(
         elif task.is_async and task.timeout is None:
             outcome = outcome_of(held, await task.function(**arguments_of(task, held.job, context)))
         else:
-            async with asyncio.timeout(task.timeout):
-                outcome = outcome_of(held, await _call(held, task, context, threads))
+            async with asyncio.timeout(task.timeout) as limit:
+                outcome = outcome_of(held, await _call(held, task, context, threads, limit))
     except asyncio.CancelledError:
         if held.lost or held.cancel_reason is not None:
             uncancel()
@@ -197,6 +197,8 @@ async def perform(
             outcome = held.raised(CANCELLED_WITHIN)
     except CancelAsked:
         outcome = CancelledBy(held.cancel_reason or None)
+    except StopAsked:
+        outcome = Released()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -253,7 +255,11 @@ def _call_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outco
 
 
 async def _call(
-    held: Holding, task: "Task[..., Any]", context: Context | None, threads: Executor | None
+    held: Holding,
+    task: "Task[..., Any]",
+    context: Context | None,
+    threads: Executor | None,
+    limit: asyncio.Timeout,
 ) -> Any:
     arguments = arguments_of(task, held.job, context)
     if task.is_async:
@@ -264,7 +270,7 @@ async def _call(
         return _returned(await asyncio.shield(thread))
     except asyncio.CancelledError:
         # A thread can't be stopped, only asked; its job must not be given away while it still runs.
-        held.timed_out = not held.lost and held.cancel_reason is None
+        held.timed_out, held.stopping = limit.expired(), not limit.expired()
         await _end_of(thread)
         held.check()
         if held.cancel_reason is None:

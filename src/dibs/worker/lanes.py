@@ -43,6 +43,10 @@ class Lanes:
         if (lane := self._running.pop(held, None)) is not None:
             self._running[next] = lane
 
+    def running(self) -> "list[tuple[Holding, asyncio.Task[None]]]":
+        """The claims whose handlers have begun, each with the lane that runs it."""
+        return list(self._running.items())
+
     def held(self) -> list[Holding]:
         return [*self._running, *self._waiting]
 

@@ -53,6 +53,8 @@ SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 PATIENCE = 60.0  # with one that is away, of a worker that somebody waits for
 GRACE = 10.0
+LAST_CHANCE = 5.0  # seconds for handlers that were cancelled
+LAST_CHECK = 2.0  # seconds for those in threads that may ask whether they should end
 MOST_TURNS = 2  # under way at a time
 WORTH_A_SECOND = 50  # jobs: with fewer, a second turn would only split what one can carry
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)
@@ -509,9 +511,7 @@ class Worker:
             await self._settle_rest()
             await self._change_within(left)
         self._done += [(held, held.settled_by(Released())) for held in self._lanes.take_waiting()]
-        lanes = [self._lanes.cancel(held) for held in self._lanes.held() if self._can_be_stopped(held)]
-        if cancelled := [lane for lane in lanes if lane is not None]:
-            await asyncio.wait(cancelled, timeout=5)
+        await self._ask_to_stop()
         if self._turns:
             await asyncio.wait(self._turns, timeout=LONGEST_BACK_OFF)
         await self._settle_rest()
@@ -525,11 +525,22 @@ class Worker:
                 held.job.id,
             )
 
-    def _can_be_stopped(self, held: Holding) -> bool:
-        if (running := self._convoys.running(held)) is None:
-            return True
-        task = self._core.registry.tasks[running.job.kind]
-        return task.is_async or is_isolated(task)
+    async def _ask_to_stop(self) -> None:
+        """Those that can be are cancelled; a thread sees it when it asks, and only who can ask is awaited."""
+        cancelled, asked = [], []
+        for held, lane in self._lanes.running():
+            if (running := self._convoys.running(held)) is not None:
+                running.stopping = True
+            task = None if running is None else self._core.registry.tasks[running.job.kind]
+            if task is None or task.is_async or is_isolated(task):
+                lane.cancel()
+                cancelled.append(lane)
+            elif task.signature.context is not None:
+                asked.append(lane)
+        if cancelled or asked:
+            await asyncio.wait([*cancelled, *asked], timeout=LAST_CHECK)
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=LAST_CHANCE - LAST_CHECK)
 
     async def _settle_rest(self) -> None:
         if self._done:
