@@ -16,6 +16,7 @@ from dibs.context import Context
 from dibs.core import Around, Core
 from dibs.engines.stores import Operation
 from dibs.errors import DibsError, LeaseLost, Refused
+from dibs.events import log
 from dibs.jobs import Job
 from dibs.operations import Settled
 from dibs.settings import Duration
@@ -158,6 +159,15 @@ def settlement(held: Holding, outcome: Outcome, context: Context | None) -> Sett
         return held.settled_by(held.raised(error))
 
 
+def broken_off(held: Holding, error: Exception) -> Settled:
+    """What broke was not the handler, and yet the attempt must end: it has failed, if need be for good."""
+    log.error("job %s could not be settled as it should be: its attempt failed", held.job.id, exc_info=error)
+    try:
+        return held.settled_by(held.raised(error))
+    except Exception:
+        return held.settled_by(held.raised(error, retry=False))
+
+
 def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
     task = registry.tasks.get(job.kind)
     if task is None:
@@ -222,9 +232,12 @@ def surrounded(held: Holding, performing: Coroutine[Any, Any, Outcome]) -> Corou
     return performing if held.core.around is None else _surrounded(held.core.around, held, performing)
 
 
-async def _surrounded(around: Around, held: Holding, performing: Awaitable[Outcome]) -> Outcome:
-    with around(held.job) as told:
-        return told(await performing)
+async def _surrounded(around: Around, held: Holding, performing: Coroutine[Any, Any, Outcome]) -> Outcome:
+    try:
+        with around(held.job) as told:
+            return told(await performing)
+    finally:
+        performing.close()  # it may never have begun
 
 
 def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:

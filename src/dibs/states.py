@@ -16,6 +16,7 @@ from typing import Any, assert_never
 from msgspec import Struct
 
 from dibs.clock import SECOND
+from dibs.errors import BadRequest
 
 
 class JobState(StrEnum):
@@ -44,6 +45,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 WORKER_DIED = "worker died"
+LONGEST_PAUSE = 100 * 366 * 24 * 3600  # seconds: every store can keep a time that far away
 
 
 # -- How long to wait before the next attempt ---------------------------------------------------
@@ -58,14 +60,22 @@ class Retry:
     jitter: float
     again: bool = True
 
+    def __post_init__(self) -> None:
+        _seconds(self.base, "base")
+        _seconds(self.cap, "cap")
+        if not _is_number(self.jitter) or not 0 <= self.jitter <= 1:
+            raise BadRequest(f"jitter={self.jitter!r} must be a number from 0 to 1: a part of the pause")
+
     @classmethod
-    def exponential(cls, base: float = 2, cap: float | timedelta = 3600, jitter: float = 0.1) -> "Retry":
-        return cls(base=base, cap=_seconds(cap), jitter=jitter)
+    def exponential(
+        cls, base: float | timedelta = 2, cap: float | timedelta = 3600, jitter: float = 0.1
+    ) -> "Retry":
+        return cls(base=_seconds(base, "base"), cap=_seconds(cap, "cap"), jitter=jitter)
 
     @classmethod
     def fixed(cls, seconds: float | timedelta) -> "Retry":
         """The same pause after every attempt."""
-        pause = _seconds(seconds)
+        pause = _seconds(seconds, "seconds")
         return cls(base=max(pause, 1), cap=pause, jitter=0)
 
     @classmethod
@@ -79,7 +89,7 @@ class Retry:
             seconds = min(self.cap, float(self.base) ** attempts)
         except OverflowError:
             seconds = self.cap
-        return round(seconds * (1 + self.jitter * (2 * chance - 1)) * SECOND)
+        return round(min(seconds * (1 + self.jitter * (2 * chance - 1)), LONGEST_PAUSE) * SECOND)
 
 
 # -- What an attempt may end with ---------------------------------------------------------------
@@ -202,8 +212,15 @@ def doomed_by(id: object, state: str | None) -> str:
     return f"job {id} before it {words[None if state is None else JobState(state)]}"
 
 
-def _seconds(duration: float | timedelta) -> float:
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+def _seconds(duration: float | timedelta, what: str) -> float:
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if not _is_number(seconds) or not 0 <= seconds <= LONGEST_PAUSE:  # nor NaN, which compares to nothing
+        raise BadRequest(f"{what}={duration!r}: give seconds or a timedelta, from 0 to a hundred years")
+    return seconds
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _waiting(delay: int) -> JobState:

@@ -1,8 +1,11 @@
 """The decisions: what an attempt leads to, and how long to wait before the next."""
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
-from dibs import JobState, Retry
+from dibs import BadRequest, JobState, Retry
 from dibs.states import (
     FINISHED,
     TRANSITIONS,
@@ -135,10 +138,30 @@ def test_a_fixed_pause_is_the_same_every_time(seconds: float) -> None:
     }
 
 
-def test_a_fixed_pause_may_be_a_timedelta() -> None:
-    from datetime import timedelta
+def test_a_pause_may_be_a_timedelta() -> None:
+    two, minute = timedelta(seconds=2), timedelta(minutes=1)
 
-    assert Retry.fixed(timedelta(minutes=1)).delay(1, 0.5) == 60 * SECOND  # type: ignore[arg-type]
+    assert Retry.fixed(minute).delay(1, 0.5) == 60 * SECOND
+    assert Retry.exponential(base=two, cap=minute) == Retry.exponential(base=2, cap=60)
+
+
+@pytest.mark.parametrize("pause", ["x", None, True, -1, float("nan"), float("inf"), 1e18, timedelta(-1)])
+def test_a_pause_that_no_store_could_keep_is_refused(pause: Any) -> None:
+    for made in (Retry.fixed, lambda it: Retry.exponential(base=it), lambda it: Retry.exponential(cap=it)):
+        with pytest.raises(BadRequest, match="give seconds or a timedelta"):
+            made(pause)
+
+
+@pytest.mark.parametrize("jitter", [50, -0.1, float("nan"), "x", True])
+def test_a_jitter_that_is_no_part_of_the_pause_is_refused(jitter: Any) -> None:
+    with pytest.raises(BadRequest, match="jitter"):
+        Retry.exponential(jitter=jitter)
+
+
+def test_no_pause_is_longer_than_a_hundred_years() -> None:
+    century = timedelta(days=36_600)
+
+    assert Retry.exponential(cap=century, jitter=1).delay(1000, 1) == century / timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize("base", [2, 1.5, 10**6])

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -453,6 +455,56 @@ async def test_a_child_that_can_not_be_stored_is_a_failed_attempt(app: Dibs, chi
 
     assert failed.state == "failed"
     assert len(failed.errors) == 1
+
+
+@pytest.mark.parametrize("colour", ["async", "plain"])
+async def test_an_attempt_whose_pause_can_not_be_told_has_failed_for_good(
+    app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def delay(*_: object) -> int:
+        raise OverflowError("too long a pause")
+
+    async def work() -> None:
+        raise ValueError("the job's own")
+
+    def plain() -> None:
+        raise ValueError("the job's own")
+
+    monkeypatch.setattr(Retry, "delay", delay)
+    job = await app.job(work if colour == "async" else plain).enqueue()
+
+    with caplog.at_level(logging.ERROR, "dibs"):
+        await drain(app)
+
+    done = await app.get(job.id)
+    assert (done.state, done.attempts) == ("failed", 1)
+    assert [(error.type, error.message) for error in done.errors] == [("OverflowError", "too long a pause")]
+    assert [str(job.id) in record.message for record in caplog.records] == [True]
+
+
+async def test_what_breaks_around_a_handler_is_a_failed_attempt(
+    app: Dibs, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextmanager
+    def broken(job: Job) -> Iterator[Any]:
+        if job.attempts == 1:
+            raise RuntimeError("no tracer")
+        yield lambda outcome: outcome
+
+    @app.job(retry=Retry.fixed(0))
+    async def work() -> str:
+        return "done"
+
+    app._core.around = broken
+    job = await work.enqueue()
+
+    with caplog.at_level(logging.ERROR, "dibs"):
+        await drain(app)
+
+    done = await app.get(job.id)
+    assert (done.state, done.result) == ("succeeded", "done")
+    assert [error.message for error in done.errors] == ["no tracer"]
+    assert [str(job.id) in record.message for record in caplog.records] == [True]
 
 
 # -- Timeouts -----------------------------------------------------------------------------------

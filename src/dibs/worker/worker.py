@@ -31,7 +31,7 @@ from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
 from dibs.operations import Settled, Wish
-from dibs.running import NOT_COMMITTED, perform, settlement, still_ours, surrounded
+from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
 from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span
 from dibs.states import JobState, Released
@@ -384,10 +384,15 @@ class Worker:
         except LeaseLost:
             self._core.keeper.drop(held)  # whoever has the job now settles it
             return None
+        except Exception as error:
+            return broken_off(held, error)
 
     async def _mind_commit(self, held: Holding) -> Settled | None:
         """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
-        job = await self._core.store.run_async(self._core.get(held.job.id))
+        try:
+            job = await self._core.store.run_async(self._core.get(held.job.id))
+        except StoreUnavailable:
+            return None  # nobody renews it any more: if it was not committed, its lease ends
         if still_ours(job, held):
             return held.settled_by(held.raised(NOT_COMMITTED))
         if job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
