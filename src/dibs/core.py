@@ -1,7 +1,7 @@
 """What both faces share: settings, registry, store; here a call becomes a checked operation."""
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
@@ -113,7 +113,7 @@ class Core:
         lease: Duration | None,
     ) -> Operation[list[Holding]]:
         payload.check_whole(limit, "limit", -(10**9), 10_000)
-        queues, kinds = _names(queues, "queue"), _names(kinds, "kind")
+        queues, kinds = payload.check_names(queues, "queue"), payload.check_names(kinds, "kind")
         if limit <= 0 or queues == [] or kinds == []:
             return _nothing
         wish = self._wish(worker, lease, limit=limit, queues=queues, kinds=kinds)
@@ -297,7 +297,7 @@ class Core:
         after: str | None = None,
     ) -> Operation[list[Train]]:
         payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
-        checked = _names(names, "train")
+        checked = payload.check_names(names, "train")
         if after is not None:
             payload.check_name(after, "after")
         return _nothing if limit <= 0 else lambda _: trains.look(checked, held=held, after=after, limit=limit)
@@ -366,7 +366,7 @@ class Core:
             **{name: _name_to_find(value, name) for name, value in given.items()},
             "pipeline_id": None if pipeline is None else parse_id(pipeline),
             "states": None if states is None else [one.value for one in states],
-            "tags": _names(tags, "tag") or [],
+            "tags": payload.check_names(tags, "tag") or [],
         }
 
 
@@ -392,12 +392,3 @@ def _renew_one(held: Holding, lease: int) -> Script[Standing]:
     if held.key not in standing:
         raise operations.lease_lost(held.job.id, held.token)
     return standing[held.key]
-
-
-def _names(names: Sequence[str] | str | None, what: str) -> list[str] | None:
-    if names is None:
-        return None
-    given = [names] if isinstance(names, str) else names
-    if not isinstance(given, Collection):
-        raise BadRequest(f"{what}s must be a list of names, not {given!r}")
-    return list(dict.fromkeys(payload.check_name(name, what) for name in given))

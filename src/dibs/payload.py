@@ -6,7 +6,7 @@ the reader did not name in an annotation.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, time
 from decimal import Decimal
 from itertools import chain
@@ -36,6 +36,16 @@ def check_name(name: object, what: str) -> str:
     if not name.isprintable() and any(map(_is_forbidden, name)):
         raise BadRequest(f"{what} {name!r} holds a control character or a lone surrogate")
     return name
+
+
+def check_names(names: Collection[str] | None, what: str) -> list[str] | None:
+    """Each of them once; a single one may stand for a list of one."""
+    if names is None:
+        return None
+    given = [names] if isinstance(names, str) else names
+    if not isinstance(given, Collection):
+        raise BadRequest(f"{what}s must be a list of names, not {given!r}")
+    return list(dict.fromkeys(check_name(name, what) for name in given))
 
 
 def check_whole(value: object, what: str, least: int, most: int) -> int:

@@ -218,8 +218,44 @@ def test_a_worker_without_any_job_is_refused() -> None:
         Worker(Dibs("memory://"))
 
 
-@pytest.mark.parametrize("places", [0, -1])
-def test_a_worker_without_a_place_is_refused(places: int) -> None:
+async def test_one_queue_may_be_given_as_its_name(app: Dibs) -> None:
+    @app.job
+    async def work() -> None: ...
+
+    ours = await work.using(queue="mail").enqueue()
+    other = await work.using(queue="m").enqueue()
+
+    await drain(app, queues="mail")
+
+    assert (await state_of(app, ours), await state_of(app, other)) == ("succeeded", "ready")
+
+
+def test_queues_and_concurrency_may_be_given_by_their_place() -> None:
+    app = Dibs("memory://")
+    app.job(lambda: None, name="work")
+
+    worker = Worker(app, ["mail"], 3)
+
+    assert (worker._queues, worker._concurrency) == (["mail"], 3)
+
+
+@pytest.mark.parametrize("queues", [[], "", [""], [5], 5, ["a\n"]])
+def test_queues_that_are_none_are_refused(queues: Any) -> None:
+    app = Dibs("memory://")
+    app.job(lambda: None, name="work")
+
+    with pytest.raises(BadRequest, match="queue"):
+        Worker(app, queues=queues)
+
+
+@pytest.mark.parametrize("app", ["memory://", None, Dibs])
+def test_a_worker_of_something_else_than_an_app_is_refused(app: Any) -> None:
+    with pytest.raises(BadRequest, match="Worker"):
+        Worker(app)
+
+
+@pytest.mark.parametrize("places", [0, -1, 1.5, "10", True, None])
+def test_a_worker_without_a_place_is_refused(places: Any) -> None:
     app = Dibs("memory://")
     app.job(lambda: None, name="work")
 

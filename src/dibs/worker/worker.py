@@ -31,6 +31,7 @@ from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
 from dibs.operations import Settled, Wish
+from dibs.payload import check_names, check_whole
 from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
 from dibs.scripts import Script
 from dibs.settings import Duration, lease_micros, span
@@ -53,6 +54,7 @@ SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 PATIENCE = 60.0  # with one that is away, of a worker that somebody waits for
 GRACE = 10.0
+MOST_PLACES = 100_000
 LAST_CHANCE = 5.0  # seconds for handlers that were cancelled
 LAST_CHECK = 2.0  # seconds for those in threads that may ask whether they should end
 MOST_TURNS = 2  # under way at a time
@@ -66,21 +68,23 @@ class Worker:
     def __init__(
         self,
         app: Dibs,
-        *,
         queues: Sequence[str] | None = None,
         concurrency: int = 10,
+        *,
         grace: Duration = GRACE,
         convoys: bool = False,
     ) -> None:
+        if not isinstance(app, Dibs):
+            raise BadRequest(f"Worker({app!r}): give the app, a Dibs, whose jobs it is to run")
         if not app._core.registry.tasks:
             raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
-        if concurrency < 1:
-            raise BadRequest(f"concurrency={concurrency} must be at least 1")
         self.name = _own_name()
         self._core = app._core
         self._processes = Processes(app)
-        self._queues = None if queues is None else list(queues)
-        self._concurrency = concurrency
+        self._queues = check_names(queues, "queue")
+        if self._queues == []:
+            raise BadRequest("queues=[] names no queue: leave it out to work on all")
+        self._concurrency = check_whole(concurrency, "concurrency", 1, MOST_PLACES)
         self._grace = span(grace, what="grace") / 1_000_000
         self._lanes = Lanes(self._run_one, self._has_changed)
         self._turns: set[asyncio.Task[None]] = set()
