@@ -15,7 +15,7 @@ from dibs.claims import CancelAsked, Claim, Holding, StopAsked, SyncClaim
 from dibs.context import Context
 from dibs.core import Around, Core
 from dibs.engines.stores import Operation
-from dibs.errors import DibsError, LeaseLost, Refused
+from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
 from dibs.jobs import Job
 from dibs.operations import Settled
@@ -95,6 +95,7 @@ async def run_claimed(claim: Claim, task: "Task[..., Any]", state: Any) -> None:
 def run_job_sync(core: Core, task: "Task[..., Any]", claim_it: Callable[[], SyncClaim | None]) -> bool:
     """The same, blocking: a plain handler runs in this thread, an async one in a loop of its own."""
     if task.is_async:
+        _refuse_inside_loop(task)
         return _value(asyncio.run(_run_apart(core, task, claim_it)))
     with core.lifespan.entered_sync() as state:
         claim = claim_it()
@@ -107,6 +108,14 @@ def run_job_sync(core: Core, task: "Task[..., Any]", claim_it: Callable[[], Sync
                 raise
             _settle_sync(claim, outcome, context)
         return claim is not None
+
+
+def _refuse_inside_loop(task: "Task[..., Any]") -> None:
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise BadRequest(
+            f"{task.kind!r} is async, and an event loop runs in this thread: await app.run_job(…) here"
+        )
 
 
 async def _run_apart(

@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from dibs import (
+    BadRequest,
     Cancel,
     Context,
     Fail,
@@ -491,6 +492,22 @@ def test_who_is_cancelled_while_a_claim_is_under_way_leaves_nothing_leased(
         app.wait_for(cancelled())
 
     assert (app.get(job.id).state, app.get(job.id).attempts) == ("ready", 0)
+
+
+@pytest.mark.parametrize("face", ["sync"], indirect=True)
+def test_an_async_handler_is_not_run_blocking_inside_a_loop(app: Face) -> None:
+    @app.job
+    async def never() -> None:
+        raise AssertionError
+
+    job = app.enqueue_task(never)
+
+    async def inside() -> None:
+        with pytest.raises(BadRequest, match=r"await app\.run_job\(…\) here"):
+            app.app.sync.run_job(job.id)
+
+    with nothing_written(app):
+        asyncio.run(inside())
 
 
 def test_a_handler_may_settle_its_job_by_itself(app: Face) -> None:
