@@ -102,9 +102,13 @@ class Holding:
         if self.cancel_reason is not None:
             raise CancelAsked(self.cancel_reason)
         if self.timed_out:
-            raise TimeoutError("the job took longer than its timeout")
+            raise self.too_long()
         if self.stopping:
             raise StopAsked("the worker that runs this job ends")
+
+    def too_long(self, and_then: str = "") -> TimeoutError:
+        timeout = self.core.registry.tasks[self.job.kind].timeout
+        return TimeoutError(f"it took longer than its timeout of {timeout:g} s{and_then}")
 
     def answer_start(self) -> None:
         if self.start is not None:

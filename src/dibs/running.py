@@ -203,8 +203,7 @@ async def perform(
         elif task.is_async and task.timeout is None:
             outcome = outcome_of(held, await task.function(**arguments_of(task, held.job, context)))
         else:
-            async with asyncio.timeout(task.timeout) as limit:
-                outcome = outcome_of(held, await _call(held, task, context, threads, limit))
+            outcome = outcome_of(held, await _call_in_time(held, task, context, threads))
     except asyncio.CancelledError:
         if held.lost or held.cancel_reason is not None:
             uncancel()
@@ -274,6 +273,19 @@ def _call_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outco
     except BaseException as error:
         held.check()
         return held.raised(error)
+
+
+async def _call_in_time(
+    held: Holding, task: "Task[..., Any]", context: Context | None, threads: Executor | None
+) -> Any:
+    limit = asyncio.timeout(task.timeout)
+    try:
+        async with limit:
+            return await _call(held, task, context, threads, limit)
+    except TimeoutError as error:
+        if limit.expired() and not error.args:  # what asyncio raises says nothing
+            raise held.too_long().with_traceback(error.__traceback__) from None
+        raise
 
 
 async def _call(

@@ -23,6 +23,7 @@ from working import Apps, drain, finished, holds_for, is_idle, state_of, take_ba
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, Job, LeaseLost, NewJob, Retry, Snooze, Worker
 from naming import named
 
+TOO_LONG = ("TimeoutError", "it took longer than its timeout of 0.2 s")
 SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine
 
 
@@ -562,7 +563,19 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_failed(app:
 
     done = await app.get(job.id)
     assert (done.state, ends) == ("failed", ["ended"])
-    assert [error.type for error in done.errors] == ["TimeoutError"]
+    assert [(error.type, error.message) for error in done.errors] == [TOO_LONG]
+
+
+async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_jobs(app: Dibs) -> None:
+    @app.job(timeout=30, max_attempts=1)
+    async def work() -> None:
+        raise TimeoutError
+
+    job = await work.enqueue()
+
+    await drain(app)
+
+    assert [error.message for error in (await app.get(job.id)).errors] == [""]
 
 
 async def test_a_plain_handler_that_takes_too_long_is_told_by_check(app: Dibs) -> None:
@@ -574,16 +587,17 @@ async def test_a_plain_handler_that_takes_too_long_is_told_by_check(app: Dibs) -
             for _ in range(1000):
                 ctx.check()
                 time.sleep(0.01)
-        finally:
-            ends.append("ended")
+        except TimeoutError as error:
+            ends.append(str(error))
+            raise
 
     job = await work.enqueue()
 
     await drain(app)
 
     done = await app.get(job.id)
-    assert (done.state, ends) == ("failed", ["ended"])
-    assert [error.type for error in done.errors] == ["TimeoutError"]
+    assert (done.state, ends) == ("failed", [TOO_LONG[1]])
+    assert [(error.type, error.message) for error in done.errors] == [TOO_LONG]
 
 
 async def test_a_plain_handler_that_does_not_check_keeps_its_job_until_it_ends(app: Dibs) -> None:

@@ -75,9 +75,7 @@ class Processes:
         if outcome is not None:
             return outcome
         if held.timed_out:
-            raise TimeoutError(
-                f"it took longer than its timeout of {task.timeout:g} s, and its process was ended"
-            )
+            raise held.too_long(", and its process was ended")
         raise ProcessEnded(f"the process running it ended: {await process.gone()}")
 
     def stop_if_lost(self, held: Holding) -> None:
