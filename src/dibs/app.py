@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import UUID
 
-from dibs.callbacks import C, swept_fates
+from dibs.callbacks import C, cancel_fates, swept_fates
 from dibs.changes import Change, Topic
 from dibs.claims import Claim, with_docs
 from dibs.context import Context
@@ -341,7 +341,9 @@ class Dibs:
 
     async def cancel(self, id: UUID | str, reason: str | None = None) -> Job:
         """End a waiting job, ask a running one to stop."""
-        return await self._core.store.run_async(self._core.cancel(id, reason))
+        job = await self._core.store.run_async(self._core.cancel(id, reason))
+        await self._core.callbacks.tell_now(self._core.store, cancel_fates(job))
+        return job
 
     async def retry(self, id: UUID | str) -> Job:
         """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""

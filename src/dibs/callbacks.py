@@ -48,6 +48,14 @@ class JobEvent:
     error: JobError | None
     """What went wrong in the attempt that this is about."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What the job has, the event has: alerts are often written for a job."""
+            if name in JobEvent.__slots__:  # not filled yet, while it is being copied
+                raise AttributeError(name)
+            return getattr(self.job, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Fate:
@@ -193,10 +201,18 @@ def _name(fate: Fate, job: Job) -> str | None:
 
 
 def swept_fates(swept: Swept) -> list[Fate]:
-    """What a sweep tells: a claim was lost, or with it the job has ended."""
+    """What a sweep tells: a claim was lost, and with it the job may have ended."""
     return [
-        Fate("lost" if state == JobState.ready else str(state), id, token) for state, id, token in swept.fates
+        Fate(name, id, token)
+        for state, id, token in swept.fates
+        for name in ("lost", *([] if state == JobState.ready else [str(state)]))
     ]
+
+
+def cancel_fates(job: Job) -> list[Fate]:
+    """What a cancel tells: a job that waited has ended by it. One that ran has a holder, and that tells."""
+    ended_waiting = job.state == JobState.cancelled and job.worker is None
+    return [Fate("cancelled", job.id, 0)] if ended_waiting else []
 
 
 class Teller:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from dibs.callbacks import swept_fates
+from dibs.callbacks import cancel_fates, swept_fates
 from dibs.changes import Change, Topic
 from dibs.claims import SyncClaim
 from dibs.contract import Traits
@@ -193,7 +193,9 @@ class SyncDibs:
                 yield from changes
 
     def cancel(self, id: UUID | str, reason: str | None = None) -> Job:
-        return self._core.store.run(self._core.cancel(id, reason))
+        job = self._core.store.run(self._core.cancel(id, reason))
+        self._core.callbacks.tell_now_sync(self._core.store, cancel_fates(job))
+        return job
 
     def retry(self, id: UUID | str) -> Job:
         return self._core.store.run(self._core.retry(id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 import time
@@ -78,9 +79,58 @@ async def test_a_cancel_that_somebody_asked_for_is_told(app: Dibs) -> None:
     assert [(each.name, each.job.message) for each in heard] == [("cancelled", "not needed")]
 
 
-@pytest.mark.parametrize(("attempts", "name"), [(1, "failed"), (2, "lost")])
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.parametrize("since", ["ready", "scheduled", "retried"])
+async def test_a_cancel_of_a_job_that_waits_is_told_by_who_cancels(app: Dibs, face: str, since: str) -> None:
+    @app.job(retry=Retry.fixed(60))
+    async def work() -> None:
+        raise ValueError("broken")
+
+    job = await work.using(delay=60 if since == "scheduled" else 0).enqueue()
+    if since == "retried":
+        await app.run_job(job.id)
+    heard = _hear_all(app)
+
+    if face == "sync":
+        await asyncio.to_thread(app.sync.cancel, job.id, "not needed")
+    else:
+        await app.cancel(job.id, "not needed")
+
+    told = [(each.name, each.job.id, each.job.state, each.job.message, each.error) for each in heard]
+    assert told == [("cancelled", job.id, "cancelled", "not needed", None)]
+
+
+async def test_a_cancel_that_its_holder_carries_out_meanwhile_is_told_once(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = _hear_all(app)
+    nobody_looks(app, monkeypatch)
+
+    @app.job
+    async def work() -> None: ...
+
+    claim = await app.claim_job((await work.enqueue()).id)
+    ask = app._core.store.run_async
+
+    async def answer_late(operation: Any, within: Any = None) -> Any:
+        monkeypatch.setattr(app._core.store, "run_async", ask)
+        await ask(operation, within)
+        await claim.release()
+        return await app.get(claim.job.id)
+
+    monkeypatch.setattr(app._core.store, "run_async", answer_late)
+    cancelled = await app.cancel(claim.job.id)
+
+    assert cancelled.state == "cancelled"
+    assert [each.name for each in heard] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "cancelled", "names"),
+    [(1, False, ["lost", "failed"]), (2, False, ["lost"]), (2, True, ["lost", "cancelled"])],
+)
 async def test_the_death_of_a_worker_is_told_by_who_takes_the_job_back(
-    app: Dibs, attempts: int, name: str
+    app: Dibs, attempts: int, cancelled: bool, names: list[str]
 ) -> None:
     heard = _hear_all(app)
 
@@ -88,13 +138,16 @@ async def test_the_death_of_a_worker_is_told_by_who_takes_the_job_back(
     async def work() -> None: ...
 
     claim = await app.claim_job((await work.enqueue()).id, worker="the dead one", lease=0.1)
+    if cancelled:
+        await app.cancel(claim.job.id)
     await asyncio.sleep(0.2)
     async with working(app, queues=["other"]):
-        await wait_until(lambda: heard)
+        await wait_until(lambda: len(heard) >= len(names))
 
-    [event] = heard
-    assert (event.name, event.job.id) == (name, claim.job.id)
-    assert (event.error.message, event.error.worker) == ("worker died", "the dead one")
+    assert [event.name for event in heard] == names
+    for event in heard:
+        assert event.job.id == claim.job.id
+        assert (event.error.message, event.error.worker) == ("worker died", "the dead one")
 
 
 async def test_a_holder_that_lost_its_job_tells_it(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +268,23 @@ async def test_a_callback_that_hangs_holds_nobody_up(
     assert called.is_set()
     assert took < 5
     assert (await app.counts())["succeeded"] == 50
+
+
+async def test_an_event_may_be_read_as_if_it_were_its_job(app: Dibs) -> None:
+    heard = _hear_all(app)
+
+    @app.job(queue="mail")
+    async def work(n: int) -> None: ...
+
+    job = await work.enqueue(7)
+    await app.run_job(job.id)
+
+    [event] = heard
+    assert (event.id, event.kind, event.queue, event.args) == (job.id, "work", "mail", {"n": 7})
+    assert (event.name, event.error, event.state) == ("succeeded", None, "succeeded")
+    assert copy.copy(event) == event
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = event.nonsense
 
 
 async def test_an_unknown_name_is_refused(app: Dibs) -> None:
