@@ -409,9 +409,12 @@ class JobDecorator:
             return self._instead(function)
         if not callable(function) or inspect.isclass(function):
             raise BadRequest(f"@app.job goes on a function, not on {function!r}")
+        name = getattr(function, "__name__", None) if self._name is None else self._name
+        if name is None:
+            raise BadRequest(f"{function!r} has no name for its kind of job: give one, @app.job(name=…)")
         task: Task[..., Any] = Task(
             function,
-            function.__name__ if self._name is None else self._name,
+            name,
             self._options,
             self._enqueue_one,
             self._enqueue_one_sync,

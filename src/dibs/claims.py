@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -240,7 +240,7 @@ class Claim(_Facts):
 
     async def succeed(self, result: Any = None, *, then: Sequence[NewJob] = (), within: Any = None) -> None:
         """Finish the job; `then` appear in the same commit, in your transaction if you give one."""
-        await self._settle(self._held.succeeded(result), then, within)
+        await self._settle(self._held.succeeded(result), _follow_ups(then), within)
 
     async def fail(self, reason: str | BaseException, *, retry: bool = True) -> None:
         """Record a failed attempt; the job is retried after a back-off while it has attempts left."""
@@ -330,7 +330,7 @@ class SyncClaim(_Facts):
         self._held = held
 
     def succeed(self, result: Any = None, *, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        self._settle(self._held.succeeded(result), then, within)
+        self._settle(self._held.succeeded(result), _follow_ups(then), within)
 
     def fail(self, reason: str | BaseException, *, retry: bool = True) -> None:
         self._settle(self._held.raised(reason, retry=retry))
@@ -385,6 +385,15 @@ class SyncClaim(_Facts):
             raise lease_lost(self._held.job.id, self._held.token) from error
         if not self._held.settled:
             self._settle(self._held.ended_by(error))
+
+
+def _follow_ups(then: object) -> Sequence[NewJob]:
+    """What `then=` names; a single job may stand for a list of one."""
+    if isinstance(then, NewJob):
+        return [then]
+    if not isinstance(then, Iterable) or isinstance(then, str | bytes | Mapping):
+        raise BadRequest(f"then={then!r} must be a list of NewJob(…) or task.new(…)")
+    return list(then)
 
 
 def with_docs(face: type, other: type) -> None:

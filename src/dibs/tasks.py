@@ -5,8 +5,9 @@ import string
 import typing
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from functools import cached_property, partial, update_wrapper
+from types import UnionType
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union
 from uuid import UUID
 
 import msgspec
@@ -81,11 +82,15 @@ class Task(Generic[P, R]):
         enqueue_one: EnqueueOne,
         enqueue_one_sync: EnqueueOneSync,
     ) -> None:
+        if inspect.isroutine(function):
+            update_wrapper(self, function)
+        else:  # an object's attributes are its own
+            update_wrapper(self, function, updated=())
         self.function = function
         self.kind = payload.check_name(kind, "kind")
         self.options = options
         self.signature = Signature(function, kind)
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, _body(function))))
         self.timeout = seconds(options.timeout, "timeout")
         self._enqueue_one = enqueue_one
         self._enqueue_one_sync = enqueue_one_sync
@@ -95,7 +100,6 @@ class Task(Generic[P, R]):
         self._check_template("train", options.train)
         for part in options.slot if isinstance(options.slot, tuple) else (options.slot,):
             self._check_template("slot", part if isinstance(part, str) else None)
-        update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         value: R = self.function(*args, **kwargs)
@@ -171,12 +175,15 @@ class Signature:
     """The arguments a kind takes: by name, as JSON, checked against the annotations."""
 
     def __init__(self, function: Callable[..., Any], kind: str) -> None:
+        body = _body(function)
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise BadRequest(f"{kind!r} yields, so calling it runs nothing: a job's handler returns")
         self._kind = kind
         self._defaults: dict[str, Any] = {}
         self.context: str | None = None
         self._open_ended = False
         fields: list[tuple[str, Any, Any]] = []
-        hints = _hints(function)
+        hints = _hints(body)
         for parameter in inspect.signature(function).parameters.values():
             self._take(parameter, hints.get(parameter.name, Any), fields)
         self.names = tuple(name for name, *_ in fields)
@@ -220,13 +227,15 @@ class Signature:
 
     def _take(self, parameter: inspect.Parameter, hint: Any, fields: list[Any]) -> None:
         match parameter.kind:
-            case _ if hint is Context:
-                self.context = parameter.name
             case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
                 raise BadRequest(
                     f"{self._kind!r}: argument {parameter.name!r} has no name to store it under; "
                     "jobs take arguments that can be given by name"
                 )
+            case _ if _is_context(hint) and self.context is not None:
+                raise BadRequest(f"{self._kind!r} asks for its Context twice: one of them will do")
+            case _ if _is_context(hint):
+                self.context = parameter.name
             case inspect.Parameter.VAR_KEYWORD:
                 self._open_ended = True
             case _ if parameter.default is inspect.Parameter.empty:
@@ -313,11 +322,27 @@ class Registry:
         return payload.encode(_check_mapping(meta, "meta"), "meta", self.settings.max_payload)
 
 
+_CONTEXTS = {"Context", "Context|None", "Optional[Context]", "dibs.Context", "dibs.Context|None"}
+
 _USING = (
     *("queue", "priority", "run_at", "delay", "max_attempts", "train", "slot", "slot_policy"),
     *("slot_limit", "unique", "unique_for", "on_conflict", "pipeline_id", "tags", "meta"),
     *("on_cancelled", "on_failed"),
 )
+
+
+def _body(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call runs in the end: behind a `partial`, and of an object that can be called its `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _is_context(hint: Any) -> bool:
+    """Also `Context | None`, for functions that are called without one, too."""
+    if typing.get_origin(hint) in (Annotated, Union, UnionType):
+        return Context in typing.get_args(hint)
+    return hint is Context
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -326,7 +351,11 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     except (NameError, TypeError):
         # An annotation that can't be resolved here (a local class, a TYPE_CHECKING import) leaves
         # its argument unchecked, but the context must still be found.
-        return {n: Context for n, a in function.__annotations__.items() if a in ("Context", Context)}
+        return {name: Context for name, hint in function.__annotations__.items() if _names_context(hint)}
+
+
+def _names_context(hint: Any) -> bool:
+    return _is_context(hint) or (isinstance(hint, str) and hint.replace(" ", "") in _CONTEXTS)
 
 
 def _checkable(hint: Any) -> Any:

@@ -1,15 +1,17 @@
 """Bad input: one clear error each, before anything is written."""
 
 import time
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import servers
-from dibs import BadRequest, Dibs, DibsError, NewJob, StoreUnavailable, UnknownEngine
+from dibs import BadRequest, Context, Dibs, DibsError, NewJob, StoreUnavailable, UnknownEngine
 from faces import Face, Make, nothing_written, open_face
 from naming import named
 
@@ -261,12 +263,34 @@ def test_a_kind_with_an_option_that_can_not_be_is_refused(options: dict[str, Any
 
 def _positional(a: int, /) -> None: ...
 def _starred(*args: int) -> None: ...
+def _two_contexts(one: Context, other: Context) -> None: ...
+def _positional_context(ctx: Context, /) -> None: ...
 
 
-@pytest.mark.parametrize("function", [_positional, _starred, int, 5, "send"], ids=named)
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+async def _async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(_positional, _starred, _two_contexts, _positional_context, _generator, _async_generator),
+        *(partial(_generator), int, 5, "send"),
+    ],
+    ids=named,
+)
 def test_what_can_not_be_a_handler_is_refused(function: Any) -> None:
     with pytest.raises(BadRequest):
         Dibs("memory://").job(name="odd")(function)
+
+
+def test_a_handler_without_a_name_needs_one() -> None:
+    with pytest.raises(BadRequest, match="name="):
+        Dibs("memory://").job(partial(int, 5))
 
 
 # -- Stores -------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import threading
 import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from functools import partial
+from typing import Any, Optional
 from uuid import UUID
 
 import pydantic
@@ -149,6 +150,58 @@ def test_a_context_is_handed_in_wherever_it_is_asked_for(app: Face) -> None:
     one, two = app.run_job(app.enqueue_task(first, 1).id), app.run_job(app.enqueue_task(last, 2).id)
 
     assert seen == [("first", one.token, 1, False), ("last", two.token, 2, False)]
+
+
+@pytest.mark.parametrize("colour", ["async", "plain"])
+def test_a_context_may_be_left_out_by_those_who_call_the_function(app: Face, colour: str) -> None:
+    async def work(n: int, ctx: Context | None = None) -> Any:
+        return None if ctx is None else ctx.job.args
+
+    def plain(n: int, ctx: Optional[Context] = None) -> Any:  # noqa: UP045
+        return None if ctx is None else ctx.job.args
+
+    task = app.job(work if colour == "async" else plain)
+    done = app.run_job(app.enqueue_task(task, 7).id)
+
+    assert done.result == {"n": 7}
+    assert plain(7) is None
+
+
+class Adder:
+    """Its attributes are its own, whatever a task calls its own."""
+
+    def __init__(self, more: int) -> None:
+        self.kind = self.options = self.enqueue = self.more = more
+
+    def __call__(self, ctx: Context, n: int) -> int:
+        return n + self.more
+
+
+class AsyncAdder(Adder):
+    async def __call__(self, ctx: Context, n: int) -> int:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return n + self.more
+
+
+def _add(ctx: Context, more: int, n: int) -> int:
+    return n + more
+
+
+async def _add_async(ctx: Context, more: int, n: int) -> int:
+    return n + more
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [Adder(5), AsyncAdder(5), partial(_add, more=5), partial(_add_async, more=5), partial(Adder(5))],
+    ids=["object", "async object", "partial", "async partial", "partial object"],
+)
+def test_a_handler_may_be_anything_that_can_be_called(app: Face, handler: Any) -> None:
+    add = app.job(name="add")(handler)
+
+    done = app.run_job(app.enqueue_task(add, n=2).id)
+
+    assert (done.kind, done.state, done.result) == ("add", "succeeded", 7)
 
 
 def test_an_async_handler_notes_its_progress(app: Face) -> None:

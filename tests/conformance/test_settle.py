@@ -8,6 +8,7 @@ import pytest
 
 from dibs import BadRequest, LeaseLost, NewJob, Retry
 from faces import Face, Make, nothing_written
+from naming import named
 
 SETTLES: dict[str, Callable[[Any], None]] = {
     "succeed": lambda claim: claim.succeed("again"),
@@ -459,6 +460,22 @@ def test_a_child_that_is_no_job_is_refused(app: Face, make: Make, child: object)
 
     with nothing_written(app), pytest.raises(BadRequest):
         claim.succeed(then=[child])
+
+
+@pytest.mark.parametrize("then", [5, None, "child", {"kind": "child"}], ids=named)
+def test_follow_up_jobs_that_are_no_list_are_refused(app: Face, make: Make, then: Any) -> None:
+    claim = make.running()
+
+    with nothing_written(app), pytest.raises(BadRequest, match="then="):
+        claim.succeed(then=then)
+
+
+def test_a_single_follow_up_job_need_not_be_in_a_list(app: Face, make: Make) -> None:
+    claim, child = make.running(), NewJob("child")
+
+    claim.succeed(then=child)
+
+    assert app.get(child.id).parent_id == claim.job.id
 
 
 def test_a_repeated_success_stores_its_children_once(app: Face, make: Make) -> None:
