@@ -24,7 +24,8 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `sweep`               | give back or end jobs whose lease ran out       | attempts kept; bounded        |
 | `cancel`              | end waiting jobs, flag running ones             | a finished one is untouched   |
 | `retry`               | put failed or cancelled jobs back, due ones now | unique keys stay unique       |
-| `recover`             | take a stale running job from its holder        | only past the stale time      |
+| `recover`             | take a stale running job from its holder, with  | only this claim's, and only   |
+|                       | these errors                                    | past the stale time           |
 | `delete`, `prune`     | remove jobs                                     | never a running one; bounded  |
 | `tick`, `leave`       | a worker is here, is gone                       | hears what is due next        |
 | `enqueue_tick`        | move a schedule's last tick from where it was   | only the first who asks;      |

@@ -17,7 +17,7 @@ from dibs.engines.stores import Operation, Store, connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.events import Events
-from dibs.failures import errors_text
+from dibs.failures import error_entry, errors_text
 from dibs.identity import worker_name
 from dibs.ids import may_have_steps, parse_id
 from dibs.jobs import Job, NewJob
@@ -30,7 +30,7 @@ from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
 from dibs.scripts import Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
-from dibs.states import FINISHED, JobState, Outcome, settle
+from dibs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
 from dibs.tasks import DEFAULT_LEASE, Registry, slot_name
 from dibs.trains import Train
 from dibs.upkeep import Swept, WorkerInfo
@@ -274,7 +274,7 @@ class Core:
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
         stale = span(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
-        return lambda tries: operations.recover(parsed, stale, unsure=tries.unsure)
+        return lambda tries: operations.recover(parsed, stale, _died, unsure=tries.unsure)
 
     def pause(self, queue: str, paused: bool) -> Operation[None]:
         payload.check_name(queue, "queue")
@@ -380,6 +380,19 @@ def _name_to_find(value: Any, name: str) -> str:
 def _nothing(_: Tries) -> Script[list[Any]]:
     return []
     yield
+
+
+def _died(job: Job, at: datetime) -> str:
+    assert job.token is not None
+    death = error_entry(
+        attempt=job.attempts,
+        token=job.token,
+        at=at,
+        worker=job.worker,
+        type="LeaseLost",
+        message=WORKER_DIED,
+    )
+    return errors_text(job.errors, death)
 
 
 def _settle_one(one: Settled) -> Script[None]:

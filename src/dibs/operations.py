@@ -520,23 +520,33 @@ def _why_not_retry(job: Job) -> Refused | None:
     return None
 
 
-def recover(id: UUID, stale_after: int, *, unsure: bool = False) -> Script[Job]:
-    """Put a running job back whose lease is long over; the operator's way, with a fresh budget."""
-    job = yield from _must_get(id)
-    if job.state == JobState.failed and job.errors and job.errors[-1].message == WORKER_DIED:
-        return (yield from retry(id))
-    return (
-        yield from _guarded(
-            "recover",
-            id,
-            {"job": id, "stale_after": stale_after},
-            lambda job: _why_not_recover(job, stale_after),
-            JobState.ready if unsure else None,
-        )
-    )
+def recover(
+    id: UUID, stale_after: int, died: Callable[[Job, datetime], str], *, unsure: bool = False
+) -> Script[Job]:
+    """Put a running job back whose lease is long over; the operator's way, with a fresh budget.
+
+    `died` makes the job's errors what they are when its holder died at that time.
+    """
+    for _ in range(ENOUGH_RACES):
+        job = yield from _must_get(id)
+        if job.state == JobState.failed and job.errors and job.errors[-1].message == WORKER_DIED:
+            return (yield from retry(id))
+        if job.state == JobState.ready and unsure:
+            return job
+        if job.state != JobState.running:
+            raise _why_not_recover(job, stale_after)
+        [row] = yield Step("now", {})
+        claim = {"job": id, "token": job.token, "stale_after": stale_after, "errors": died(job, row["now"])}
+        changed = yield Step("recover", claim)
+        after = yield from _must_get(id)
+        if changed:
+            return after
+        if (after.state, after.token) == (job.state, job.token):
+            raise _why_not_recover(after, stale_after)
+    raise AssertionError(f"recover kept losing races for {id}")
 
 
-def _why_not_recover(job: Job, stale_after: int) -> Refused | None:
+def _why_not_recover(job: Job, stale_after: int) -> Refused:
     if job.state != JobState.running or job.lease_until is None:
         return Refused(f"job {job.id} is {job.state}, not running: there is nothing to recover")
     stale_at = job.lease_until + timedelta(microseconds=stale_after)

@@ -19,6 +19,22 @@ def test_a_job_whose_lease_is_long_over_is_ready_with_a_fresh_budget(app: Face, 
     assert answer == app.get(claim.job.id)
 
 
+def test_what_a_recovered_job_died_of_is_kept(app: Face, make: Make) -> None:
+    claim = make.running(lease=60, worker="pod-a")
+    claim.fail("broken")
+    app.retry(claim.job.id)
+    claim = app.claim_job(claim.job.id, worker="pod-b", lease=60)
+    app.age(60 + 1800 + 1)
+
+    answer = app.recover(claim.job.id)
+
+    broken, died = answer.errors
+    assert (broken.message, broken.worker) == ("broken", "pod-a")
+    assert (died.message, died.type, died.worker) == ("worker died", "LeaseLost", "pod-b")
+    assert (died.attempt, died.token) == (claim.job.attempts, claim.token)
+    assert abs(died.at - broken.at) < timedelta(minutes=1)
+
+
 @pytest.mark.parametrize("aged", [0, 59, 61, 60 + 1790])
 def test_until_then_it_is_not_stale(app: Face, make: Make, aged: int) -> None:
     claim = make.running(lease=60, worker="pod-a")

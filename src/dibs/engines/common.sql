@@ -223,9 +223,10 @@ set
     attempts = 0,
     worker = null,
     lease_until = null,
-    cancel_reason = null
+    cancel_reason = null,
+    errors = :errors
 where id = cast(:job as {uuid})
-  and lease_until <= {now_minus:stale_after}
+  and token = :token and lease_until <= {now_minus:stale_after}
 returning id
 
 -- name: delete_live

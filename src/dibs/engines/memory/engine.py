@@ -353,11 +353,11 @@ class Memory(Convoyed):
             self._by_unique[job["unique_key"]] = job["id"]
         job |= _FRESH_BUDGET | {"run_at": self._clock(), "worker": None}
 
-    def _recover(self, job: UUID, stale_after: int) -> Rows:
+    def _recover(self, job: UUID, token: int, stale_after: int, errors: str) -> Rows:
         record = self._running.get(job)
-        if record is None or record["lease_until"] + stale_after > self._clock():
+        if record is None or record["token"] != token or record["lease_until"] + stale_after > self._clock():
             return []
-        record |= {"attempts": 0, "cancel_reason": None}
+        record |= {"attempts": 0, "cancel_reason": None, "errors": errors}
         self._back(record, JobState.ready)
         return [{"id": job}]
 

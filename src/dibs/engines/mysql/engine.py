@@ -469,11 +469,11 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         yield from self._set_places(places)
         return (yield from self._open_gates(gates))
 
-    def _recover(self, job: UUID, stale_after: int) -> Plan:
+    def _recover(self, job: UUID, token: int, stale_after: int, errors: str) -> Plan:
         live, gates = yield from self._live_at_gates([job], stale_after=stale_after)
-        stale = any(row["stale"] for row in live)
+        stale = any(row["stale"] and row["token"] == token for row in live)
         if stale:
-            yield Query("recover", {"job": job.hex})
+            yield Query("recover", {"job": job.hex, "errors": errors})
         yield from self._open_gates(gates)
         return [{"id": job}] if stale else []
 

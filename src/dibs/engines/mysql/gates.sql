@@ -355,6 +355,7 @@ for update
 select
     job.id,
     job.state,
+    job.token,
     case when job.state = 'running' then job.worker end as worker,
     job.lease_until <= {now_minus:stale_after} as stale,
     {>place_columns}
@@ -409,7 +410,8 @@ set
     attempts = 0,
     worker = null,
     lease_until = null,
-    cancel_reason = null
+    cancel_reason = null,
+    errors = :errors
 where id = unhex(:job)
 
 -- name: old

@@ -323,10 +323,10 @@ class PostgresGates(MovingEngine):
         yield from self._open_gates(keys)
         return rows
 
-    def _recover_at_gates(self, job: UUID, stale_after: int) -> Plan:
+    def _recover_at_gates(self, job: UUID, **claim: Any) -> Plan:
         keys = [key for key in (yield from self._gates_of([job])) if key[0] == "slot"]
         yield from self._lock_gates(keys)
-        rows = yield Query("recover", {"job": job, "stale_after": stale_after})
+        rows = yield Query("recover", {"job": job, **claim})
         yield from self._open_gates(keys)
         return rows
 

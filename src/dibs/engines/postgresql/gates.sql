@@ -763,8 +763,9 @@ set
     attempts = 0,
     worker = null,
     lease_until = null,
-    cancel_reason = null
-where id = cast(:job as uuid) and lease_until <= {now_minus:stale_after}
+    cancel_reason = null,
+    errors = :errors
+where id = cast(:job as uuid) and token = :token and lease_until <= {now_minus:stale_after}
 returning id
 
 -- name: delete_live

@@ -207,8 +207,8 @@ class Redis(RedisMoves, RedisSteps):
     def _retry(self, **which: Any) -> Plan:
         return id_rows((yield from self.ask("retry", **which)))
 
-    def _recover(self, **which: Any) -> Plan:
-        return id_rows((yield self.call("recover", **which)))
+    def _recover(self, token: int, **which: Any) -> Plan:
+        return id_rows((yield self.call("recover", token=str(token), **which)))
 
     def _delete(self, **which: Any) -> Plan:
         return id_rows((yield from self.ask("delete", **which)))

@@ -288,8 +288,8 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
                 changed += back
         return changed
 
-    def _recover(self, job: UUID, stale_after: int) -> Plan:
-        recovered = yield Query("recover", self.adapt({"job": job, "stale_after": stale_after}))
+    def _recover(self, **claim: Any) -> Plan:
+        recovered = yield Query("recover", self.adapt(claim))
         yield from self._open_gates(slots_of(recovered))
         return recovered
 

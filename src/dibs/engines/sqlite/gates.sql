@@ -304,8 +304,9 @@ set
     attempts = 0,
     worker = null,
     lease_until = null,
-    cancel_reason = null
-where id = :job and lease_until <= {now_minus:stale_after}
+    cancel_reason = null,
+    errors = :errors
+where id = :job and token = :token and lease_until <= {now_minus:stale_after}
 returning id, slot
 
 -- name: delete_live

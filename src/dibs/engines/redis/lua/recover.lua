@@ -2,12 +2,12 @@
 -- Take a running job from its holder, whose lease has been over for long.
 
 local function answer_recover()
-  local job = load(given.job)
-  if not job or job.state ~= 'running' or job.lease_until + given.stale_after > now then
+  local job = held(given.job, given.token)
+  if not job or job.lease_until + given.stale_after > now then
     return {}
   end
   back(job, 'ready')
-  change(job, 'attempts', 0, 'cancel_reason', '')
+  change(job, 'attempts', 0, 'cancel_reason', '', 'errors', given.errors)
   wake('')
   return {job.id}
 end
