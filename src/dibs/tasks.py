@@ -405,6 +405,16 @@ def slot_name(slot: object) -> str:
     return text
 
 
+def slot_from_text(text: str) -> str | tuple[Any, ...]:
+    """A slot's key as people write it: a name, or its parts as a JSON array."""
+    if not text.startswith("["):
+        return text
+    try:
+        return tuple(msgspec.json.decode(text, type=list[Any]))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest(f"{text!r} can't be read as a JSON array: {error}") from None
+
+
 def _filled(part: Any, values: Mapping[str, Any]) -> Any:
     """A part that is one argument and nothing else stays what it is: None equals None, 7 is not "7"."""
     if not isinstance(part, str):

@@ -23,9 +23,23 @@ class Why:
 
     code: str
     sentence: str
+    other: UUID | None = None
+    """The job that the sentence tells of beside this one, if there is one."""
+
+    @property
+    def discreet(self) -> str:
+        """The sentence for those who may not know of the other job."""
+        return self.sentence if self.other is None else _DISCREET[self.code]
 
     def __str__(self) -> str:
         return self.sentence
+
+
+_DISCREET = {
+    "parent": "it waits for another job",
+    "train": "it is behind another job of its train",
+    "slot": "its slot is held by another job",
+}
 
 
 def explain(id: UUID, silence: int) -> Script[Why]:
@@ -52,13 +66,14 @@ def _whom_it_waits_for(job: Job) -> Script[Why | None]:
     rows = yield Step("get", {"ids": unmet})
     parents = sorted((job_from_row(row) for row in rows), key=lambda one: (not one.is_finished, one.id))
     if not parents:
-        return Why("parent", f"it waits for job {unmet[0]}, which is gone; cancel it, or retry it then")
+        gone = f"it waits for job {unmet[0]}, which is gone; cancel it, or retry it then"
+        return Why("parent", gone, unmet[0])
     others = f" and {len(unmet) - 1} more" if len(unmet) > 1 else ""
     first = parents[0]
     if first.is_finished:
         ended = f"which {_finished(first)[3:]}; retry that job"
-        return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}")
-    return Why("parent", f"it waits for job {first.id} ({first.kind}){others}, {_stands(first)}")
+        return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}", first.id)
+    return Why("parent", f"it waits for job {first.id} ({first.kind}){others}, {_stands(first)}", first.id)
 
 
 def _who_is_ahead(job: Job, silence: int) -> Script[Why]:
@@ -81,16 +96,18 @@ def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
             "train",
             f"its train {job.train!r} is held by job {head.id} ({head.kind}), which {_finished(head)[3:]}; "
             "retry that job or release the train",
+            head.id,
         )
     ahead_of_it = f"job {head.id} ({head.kind}) of its train {job.train!r}"
-    return Why("train", f"it is behind {ahead_of_it}, {_stands(head)}")
+    return Why("train", f"it is behind {ahead_of_it}, {_stands(head)}", head.id)
 
 
 def _behind_slot(job: Job, ahead: Sequence[Job]) -> Why:
     if not ahead:
         return Why("slot", f"it is next in the slot {job.slot!r} and goes at the next sweep")
     [other] = ahead
-    return Why("slot", f"the slot {job.slot!r} is held by job {other.id} ({other.kind}), {_stands(other)}")
+    held = f"the slot {job.slot!r} is held by job {other.id} ({other.kind}), {_stands(other)}"
+    return Why("slot", held, other.id)
 
 
 def _stands(job: Job) -> str:

@@ -180,13 +180,142 @@ def test_what_a_tenant_enqueues_is_its_own(app: Dibs, by_tag: TestClient, by_que
     assert len(app.sync.find()) == 2
 
 
-def test_the_unique_key_of_somebody_elses_job_shows_nothing_of_it(app: Dibs, by_tag: TestClient) -> None:
+# What jobs of different tenants could meet in.
+PLACES: list[dict[str, Any]] = [
+    {"slot": "s1", "slot_policy": "replace"},
+    {"slot": ["csv", 7], "slot_policy": "preempt"},
+    {"train": "t1"},
+    {"unique": "nightly"},
+    {"pipeline_id": str(JOB)},
+]
+in_each_place = pytest.mark.parametrize("place", PLACES, ids=lambda place: next(iter(place)))
+
+
+def in_place(place: dict[str, Any]) -> NewJob:
+    """A job of tenant 8 in this place."""
+    slot = place.get("slot")
+    kept = {**place, "slot": tuple(slot) if isinstance(slot, list) else slot}
+    return NewJob("work", tags=["tenant-8"], args={"secret": 1}, **kept)
+
+
+@in_each_place
+def test_a_tenant_puts_no_job_where_those_of_others_may_be(
+    app: Dibs, by_tag: TestClient, place: dict[str, Any]
+) -> None:
+    [theirs] = app.sync.enqueue(in_place(place))
+
+    answer = by_tag.post("/jobs", json={"kind": "work", **place})
+
+    assert (answer.status_code, next(iter(place)) in answer.json()["detail"]) == (403, True)
+    assert [(job.id, job.state) for job in app.sync.find()] == [(theirs.id, theirs.state)]
+
+
+@in_each_place
+def test_it_may_where_the_app_says_so(app: Dibs, place: dict[str, Any]) -> None:
+    web = make_web(app, scope=of_tenant, shared=[next(iter(place))])
+    with client_of(web, {**WRITER, "tenant": "7"}) as client:
+        answer = client.post("/jobs", json={"kind": "work", **place})
+
+    assert answer.status_code == 201
+
+
+@in_each_place
+def test_who_sees_all_jobs_may_name_every_place(web: FastAPI, place: dict[str, Any]) -> None:
+    with client_of(web) as client:
+        assert client.post("/jobs", json={"kind": "work", **place}).status_code == 201
+
+
+@pytest.mark.parametrize("name", ["slot", "train"])
+def test_a_place_that_the_kind_makes_of_the_arguments_is_one_that_the_tenant_chose(
+    app: Dibs, name: str
+) -> None:
+    own = Dibs("memory://")
+    own._core.use(app._core.store)
+
+    @own.job(name="bill", **{name: "customer-{customer}"})
+    def bill(customer: int) -> None: ...
+
+    with client_of(make_web(own, scope=of_tenant), {**WRITER, "tenant": "7"}) as client:
+        answer = client.post("/jobs", json={"kind": "bill", "args": {"customer": 8}})
+
+    assert answer.status_code == 403
+    assert own.sync.find() == []
+
+
+def test_only_such_places_can_be_shared(app: Dibs) -> None:
+    with pytest.raises(BadRequest, match="shared="):
+        make_web(app, scope=of_tenant, shared=["tags"])
+
+
+@pytest.mark.parametrize("slot", [("csv", 7), ["csv", 7], '["csv",7]'], ids=repr)
+def test_a_slot_may_be_the_scope_however_it_is_written(app: Dibs, slot: Any) -> None:
+    with client_of(make_web(app, scope=lambda: {"slot": slot})) as client:
+        mine = client.post("/jobs", json={"kind": "work", "slot": ["csv", 7]})
+        implied = client.post("/jobs", json={"kind": "work"})
+        elsewhere = client.post("/jobs", json={"kind": "work", "slot": ["csv", 8]})
+
+        assert (mine.status_code, implied.status_code, elsewhere.status_code) == (201, 201, 403)
+        assert client.get(f"/jobs/{mine.json()['id']}").status_code == 200
+        assert len(client.get("/jobs").json()["jobs"]) == 2
+        assert len(client.get("/jobs", params={"slot": '["csv", 7]'}).json()["jobs"]) == 2
+        assert client.get("/jobs", params={"slot": '["csv", 8]'}).status_code == 403
+
+
+def test_the_unique_key_of_somebody_elses_job_shows_nothing_of_it(app: Dibs) -> None:
     app.sync.enqueue(NewJob("work", unique="nightly", tags=["tenant-8"], args={"secret": 1}))
 
-    answer = by_tag.post("/jobs", json={"kind": "work", "unique": "nightly"})
+    with client_of(make_web(app, scope=of_tenant, shared=["unique"]), {**WRITER, "tenant": "7"}) as client:
+        answer = client.post("/jobs", json={"kind": "work", "unique": "nightly"})
 
     assert answer.status_code == 409
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("name", ["slot", "train"])
+def test_why_tells_a_tenant_nothing_of_the_jobs_of_others(app: Dibs, by_tag: TestClient, name: str) -> None:
+    theirs, mine = app.sync.enqueue(
+        NewJob("their_kind", tags=["tenant-8"], **{name: "shared"}),
+        NewJob("work", tags=["tenant-7"], **{name: "shared"}),
+    )
+    app.sync.claim_job(theirs.id, worker="their-pod")
+
+    why = by_tag.get(f"/jobs/{mine.id}/why").json()
+
+    assert (why["code"], "another job" in why["text"]) == (name, True)
+    assert not any(told in why["text"] for told in (str(theirs.id), "their_kind", "their-pod"))
+
+
+def test_why_tells_a_tenant_nothing_of_a_step_of_others(app: Dibs, by_tag: TestClient) -> None:
+    pipeline = app.pipeline("nightly")
+    first = pipeline.add(NewJob("their_kind", tags=["tenant-8"]))
+    last = pipeline.add(NewJob("work", tags=["tenant-7"]), after=[first])
+    pipeline.sync.enqueue()
+
+    why = by_tag.get(f"/jobs/{last.id}/why").json()
+
+    assert why["code"] == "parent"
+    assert not any(told in why["text"] for told in (str(first.id), "their_kind"))
+
+
+def test_why_names_what_is_the_tenants_own(app: Dibs, by_tag: TestClient) -> None:
+    ahead, mine = app.sync.enqueue(*(NewJob("work", tags=["tenant-7"], train="t1") for _ in range(2)))
+
+    assert str(ahead.id) in by_tag.get(f"/jobs/{mine.id}/why").json()["text"]
+
+
+def test_a_released_train_shows_a_tenant_only_its_own_job(app: Dibs, by_tag: TestClient) -> None:
+    tags = ["tenant-7", "tenant-8"]
+    mine, _theirs = app.sync.enqueue(
+        *(NewJob("work", train="t1", on_failed="hold", tags=[tag]) for tag in tags)
+    )
+    claim = app.sync.claim_job(mine.id)
+    assert claim is not None
+    claim.fail("broken", retry=False)
+
+    released = by_tag.post("/trains/t1/release")
+
+    assert (released.status_code, released.json()["head"]) == (200, None)
+    assert by_tag.post("/trains/t1/release").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/queues", "/workers", "/metrics"])
@@ -208,9 +337,12 @@ def test_a_scope_may_refuse(app: Dibs) -> None:
         assert client.get("/jobs").status_code == 403
 
 
-def test_a_scope_that_is_no_filter_is_the_apps_own_fault(app: Dibs) -> None:
+@pytest.mark.parametrize(
+    "filter", [{"colour": "red"}, {"queue": None}, {"tags": []}, {"tags": [None]}, None], ids=repr
+)
+def test_a_scope_that_is_no_filter_is_the_apps_own_fault(app: Dibs, filter: Any) -> None:
     with (
-        client_of(make_web(app, scope=lambda: {"colour": "red"})) as client,
+        client_of(make_web(app, scope=lambda: filter)) as client,
         pytest.raises(TypeError, match="scope="),
     ):
         client.get("/jobs")

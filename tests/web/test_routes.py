@@ -84,6 +84,21 @@ def test_jobs_are_found_by_what_is_asked_for(app: Dibs, client: TestClient) -> N
     assert found(pipeline_id=str(new_id())) == []
 
 
+@pytest.mark.parametrize("text", ['["csv", 7, null, 2026]', '["csv",7,null,2026]'])
+def test_a_slot_is_found_by_its_parts_however_they_are_spaced(
+    app: Dibs, client: TestClient, text: str
+) -> None:
+    job = make(app, slot=("csv", 7, None, 2026))
+    named = make(app, slot="csv")
+
+    def found(slot: str) -> list[str]:
+        return [each["id"] for each in client.get("/jobs", params={"slot": slot}).json()["jobs"]]
+
+    assert found(text) == [str(job.id)]
+    assert found("csv") == [str(named.id)]
+    assert client.get("/jobs", params={"slot": "[7"}).status_code == 400
+
+
 def test_a_page_is_never_longer_than_two_hundred(app: Dibs, client: TestClient) -> None:
     app.sync.enqueue(*(NewJob("work") for _ in range(205)))
 

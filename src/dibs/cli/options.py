@@ -9,7 +9,9 @@ import msgspec
 import typer
 
 from dibs.cli.printing import complain, without_password
+from dibs.errors import BadRequest
 from dibs.states import JobState
+from dibs.tasks import slot_from_text
 
 
 def bad_usage(line: str) -> NoReturn:
@@ -59,12 +61,10 @@ def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
 
 def slot(text: str) -> str | tuple[Any, ...]:
     """A slot's key: a name, or its parts as a JSON array."""
-    if not text.startswith("["):
-        return text
     try:
-        return tuple(msgspec.json.decode(text, type=list[Any]))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise typer.BadParameter(f"{text!r} can't be read as a JSON array: {error}") from None
+        return slot_from_text(text)
+    except BadRequest as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 # -- shared options -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
 from dibs.jobs import Job, NewJob
 from dibs.pipelines import Pipeline
 from dibs.states import JobState
+from dibs.tasks import slot_from_text
 from dibs.trains import Train
 
 MOST_PER_PAGE = 200
@@ -33,7 +34,10 @@ Id = Annotated[UUID, Path(description="The job's id.")]
 QueueName = Annotated[str, Path(min_length=1, max_length=200)]
 Named = Annotated[str | None, Query(min_length=1, max_length=200)]
 Limit = Annotated[
-    int, Query(ge=1, description=f"Jobs per page, at most {MOST_PER_PAGE}; more is cut to that.")
+    int, Query(ge=1, description=f"How many per page, at most {MOST_PER_PAGE}; more is cut to that.")
+]
+Slot = Annotated[
+    str | None, Query(min_length=1, max_length=700, description="A name, or its parts as a JSON array.")
 ]
 Tags = Annotated[list[str], Query(max_length=20, description="Only jobs with all of these tags.")]
 States = Annotated[list[JobState], Query(max_length=20)]
@@ -64,14 +68,15 @@ def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         queue: Named = None,
         kind: Named = None,
         train: Named = None,
-        slot: Annotated[str | None, Query(min_length=1, max_length=700)] = None,
+        slot: Slot = None,
         pipeline_id: UUID | None = None,
         tag: Tags = [],  # noqa: B006
         limit: Limit = 50,
         after: UUID | None = None,
     ) -> Response:
         most = min(limit, MOST_PER_PAGE)
-        asked = {"queue": queue, "kind": kind, "train": train, "slot": slot, "pipeline_id": pipeline_id}
+        key = None if slot is None else slot_from_text(slot)
+        asked = {"queue": queue, "kind": kind, "train": train, "slot": key, "pipeline_id": pipeline_id}
         filter = scope.narrowed(state=state, tags=tag, **asked)
         jobs = await app.find(limit=most, after=after, **filter)
         next_page = jobs[-1].id if len(jobs) == most else None
@@ -86,7 +91,8 @@ def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         """Why a job is not running, in one sentence and a code."""
         await job_within(app, scope, id)
         why = await app.why(id)
-        return json({"code": why.code, "text": str(why)})
+        told = why.sentence if await _may_hear_of(app, scope, why.other) else why.discreet
+        return json({"code": why.code, "text": told})
 
     @api.get("/pipelines/{id}", response_model=models.Pipeline, dependencies=read, responses=UNKNOWN)
     async def get_pipeline(id: Annotated[UUID, Path()], scope: InScope) -> Response:
@@ -106,7 +112,10 @@ def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         summary="Enqueue a job",
     )
     async def enqueue_job(new: models.NewJob, scope: InScope, by: By) -> Response:
-        [job] = await app.enqueue(_new_job(new, scope))
+        """403 if you see only some jobs, and others could have its train, slot, unique key or pipeline."""
+        wanted = _new_job(new, scope)
+        scope.may_enqueue(app._core.registry.prepare(wanted))
+        [job] = await app.enqueue(wanted)
         if not scope.allows(job):  # the id or the unique key is that of somebody else's job
             return problem(409, "another job has this id or this unique key")
         return json(job, 201 if job.is_new else 200)
@@ -197,13 +206,13 @@ def look_at_trains(api: APIRouter, app: Dibs, guards: Guards) -> None:
     async def release_train(name: QueueName, scope: InScope, by: By) -> Response:
         """Let the next job of a held train go."""
         train = await app.trains.get(name)
-        if train is None or (train.head is not None and not scope.allows(train.head)):
+        if train is None or (scope.filter and _seen(train, scope).head is None):
             return problem(404, f"no train {name!r}: no job is on it")
         if not await app.trains.release(name):
             return problem(409, f"the train {name!r} is not held: there is nothing to release")
         audit(app, "release", name, by)
         now = await app.trains.get(name)
-        return json(_train(now or Train(name=name, head=None, length=0, held=False)))
+        return json(_train(_seen(now or Train(name=name, head=None, length=0, held=False), scope)))
 
 
 def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
@@ -296,6 +305,14 @@ async def job_within(app: Dibs, scope: Scope, id: UUID) -> Job:
     return job
 
 
+async def _may_hear_of(app: Dibs, scope: Scope, id: UUID | None) -> bool:
+    """Of a job that is gone nobody knows whose it was."""
+    if id is None or not scope.filter:
+        return True
+    job = await app.get(id)
+    return job is not None and scope.allows(job)
+
+
 async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
     """The pipeline as far as the scope reaches: jobs of others are neither shown nor counted."""
     pipeline = await app.pipelines.get(id)
@@ -316,6 +333,11 @@ def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
         given["slot"] = tuple(given["slot"])
     wanted = {name: given.get(name) for name in scope.filter}
     return NewJob(**{**given, **scope.narrowed(**wanted)})
+
+
+def _seen(train: Train, scope: Scope) -> Train:
+    """The train without a head that is somebody else's job."""
+    return train if train.head is None or scope.allows(train.head) else replace(train, head=None)
 
 
 def _train(train: Train) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """`router(app, read=…, write=…)`: all routes, behind the permissions that you pass."""
 
+from collections.abc import Collection
+
 from fastapi import APIRouter
 
 from dibs.app import Dibs
@@ -26,6 +28,7 @@ def router(
     read: Permission | None = None,
     write: Permission | None = None,
     scope: Permission | None = None,
+    shared: Collection[str] = (),
     outbox: Relayed | None = None,
     insecure: bool = False,
 ) -> APIRouter:
@@ -34,9 +37,11 @@ def router(
     Both are dependencies of yours that raise `HTTPException(401 or 403)`; without them there is no router,
     unless you say `insecure=True`. If `write` answers a name, it is in the audit log. `scope`, a dependency
     too, answers filters of `find`, like `{"tags": ["tenant-7"]}`, and the request sees and changes only
-    the jobs that match.
+    the jobs that match. It enqueues none with a train, slot, unique key or pipeline that its scope does not
+    name, in which jobs of others could be, unless `shared` lists `"train"`, `"slot"`, `"unique"` or
+    `"pipeline_id"`.
     """
-    guarded = guards(read, write, scope, insecure=insecure)
+    guarded = guards(read, write, scope, shared, insecure=insecure)
     most = app._core.settings.max_payload + ROOM
     api = APIRouter(
         route_class=type("Route", (BoundedRoute,), {"most": most}),
