@@ -314,6 +314,24 @@ def test_a_held_train_is_shown_and_released(app: Dibs, client: TestClient) -> No
     assert client.post("/trains/nowhere/release").status_code == 404
 
 
+def test_trains_come_page_by_page_held_or_not(app: Dibs, client: TestClient) -> None:
+    for n in range(5):
+        held_train(app, f"held_{n}")
+    make(app, train="other")
+
+    def pages(**params: Any) -> list[list[str]]:
+        found, after = [], None
+        while not found or after is not None:
+            page = client.get("/trains", params={**params, "limit": 2, **({"after": after} if after else {})})
+            models.Trains.model_validate(page.json())
+            found.append([train["name"] for train in page.json()["trains"]])
+            after = page.json()["next"]
+        return found
+
+    assert pages(held=True) == [["held_0", "held_1"], ["held_2", "held_3"], ["held_4"]]
+    assert pages() == [["held_0", "held_1"], ["held_2", "held_3"], ["held_4", "other"], []]
+
+
 # -- how it is doing ------------------------------------------------------------------------------
 
 

@@ -161,7 +161,10 @@ class Train(BaseModel):
 
 
 class Trains(BaseModel):
+    """Trains by name."""
+
     trains: list[Train]
+    next: str | None = Field(description="`after=` this name gives the next page; null on the last one.")
 
 
 class Worker(BaseModel):

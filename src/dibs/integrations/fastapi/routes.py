@@ -199,8 +199,9 @@ def look_at_trains(api: APIRouter, app: Dibs, guards: Guards) -> None:
         """Trains with jobs on them, by name; or only those that wait for a person."""
         scope.only_all()
         most = min(limit, MOST_PER_PAGE)
-        trains = await app.trains.held() if held else await app.trains.list(limit=most, after=after)
-        return json({"trains": [_train(train) for train in trains]})
+        trains = await app.trains.list(held=held, limit=most, after=after)
+        next_page = trains[-1].name if len(trains) == most else None
+        return json({"trains": [_train(train) for train in trains], "next": next_page})
 
     @api.post("/trains/{name:path}/release", response_model=models.Train, responses={**UNKNOWN, **REFUSED})
     async def release_train(name: QueueName, scope: InScope, by: By) -> Response:
