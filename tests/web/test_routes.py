@@ -17,6 +17,7 @@ from serving import client_of, make_web
 
 from dibs import Dibs, Job, NewJob, upkeep
 from dibs.clock import SECOND
+from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.ids import new_id
 from dibs.integrations.fastapi import lifespan, models
 from dibs.outbox import Outbox, Standing
@@ -349,6 +350,34 @@ def test_a_store_that_can_not_be_reached_is_said(tmp_path: Path) -> None:
 
     assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
     assert (jobs.status_code, jobs.headers["retry-after"]) == (503, "2")
+
+
+class NotAllowed(StoreUnavailable):
+    """One of those that an engine may have of its own."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnavailable("no answer"),
+        NotAllowed("permission denied for table dibs_jobs"),
+        UnsafeStore("may lose jobs"),
+        UnknownEngine("no driver for this"),
+        SchemaOutdated(1, 2),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_store_that_can_not_be_used_says_why(
+    app: Dibs, client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def refuse(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(app._core.store, "run_async", refuse)
+
+    answer = client.get("/jobs")
+
+    assert (answer.status_code, answer.json()) == (503, {"detail": str(error)})
 
 
 def test_metrics_tell_how_far_behind_the_relay_is(app: Dibs) -> None:

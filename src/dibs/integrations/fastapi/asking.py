@@ -17,6 +17,7 @@ from dibs.errors import (
     Refused,
     SchemaOutdated,
     StoreUnavailable,
+    UnknownEngine,
     UnsafeStore,
 )
 from dibs.lines import safe
@@ -29,6 +30,7 @@ STATUS: dict[type[DibsError], int] = {
     SchemaOutdated: 503,
     NotPermitted: 503,
     UnsafeStore: 503,
+    UnknownEngine: 503,
 }
 
 
