@@ -33,9 +33,13 @@ HEARD = ("enqueued", "claimed", "succeeded", "retried", "failed", "snoozed", "re
 class Subscription:
     """One who watches: what was not yet taken waits here, of each job only the latest."""
 
-    def __init__(self, topic: Topic, wake: Callable[[], object]) -> None:
+    def __init__(self, topic: Topic, wake: Callable[[], object], *, whole: bool = True) -> None:
         self.topic = topic
+        self.whole = whole
+        """It wants to be told how things stand; else only what changes from when it has `begun`."""
         self.is_new = True
+        self.begun = False
+        """What is told from now on is seen against a look that this one was there for."""
         self.fell_behind = False
         """Too much was waiting; it was dropped, and how things stand is told anew."""
         self.interrupted = False
@@ -45,6 +49,12 @@ class Subscription:
         self._pending: dict[UUID, Change] = {}
         self._error: BaseException | None = None
         self._over = False
+
+    def begin(self, changes: Sequence[Change]) -> None:
+        """How things stand, be it that there is nothing."""
+        self.put(changes)
+        self.begun = True
+        self._wake()
 
     def put(self, changes: Sequence[Change]) -> None:
         with self._lock:
@@ -89,13 +99,15 @@ class Watching:
         self._closing = self._hurry = self._away = False
 
     @contextmanager
-    def watched(self, topic: Topic, wake: Callable[[], object]) -> Iterator[Subscription]:
+    def watched(
+        self, topic: Topic, wake: Callable[[], object], *, whole: bool = True
+    ) -> Iterator[Subscription]:
         """`wake` is called, from a thread, whenever there may be something to take."""
         self._mind_fork()
         with self._changed:
             self._closing = False
             shared = self._topics.setdefault((topic.sort, topic.key), topic)
-            subscription = Subscription(shared, wake)
+            subscription = Subscription(shared, wake, whole=whole)
             self._subscriptions.add(subscription)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, name="dibs-watching", daemon=True)
@@ -177,7 +189,7 @@ class Watching:
             newcomers = [each for each in subscriptions if each.is_new]
         topics = list({each.topic: None for each in subscriptions})
         since = first_id_at(id_millis() - RECENT)
-        new_ones = {each.topic for each in newcomers}
+        new_ones = {each.topic for each in newcomers if each.whole}
         try:
             self.looks += 1
             seen = self._store.run(lambda _: look(topics, new_ones, since))
@@ -209,8 +221,8 @@ class Watching:
         return any(changes.values()) or bool(newcomers)
 
     def _welcome(self, subscription: Subscription, seen: Seen) -> None:
-        jobs = seen.snapshots[subscription.topic]
-        subscription.put([Change(name="now", id=job.id, job=job) for job in jobs])
+        jobs = seen.snapshots[subscription.topic] if subscription.whole else ()
+        subscription.begin([Change(name="now", id=job.id, job=job) for job in jobs])
 
     def _is_busy(self) -> bool:
         """Something that runs may tell how far it got at any time."""

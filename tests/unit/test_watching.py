@@ -137,6 +137,17 @@ def test_of_each_job_only_the_latest_change_waits() -> None:
     assert subscription.take() == (_changes(one, other), False)
 
 
+def test_who_watches_is_woken_once_it_is_known_that_there_is_nothing() -> None:
+    wakes: list[bool] = []
+    subscription = Subscription(None, lambda: wakes.append(subscription.begun))  # type: ignore[arg-type]
+    assert not subscription.begun
+
+    subscription.begin([])
+
+    assert wakes == [True]
+    assert subscription.take() == ([], False)
+
+
 def test_a_slow_reader_is_told_anew_instead_of_all_it_missed() -> None:
     subscription = Subscription(None, lambda: None)  # type: ignore[arg-type]
     subscription.is_new = False

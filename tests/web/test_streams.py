@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Header
 from serving import EventReader, make_web, on_a_port
 
 from dibs import Dibs, NewJob
-from dibs.changes import Change
+from dibs.changes import FIRST_SIGHT, Change
 from dibs.engines.memory.engine import Memory
 from dibs.ids import new_id
 from dibs.integrations.fastapi import lifespan, streams
@@ -99,6 +99,22 @@ def test_the_whole_store_is_followed_or_one_queue_of_it(app: Dibs, port: int) ->
     assert second["data"]["kind"] == "b"
 
 
+@pytest.mark.parametrize("path", ["/events", "/events?queue=nosuch"])
+def test_where_nothing_is_that_is_told_and_the_first_job_as_a_change(app: Dibs, port: int, path: str) -> None:
+    async def follow() -> list[dict[str, Any]]:
+        stream = await EventReader.open(port, path)
+        heard = [await stream.next()]
+        app.sync.enqueue(NewJob("work", queue="nosuch"))
+        heard.append(await stream.next())
+        await stream.close()
+        return heard
+
+    nothing, first = asyncio.run(follow())
+
+    assert (nothing["event"], nothing["data"]) == ("snapshot", {"jobs": []})
+    assert (first["event"], first["data"]["kind"]) == ("change", "work")
+
+
 def test_who_comes_back_hears_only_what_is_new(app: Dibs, port: int) -> None:
     async def follow() -> list[Any]:
         [job] = app.sync.enqueue(NewJob("work"))
@@ -181,6 +197,18 @@ def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
     assert teller.next_words(subscription) == ([streams.RESYNC], True)
 
 
+def test_a_job_that_is_deleted_before_it_was_told_is_not_told() -> None:
+    topic = Dibs("memory://")._core.topic(id := new_id(), None, None)
+    subscription, teller = (
+        Subscription(topic, lambda: None),
+        Teller(topic, encode_summary, lambda _: True, None),
+    )
+
+    subscription.begin([Change(name="gone", id=id, job=None)])
+
+    assert teller.next_words(subscription) == ([], False)
+
+
 def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SEND_PATIENCE", 0.05)
 
@@ -214,6 +242,104 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_its_listeners(app: Dibs)
     web: FastAPI = make_web(app, lifespan=lifespan(app, worker=False))
     with on_a_port(web) as port:
         assert asyncio.run(ends(end_all)) == ["snapshot", "resync"]
+
+
+# -- some people's jobs ---------------------------------------------------------------------------
+
+
+async def of_tenant(tenant: str = Header()) -> dict[str, Any]:
+    return {"tags": [tenant]}
+
+
+@pytest.fixture
+def tenants(app: Dibs) -> Iterator[int]:
+    with on_a_port(make_web(app, scope=Depends(of_tenant))) as port:
+        yield port
+        app._core.watching.end_all()
+
+
+def test_a_tenant_is_told_its_own_jobs_however_many_newer_ones_others_have(app: Dibs, tenants: int) -> None:
+    async def follow() -> list[dict[str, Any]]:
+        [mine] = app.sync.enqueue(NewJob("mine", tags=["a"]))
+        app.sync.enqueue(*(NewJob("theirs", tags=["b"]) for _ in range(FIRST_SIGHT + 1)))
+        stream = await EventReader.open(tenants, "/events", tenant="a")
+        heard = [await stream.next()]
+        app.sync.enqueue(NewJob("theirs", tags=["b"]))
+        app.sync.cancel(mine.id)
+        heard.append(await stream.next())
+        await stream.close()
+        return heard
+
+    first, second = asyncio.run(follow())
+
+    assert [job["kind"] for job in first["data"]["jobs"]] == ["mine"]
+    assert (second["event"], second["data"]["kind"], second["data"]["state"]) == (
+        "change",
+        "mine",
+        "cancelled",
+    )
+
+
+def test_a_tenant_without_jobs_is_told_that(app: Dibs, tenants: int) -> None:
+    async def follow() -> list[dict[str, Any]]:
+        app.sync.enqueue(NewJob("theirs", tags=["b"]))
+        stream = await EventReader.open(tenants, "/events", tenant="a")
+        heard = [await stream.next()]
+        app.sync.enqueue(NewJob("mine", tags=["a"]))
+        heard.append(await stream.next())
+        await stream.close()
+        return heard
+
+    nothing, first = asyncio.run(follow())
+
+    assert (nothing["event"], nothing["data"]) == ("snapshot", {"jobs": []})
+    assert (first["event"], first["data"]["kind"]) == ("change", "mine")
+
+
+@pytest.mark.parametrize("path", ["/events", "/pipelines/{id}/events"])
+def test_a_tenant_does_not_hear_when_jobs_of_others_are_deleted(app: Dibs, tenants: int, path: str) -> None:
+    async def follow() -> list[dict[str, Any]]:
+        pipeline = new_id()
+        jobs = app.sync.enqueue(*(NewJob("work", tags=[tag], pipeline_id=pipeline) for tag in "aab"))
+        stream = await EventReader.open(tenants, path.format(id=pipeline), tenant="a")
+        heard = [await stream.next()]
+        app.sync.delete(jobs[2].id)
+        looks = app._core.watching.looks
+        await until(lambda: app._core.watching.looks >= looks + 2)
+        app.sync.delete(jobs[1].id)
+        heard.append(await stream.next())
+        await stream.close()
+        return [*heard, {"id": str(jobs[1].id)}]
+
+    first, second, gone = asyncio.run(follow())
+
+    assert len(first["data"]["jobs"]) == 2
+    assert (second["event"], second["data"]) == ("gone", gone)
+
+
+def test_tenants_who_wait_cost_the_store_no_more_than_one(
+    app: Dibs, tenants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+    answer = Memory.execute
+
+    def counted(self: Memory, step: Step) -> Rows:
+        asked[step.question] += 1
+        return answer(self, step)
+
+    async def wait() -> None:
+        monkeypatch.setattr(Memory, "execute", counted)
+        streams = [await EventReader.open(tenants, "/events", tenant=f"t{n}") for n in range(20)]
+        await asyncio.gather(*(stream.next() for stream in streams))
+        assert asked.pop("find") == 20
+        looks = app._core.watching.looks
+        await until(lambda: app._core.watching.looks >= looks + 3)
+        assert set(asked) == {"glance_at_queue"}
+        assert asked["glance_at_queue"] <= app._core.watching.looks + 1
+        for stream in streams:
+            await stream.close()
+
+    asyncio.run(wait())
 
 
 # -- many -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The routes of API and dashboard makers: look at jobs, act on jobs, follow jobs."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -8,13 +9,14 @@ import msgspec
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 
 from dibs.app import Dibs
-from dibs.changes import Topic
+from dibs.changes import FIRST_SIGHT, LIVE, Topic
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
 from dibs.integrations.fastapi.asking import json, problem
 from dibs.integrations.fastapi.permissions import Guards, Scope
 from dibs.integrations.fastapi.streams import (
     EventStream,
+    FirstSight,
     encode_job,
     encode_summary,
     event_id_of,
@@ -220,7 +222,14 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
     InScope = Annotated[Scope, guards.scope]
     read = [guards.read]
 
-    def stream(request: Request, scope: Scope, topic: Topic, whole: bool = False) -> Response:
+    def stream(
+        request: Request,
+        scope: Scope,
+        topic: Topic,
+        *,
+        whole: bool = False,
+        first_sight: FirstSight | None = None,
+    ) -> Response:
         watching = app._core.watching
         if watching.watchers >= MOST_STREAMS:
             return problem(503, f"{MOST_STREAMS} clients listen already")
@@ -230,6 +239,7 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
             encode=encode_job if whole else encode_summary,
             allows=scope.allows,
             last_event_id=request.headers.get("last-event-id"),
+            first_sight=first_sight,
         )
 
     @api.get(
@@ -259,9 +269,15 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.get("/events", response_class=Response, dependencies=read, responses=EVENTS)
     async def follow_store(request: Request, scope: InScope, queue: Named = None) -> Response:
-        """Changes of all jobs, or of those of a queue, as they happen."""
-        only = scope.narrowed(queue=queue).get("queue")
-        return stream(request, scope, app._core.topic(None, None, only))
+        """Changes of all jobs, or of those of a queue, as they happen; first, the 200 newest that are live.
+
+        These events have no id: who comes back is told anew how things stand.
+        """
+        filter = scope.narrowed(queue=queue)
+        topic = app._core.topic(None, None, filter.get("queue"))
+        sees_all = set(filter) <= {"queue"}
+        mine = partial(app.find, state=LIVE, limit=FIRST_SIGHT, **filter)
+        return stream(request, scope, topic, first_sight=None if sees_all else mine)
 
 
 def watch_over(api: APIRouter, app: Dibs, guards: Guards, metrics: Metrics) -> None:

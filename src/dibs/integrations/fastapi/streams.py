@@ -2,7 +2,7 @@
 
 | event      | data                                                                                |
 |------------|-------------------------------------------------------------------------------------|
-| `snapshot` | the job; of a pipeline or the store, `{"jobs": […]}`                                |
+| `snapshot` | the job; of a pipeline or the store, `{"jobs": […]}`, be it none                    |
 | `change`   | a job that is no longer as it was told                                              |
 | `gone`     | the id of a job that was deleted                                                    |
 | `end`      | everything has finished: close, nothing more will come                              |
@@ -13,8 +13,7 @@ connection to the store.
 """
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +32,7 @@ LONGEST = 3600.0  # seconds, after which a client has to show again who it is
 RETRY = b"retry: 2000\n\n"  # milliseconds until a browser comes back
 
 Encode = Callable[[Job], bytes]
+FirstSight = Callable[[], Awaitable[list[Job]]]
 
 
 class EventStream(Response):
@@ -48,11 +48,14 @@ class EventStream(Response):
         encode: Encode,
         allows: Callable[[Job], bool],
         last_event_id: str | None = None,
+        first_sight: FirstSight | None = None,
     ) -> None:
+        """`first_sight` finds what this client sees of a topic of which it sees only a part."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._watching = watching
-        self._teller = Teller(topic, encode, allows, last_event_id)
+        self._first_sight = first_sight
+        self._teller = Teller(topic, encode, allows, last_event_id, partial=first_sight is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
@@ -60,7 +63,8 @@ class EventStream(Response):
         leaving.add_done_callback(lambda _: news.set())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            with self._watching.watched(self._teller.topic, partial(wake, loop, news)) as subscription:
+            topic, whole = self._teller.topic, self._first_sight is None
+            with self._watching.watched(topic, lambda: wake(loop, news), whole=whole) as subscription:
                 await self._tell(subscription, news, leaving, send)
         except (OSError, TimeoutError):
             pass  # the client is gone, or takes nothing
@@ -73,7 +77,7 @@ class EventStream(Response):
         await _send(send, RETRY)
         ends_at = asyncio.get_running_loop().time() + LONGEST
         while not leaving.done():
-            words, over = self._teller.next_words(subscription)
+            words, over = await self._next_words(subscription)
             if asyncio.get_running_loop().time() > ends_at and not over:
                 words, over = [*words, RESYNC], True
             if words or over:
@@ -82,6 +86,15 @@ class EventStream(Response):
                 return
             if not await _within(KEEP_ALIVE, news):
                 await _send(send, b": keep-alive\n\n")
+
+    async def _next_words(self, subscription: Subscription) -> tuple[list[bytes], bool]:
+        words, over = self._teller.next_words(subscription)
+        if over or self._first_sight is None or not self._teller.has_to_look(subscription):
+            return words, over
+        try:
+            return self._teller.begin(await self._first_sight()), False
+        except DibsError:
+            return [RESYNC], True
 
 
 async def _left(receive: Receive) -> None:
@@ -108,12 +121,20 @@ class Teller:
     """Turns the changes of a topic into events; knows what its client has heard."""
 
     def __init__(
-        self, topic: Topic, encode: Encode, allows: Callable[[Job], bool], last_event_id: str | None
+        self,
+        topic: Topic,
+        encode: Encode,
+        allows: Callable[[Job], bool],
+        last_event_id: str | None,
+        *,
+        partial: bool = False,
     ) -> None:
         self.topic = topic
         self._encode = encode
         self._allows = allows
         self._last_event_id = last_event_id
+        self._partial = partial
+        self._live: set[UUID] = set()  # that a client who sees a part of a queue was told
         self._versions: dict[UUID, int] = {}
         self._begun = False
 
@@ -121,27 +142,44 @@ class Teller:
         """What to say now, and whether that was the last of it."""
         if subscription.fell_behind:
             return [RESYNC], True
+        begun = subscription.begun  # before anything is taken: what stands is put before this is set
         try:
             changes, over = subscription.take()
         except NotFound:
             return [event("end", b"{}")], True
         except DibsError:
             return [RESYNC], True
-        words = self._words([change for change in changes if change.job is None or self._allows(change.job)])
+        words = self._words(changes, begun or bool(changes))
         if over:
             words.append(RESYNC if subscription.interrupted else event("end", b"{}"))
         return words, over
 
-    def _words(self, changes: list[Change]) -> list[bytes]:
-        if not changes:
-            return []
-        if self._begun:
-            return [self._change(change) for change in changes]
+    def has_to_look(self, subscription: Subscription) -> bool:
+        """From now on all that changes is told, so what is found now is a beginning."""
+        return self._partial and not self._begun and subscription.begun
+
+    def begin(self, jobs: list[Job]) -> list[bytes]:
         self._begun = True
-        jobs = [change.job for change in changes if change.job is not None]
         for job in jobs:
             self._note(job)
-        return [] if self._heard_before() else [event("snapshot", self._whole(jobs), self._id())]
+        is_gone = self.topic.sort == "job" and not jobs  # before it was told at all: the end follows
+        return [] if is_gone or self._heard_before() else [event("snapshot", self._whole(jobs), self._id())]
+
+    def _words(self, changes: list[Change], begun: bool) -> list[bytes]:
+        if self._begun:
+            return [self._change(change) for change in changes if self._is_told(change)]
+        if self._partial or not begun:
+            return []
+        jobs = [change.job for change in changes if change.job is not None]
+        return self.begin([job for job in jobs if self._allows(job)])
+
+    def _is_told(self, change: Change) -> bool:
+        """Who never heard of a job need not hear that it is gone, and may be one who must not."""
+        if change.job is not None:
+            return self._allows(change.job)
+        if self.topic.sort == "queue":
+            return not self._partial or change.id in self._live
+        return change.id in self._versions
 
     def _heard_before(self) -> bool:
         return self._id() is not None and self._id() == self._last_event_id
@@ -149,18 +187,21 @@ class Teller:
     def _change(self, change: Change) -> bytes:
         if change.job is None:
             self._versions.pop(change.id, None)
+            self._live.discard(change.id)
             return event("gone", msgspec.json.encode({"id": change.id}), self._id())
         self._note(change.job)
         return event("change", self._encode(change.job), self._id())
 
     def _whole(self, jobs: list[Job]) -> bytes:
         if self.topic.sort == "job":
-            return self._encode(jobs[0]) if jobs else b"null"
+            return self._encode(jobs[0])
         return b'{"jobs":[' + b",".join(map(self._encode, jobs)) + b"]}"
 
     def _note(self, job: Job) -> None:
         if self.topic.sort != "queue":
             self._versions[job.id] = version(job.id, mark(job))
+        elif self._partial:
+            (self._live.discard if job.is_finished else self._live.add)(job.id)
 
     def _id(self) -> str | None:
         """All that the client knows in one number, whichever process told it. A queue has no whole."""
