@@ -54,6 +54,15 @@ def test_a_setting_keeps_the_worker_from_running(
         assert enqueued(client)["state"] == "ready"
 
 
+@pytest.mark.parametrize("setting", ["", " "])
+def test_an_empty_setting_says_nothing(app: Dibs, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("RUN_WORKER", setting)
+    web = make_web(app, lifespan=lifespan(app))
+
+    with client_of(web):
+        assert web.state.dibs.worker is not None
+
+
 def test_so_does_the_code(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUN_WORKER", "true")
     web = make_web(app, lifespan=lifespan(app, worker=False))

@@ -75,7 +75,7 @@ def lifespan(
 
 
 def _switched_on() -> bool:
-    said = os.environ.get(RUN_WORKER, "true")
+    said = os.environ.get(RUN_WORKER, "").strip() or "true"
     if said.lower() not in _SWITCH:
         raise BadRequest(f"${RUN_WORKER}={said!r} is neither true nor false")
     return _SWITCH[said.lower()]
