@@ -9,6 +9,7 @@ and so are the readings and the success of the job that read them.
 
 import csv
 import io
+import logging
 import os
 import time
 from pathlib import Path
@@ -156,5 +157,8 @@ def prepare() -> None:
 if __name__ == "__main__":
     import uvicorn
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    port = int(os.environ.get("PORT", "8000"))
     prepare()
-    uvicorn.run(web, port=int(os.environ.get("PORT", "8000")), log_level="warning")
+    print(f"http://127.0.0.1:{port}", flush=True)
+    uvicorn.run(web, port=port, log_config=None, log_level="warning")

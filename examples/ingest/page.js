@@ -33,6 +33,13 @@ function show(job) {
   if (job.state === "succeeded") showTotals()
 }
 
+// After the connection was lost: what is no longer live has ended, or is gone.
+async function look(id) {
+  const answer = await fetch(`dibs/jobs/${id}`)
+  if (answer.ok) show(await answer.json())
+  else if (answer.status === 404) document.getElementById(id)?.remove()
+}
+
 async function act(url, body) {
   const answer = await fetch(url, { method: "POST", body })
   const said = await answer.json()
@@ -62,7 +69,12 @@ document.getElementById("who").onsubmit = event => {
 }
 
 const events = new EventSource("dibs/events?queue=imports")
-events.addEventListener("snapshot", event => JSON.parse(event.data).jobs.forEach(show))
+events.addEventListener("snapshot", event => {
+  const live = JSON.parse(event.data).jobs
+  const missed = [...jobs.children].filter(shown => !live.some(job => job.id === shown.id))
+  live.forEach(show)
+  missed.forEach(shown => look(shown.id))
+})
 events.addEventListener("change", event => show(JSON.parse(event.data)))
 events.addEventListener("gone", event => document.getElementById(JSON.parse(event.data).id)?.remove())
 showTotals()

@@ -160,3 +160,20 @@ def test_one_command_is_enough(
         page.upload(INGEST / "readings.csv")
 
         until(lambda: page.text("totals").startswith("energy 2026:"))
+
+
+def test_what_ended_while_the_server_was_away_is_shown_when_it_is_back(
+    browser: Chrome, env: dict[str, str]
+) -> None:
+    with opened(browser, env) as page:
+        page.upload(INGEST / "readings.csv")
+        until(lambda: page.shows("import_csv", "state") == "ready")
+    subprocess.run(
+        [sys.executable, "-m", "dibs.cli", "work", "app:app", "--until-idle"],
+        cwd=INGEST,
+        env={**env, "PACE": "0"},
+        check=True,
+    )
+
+    with started(env, "app.py"):
+        until(lambda: page.shows("import_csv", "state") == "succeeded")

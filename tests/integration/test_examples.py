@@ -6,10 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
+
+from servers import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -133,3 +138,34 @@ def test_every_example_is_listed_and_run() -> None:
     for example in EXAMPLES.glob("*.py"):
         assert f"({example.name})" in listed
         assert f'run("{example.name}")' in tests
+
+
+def test_ingest_says_where_it_is_and_who_acted(tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
+    env = {**kept, "PORT": str(free_port()), "RUN_WORKER": "false"}
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        command = [sys.executable, str(EXAMPLES / "ingest" / "app.py")]
+        app = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert app.stdout is not None
+        address = app.stdout.readline().strip()
+        asking = Request(f"{address}/dibs/queues/mail/pause", b"", {"cookie": "operator=alice"})
+        _once_it_listens(lambda: urlopen(asking).close())
+    finally:
+        app.kill()
+        app.communicate()
+
+    assert address == f"http://127.0.0.1:{env['PORT']}"
+    assert "! pause mail, by alice" in log.read_text()
+
+
+def _once_it_listens(act: Callable[[], None]) -> None:
+    for _ in range(600):
+        try:
+            return act()
+        except URLError:
+            threading.Event().wait(0.1)
+    raise TimeoutError

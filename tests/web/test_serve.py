@@ -10,18 +10,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from fastapi.testclient import TestClient
 from serving import EventReader
 from typer.testing import CliRunner
 
-from dibs import Dibs, NewJob
+from dibs import Dibs, NewJob, upkeep
 from dibs.cli import app as cli
+from dibs.clock import SECOND
 from dibs.integrations.service import Access, make_service
 from dibs.integrations.service import guesses as guessing
 from dibs.integrations.service.guesses import MOST_WRONG, Guesses
@@ -197,10 +198,12 @@ def test_a_store_without_tables_is_said_before_anything_is_served(tmp_path: Path
 
 
 @contextmanager
-def served(url: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def served(
+    url: str, *words: str, log: IO[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
     command = [sys.executable, "-m", "dibs.cli", "--url", url, "serve", "--port", "0", "--json", *words]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=kept)
     try:
         assert server.stdout is not None
         yield server, json.loads(server.stdout.readline())
@@ -251,3 +254,57 @@ def test_only_a_trusted_proxy_says_where_a_request_comes_from(tmp_path: Path, tr
         asking.close()
 
     assert statuses == ([429, 200] if trusted else [429, 429])
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
+    """What alice does by hand to a store that is served, and the log of that, line by line."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+
+    def served_and_changed(*words: str) -> tuple[list[str], list[str]]:
+        with Dibs(url).sync as store:
+            left, waiting = store.enqueue(NewJob("left"), NewJob("waiting"))
+            store.claim_job(left.id, worker="pod-a")
+            store._core.store.run(lambda _: upkeep.age(24 * 3600 * SECOND))
+        routes = [
+            f"/jobs/{left.id}/recover",
+            f"/jobs/{waiting.id}/cancel",
+            f"/jobs/{waiting.id}/retry",
+            "/queues/mail/pause",
+            "/queues/mail/resume",
+        ]
+        headers = {"authorization": basic(BASIC), "content-type": "application/json"}
+        with (
+            (tmp_path / "log").open("w") as log,
+            served(url, "--basic", BASIC, *words, log=log) as (_, said),
+        ):
+            asking = http.client.HTTPConnection("127.0.0.1", int(said["url"].rpartition(":")[2]), timeout=60)
+            answers = []
+            for path, body in [("/jobs", '{"kind": "new"}'), *((route, "{}") for route in routes)]:
+                asking.request("POST", path, body, headers)
+                answer = asking.getresponse()
+                answers.append(answer.read())
+                assert answer.status in (200, 201), answers[-1]
+            asking.close()
+        ids = [json.loads(answers[0])["id"], left.id, waiting.id, waiting.id, "mail", "mail"]
+        verbs = ["enqueue", "recover", "cancel", "retry", "pause", "resume"]
+        done = [f"{verb} {id}, by alice" for verb, id in zip(verbs, ids, strict=True)]
+        return done, (tmp_path / "log").read_text().splitlines()
+
+    return served_and_changed
+
+
+def test_what_is_done_by_hand_is_a_line_with_who_did_it(
+    by_hand: Callable[..., tuple[list[str], list[str]]],
+) -> None:
+    done, lines = by_hand()
+
+    assert [line.partition(" ! ")[2] for line in lines] == done
+
+
+def test_the_log_may_be_json(by_hand: Callable[..., tuple[list[str], list[str]]]) -> None:
+    done, lines = by_hand("--log-json")
+
+    told = [json.loads(line) for line in lines]
+    assert [one["message"] for one in told] == done
+    assert {(one["event"], one["by"], one["level"]) for one in told} == {("acted", "alice", "notice")}

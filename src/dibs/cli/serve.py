@@ -1,6 +1,7 @@
 """`dibs serve`: the HTTP API of a store, behind a token or a password."""
 
 import ipaddress
+import logging
 import secrets
 import signal
 import socket
@@ -11,6 +12,7 @@ import typer
 
 from dibs.app import Dibs
 from dibs.cli.config import given
+from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import note, print_json, without_password
 from dibs.errors import BadRequest
@@ -76,6 +78,9 @@ def command(
     basic: Basic = None,
     allow_host: AllowHost = None,
     trust_proxy: TrustProxy = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
+    ] = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
@@ -83,7 +88,10 @@ def command(
 
     There are /healthz and /metrics, too. Without a token or password only this machine is listened to, and a
     token for this one run is printed.
+
+    The log on stderr has a line for each change that somebody asked for: ! what was done, and by whom.
     """
+    set_up(level=logging.INFO, json=log_json)
     access = _access(token or None, read_token or None, basic or None, host)
     app = Dibs(**given(context, url))
     app.sync.open()
@@ -160,6 +168,7 @@ def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str], 
 
     config = uvicorn.Config(
         make_service(app, access, hosts),
+        log_config=None,  # what it says goes the way of our own lines
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -120,6 +120,8 @@ def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         [job] = await app.enqueue(wanted)
         if not scope.allows(job):  # the id or the unique key is that of somebody else's job
             return problem(409, "another job has this id or this unique key")
+        if job.is_new:
+            audit(app, "enqueue", job.id, by)
         return json(job, 201 if job.is_new else 200)
 
     @api.post("/jobs/{id}/recover", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
