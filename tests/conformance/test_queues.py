@@ -34,6 +34,26 @@ def test_a_queue_may_be_paused_before_it_has_jobs(app: Face, make: Make) -> None
     assert app.claim_job(job.id) is None
 
 
+def test_to_lift_what_is_not_set_leaves_no_queue_behind(app: Face) -> None:
+    app.resume("typo")
+    app.limit("typo", None)
+
+    assert app.queues() == []
+
+
+def test_a_queue_that_has_a_limit_is_resumed_and_keeps_it(app: Face) -> None:
+    app.limit("mail", 3)
+    app.pause("mail")
+    app.resume("mail")
+    app.pause("slow")
+    app.limit("slow", None)
+
+    assert [(queue.name, queue.paused, queue.limit) for queue in app.queues()] == [
+        ("mail", False, 3),
+        ("slow", True, None),
+    ]
+
+
 def test_a_pause_leaves_running_jobs_alone(app: Face, make: Make) -> None:
     claim = make.running(queue="mail")
     app.pause("mail")

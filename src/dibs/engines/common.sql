@@ -260,6 +260,14 @@ set
     paused = coalesce(:paused, dibs_queues.paused),
     max_running = case when :set_limit then :max_running else dibs_queues.max_running end
 
+-- name: lift_from_queue
+-- A queue that has no setting gets none by this: a name that was mistyped leaves nothing behind.
+update dibs_queues
+set
+    paused = coalesce(:paused, paused),
+    max_running = case when :set_limit then :max_running else max_running end
+where name = :queue
+
 -- name: age_jobs
 update dibs_jobs
 set

@@ -168,6 +168,10 @@ class SqlEngine:
     def _block(self, step: Step) -> Plan:
         return (yield Query(step.question, self.adapt(step.params)))
 
+    def _set_queue(self, **setting: Any) -> Plan:
+        sets = setting["paused"] or setting["max_running"] is not None
+        return (yield Query("set_queue" if sets else "lift_from_queue", self.adapt(setting)))
+
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Python values as this database's drivers take them."""
         return params

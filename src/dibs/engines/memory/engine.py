@@ -387,6 +387,8 @@ class Memory(Convoyed):
         return keeps_key or self._is_waited_for(job) or (gate is not None and gate.held_by == job["id"])
 
     def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
+        if not paused and max_running is None and queue not in self._settings:
+            return []  # there is nothing to lift
         setting = self._settings.setdefault(queue, dict(_UNSET))
         if paused is not None:
             setting["paused"] = paused

@@ -213,7 +213,7 @@ class PostgreSQL(PostgresGates):
         return rows
 
     def _set_queue(self, **setting: Any) -> Plan:
-        yield Query("set_queue", setting)
+        yield from super()._set_queue(**setting)
         return (yield from self._wake([setting["queue"]]))
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:

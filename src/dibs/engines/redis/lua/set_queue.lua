@@ -1,7 +1,10 @@
 -- Pause, resume or limit a queue.
 
 local function answer_set_queue()
-  will('SADD', store .. ':settings', given.queue)
+  -- To lift what is not set leaves nothing behind.
+  if given.paused == true or given.max_running ~= cjson.null then
+    will('SADD', store .. ':settings', given.queue)
+  end
   if given.paused ~= cjson.null then
     will(given.paused and 'SADD' or 'SREM', store .. ':paused', given.queue)
   end
