@@ -133,7 +133,7 @@ def show(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) 
             raise NotFound(parse_id(id))
         why = store.why(id)
     if json:
-        print_json({**msgspec.to_builtins(job), "why": why})
+        print_json({**msgspec.to_builtins(job), "why": {"code": why.code, "sentence": why.sentence}})
     else:
         typer.echo("\n".join(_lines(job, why)))
 

@@ -18,6 +18,6 @@ def command(context: typer.Context, id: Id, url: Url = None, json: AsJson = Fals
     with open_store(context, url) as store:
         why = store.why(id)
     if json:
-        print_json(why)
+        print_json({"code": why.code, "sentence": why.sentence})
     else:
         typer.echo(one_line(str(why)))
