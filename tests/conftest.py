@@ -122,18 +122,28 @@ def face(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(engine: str, empty_store: Callable[[str], str]) -> str:
     """The address of an empty store."""
-    if engine == "memory":
-        return "memory://"
-    if engine == "sqlite":
-        shutil.copyfile(request.getfixturevalue("migrated_file"), tmp_path / "jobs.db")
-        return f"sqlite:///{tmp_path}/jobs.db"
-    if engine in ("redis", "redis-cluster"):
-        return request.getfixturevalue("empty_redis")(engine)
-    if engine == "mariadb":
-        return emptied_mariadb(request.getfixturevalue("migrated_mariadb"))
-    return emptied_postgresql(request.getfixturevalue("migrated_database"))
+    return empty_store(engine)
+
+
+@pytest.fixture
+def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Answers the address of an empty store of this engine; there is one of each."""
+
+    def emptied(engine: str) -> str:
+        if engine == "memory":
+            return "memory://"
+        if engine == "sqlite":
+            shutil.copyfile(request.getfixturevalue("migrated_file"), tmp_path / "jobs.db")
+            return f"sqlite:///{tmp_path}/jobs.db"
+        if engine in ("redis", "redis-cluster"):
+            return request.getfixturevalue("empty_redis")(engine)
+        if engine == "mariadb":
+            return emptied_mariadb(request.getfixturevalue("migrated_mariadb"))
+        return emptied_postgresql(request.getfixturevalue("migrated_database"))
+
+    return emptied
 
 
 @pytest.fixture(scope="session")

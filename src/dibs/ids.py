@@ -55,8 +55,10 @@ def is_version_7(id: UUID) -> bool:
 
 def parse_id(value: UUID | str, what: str = "job") -> UUID:
     """Accept a UUID or its text; anything else is the caller's mistake."""
-    if isinstance(value, UUID):
+    if type(value) is UUID:
         return value
+    if isinstance(value, UUID):
+        return UUID(int=value.int)  # asyncpg has a class of its own, which other drivers don't take
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -336,6 +337,58 @@ def test_a_job_whose_unique_key_is_taken_stays_and_is_named(app: Face, make: Mak
     claim.succeed()
     assert carry(app, other, app.app).problems == []
     assert ids(app.app) == {holder.id, goes.id, kept.id}
+
+
+# -- From every engine to every other --------------------------------------------------------------
+
+FROM_ONE_TO_ANOTHER = list(itertools.permutations(["memory", "sqlite", "postgresql", "mariadb", "redis"], 2))
+
+
+@pytest.fixture
+def there(to: str, empty_store: Callable[[str], str], app: Face) -> Iterator[Dibs]:
+    """A store of another engine, used on the face of the test."""
+    target = Dibs(empty_store(to))
+    yield target
+    target.sync.close()
+    if app.colour == "async":
+        app.wait_for(target.close())
+
+
+@pytest.mark.parametrize(("engine", "to"), FROM_ONE_TO_ANOTHER)
+def test_from_one_engine_to_another_everything_stays_the_same(app: Face, make: Make, there: Dibs) -> None:
+    of_every_sort(app, make)
+    [job, *_] = app.find(limit=100)
+    before = stored(app.app)
+
+    done = carry(app, app.app, there)
+
+    assert (sum(done.jobs.values()), done.problems) == (len(before), [])
+    assert stored(there) == before
+    assert ids(app.app) == set()
+    assert there.sync.get(job.id) == job
+    assert left_behind(app.app, there) == []
+
+
+@pytest.mark.parametrize(("engine", "to"), FROM_ONE_TO_ANOTHER)
+def test_from_one_engine_to_another_nothing_is_lost_on_the_way(
+    app: Face, make: Make, there: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target fails in the middle, whatever the reason; the next move goes on."""
+    of_every_sort(app, make)
+    before = stored(app.app)
+    with monkeypatch.context() as broken:
+        broken.setattr(there._core.store._engine, "_arrive", lambda **_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            carry(app, app.app, there)
+    on_the_way = {row["id"] for row in left_behind(app.app)}
+    assert on_the_way == {job.id for job in before}
+
+    done = carry(app, app.app, there)
+
+    assert done.problems == []
+    assert stored(there) == before
+    assert ids(app.app) == set()
+    assert left_behind(app.app, there) == []
 
 
 @pytest.fixture

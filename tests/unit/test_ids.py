@@ -7,6 +7,7 @@ import time
 from uuid import UUID, uuid4
 
 import pytest
+from asyncpg.pgproto.pgproto import UUID as AsyncpgUUID
 
 from dibs import BadRequest, ids
 from dibs.ids import first_id_at, new_id, parse_id
@@ -86,6 +87,14 @@ def test_text_is_read_as_an_id() -> None:
 
     assert parse_id(id) is id
     assert parse_id(str(id)) == parse_id(id.hex) == id
+
+
+def test_an_id_of_a_driver_becomes_a_plain_one() -> None:
+    """asyncpg answers ids of a class of its own, which other drivers don't take."""
+    id = new_id()
+
+    assert type(parse_id(AsyncpgUUID(id.bytes))) is UUID
+    assert parse_id(AsyncpgUUID(id.bytes)) == id
 
 
 @pytest.mark.parametrize("value", ["", "x", 5, None, b"", "0" * 31, object()], ids=named)

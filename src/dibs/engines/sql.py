@@ -147,6 +147,18 @@ def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str]
     return ", ".join(instead.get(name, f"{dot}{name}") for name in names)
 
 
+class Writers(dict[type, Callable[[Any], Any] | None]):
+    """How values of a type are told to a driver; None for those that it takes as they are.
+
+    A class that extends one of these is written like that one: asyncpg has its own for ids, and a move
+    gives one driver what another has answered.
+    """
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any] | None:
+        self[kind] = next((self[base] for base in kind.__mro__ if base in self), None)
+        return self[kind]
+
+
 class SqlEngine:
     """What the SQL engines share: a step becomes a plan over the blocks of a dialect."""
 

@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
+from dibs.engines.sql import Writers
 from dibs.states import JobState
 
 # What is sent in one statement: the server refuses more than its max_allowed_packet (16 MiB on MariaDB),
@@ -56,17 +57,19 @@ def as_json(value: Any) -> str:
 
 def as_plain(value: Any) -> Any:
     """A value as the drivers, and JSON, take it: ids as hex, times in UTC without a zone, truth as 0 or 1."""
-    writer = _WRITERS.get(type(value))
+    writer = _WRITERS[type(value)]
     return value if writer is None else writer(value)
 
 
-_WRITERS: dict[type, Callable[[Any], Any]] = {
-    list: lambda values: as_json([as_plain(value) for value in values]),
-    UUID: lambda id: id.hex,
-    JobState: str,
-    bool: int,
-    datetime: as_moment,
-}
+_WRITERS = Writers(
+    {
+        list: lambda values: as_json([as_plain(value) for value in values]),
+        UUID: lambda id: id.hex,
+        JobState: str,
+        bool: int,
+        datetime: as_moment,
+    }
+)
 
 _TIMES = (
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now", "due"),

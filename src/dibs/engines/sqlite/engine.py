@@ -13,7 +13,7 @@ import msgspec
 from dibs.clock import from_micros, to_micros
 from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.moves import MovingEngine, columns
-from dibs.engines.sql import Dialect, Plan, Query, schema_version
+from dibs.engines.sql import Dialect, Plan, Query, Writers, schema_version
 from dibs.engines.sqlite.convoys import SqliteConvoys
 from dibs.engines.sqlite.facts import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import SqliteGates, gate_of, has_gate, slots_of
@@ -379,7 +379,7 @@ def _with_death(job: Row) -> str:
 
 def _plain(value: Any) -> Any:
     """A value as sqlite3 takes it: ids and states as text, times as microseconds, lists as JSON."""
-    writer = _WRITERS.get(type(value))
+    writer = _WRITERS[type(value)]
     return value if writer is None else writer(value)
 
 
@@ -387,11 +387,13 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-_WRITERS: dict[type, Callable[[Any], Any]] = {
-    UUID: str,
-    JobState: str,
-    datetime: to_micros,
-    list: _json,
-    tuple: _json,
-    dict: _json,
-}
+_WRITERS = Writers(
+    {
+        UUID: str,
+        JobState: str,
+        datetime: to_micros,
+        list: _json,
+        tuple: _json,
+        dict: _json,
+    }
+)
