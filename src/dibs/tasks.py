@@ -2,18 +2,15 @@
 
 import inspect
 import string
-import typing
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, update_wrapper
-from types import UnionType
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from dibs import payload
-from dibs.context import Context
+from dibs import annotations, payload
 from dibs.errors import BadRequest
 from dibs.ids import is_version_7, parse_id
 from dibs.jobs import Job, NewJob
@@ -90,7 +87,7 @@ class Task(Generic[P, R]):
         self.kind = payload.check_name(kind, "kind")
         self.options = options
         self.signature = Signature(function, kind)
-        self.is_async = any(map(inspect.iscoroutinefunction, (function, _body(function))))
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, annotations.body_of(function))))
         self.timeout = seconds(options.timeout, "timeout")
         self._enqueue_one = enqueue_one
         self._enqueue_one_sync = enqueue_one_sync
@@ -175,7 +172,7 @@ class Signature:
     """The arguments a kind takes: by name, as JSON, checked against the annotations."""
 
     def __init__(self, function: Callable[..., Any], kind: str) -> None:
-        body = _body(function)
+        body = annotations.body_of(function)
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise BadRequest(f"{kind!r} yields, so calling it runs nothing: a job's handler returns")
         self._kind = kind
@@ -183,9 +180,9 @@ class Signature:
         self.context: str | None = None
         self._open_ended = False
         fields: list[tuple[str, Any, Any]] = []
-        hints = _hints(body)
+        hints = annotations.resolve(function, kind)
         for parameter in inspect.signature(function).parameters.values():
-            self._take(parameter, hints.get(parameter.name, Any), fields)
+            self._take(parameter, hints[parameter.name], fields)
         self.names = tuple(name for name, *_ in fields)
         shape = msgspec.defstruct(
             "Arguments", fields, kw_only=True, forbid_unknown_fields=not self._open_ended
@@ -232,17 +229,17 @@ class Signature:
                     f"{self._kind!r}: argument {parameter.name!r} has no name to store it under; "
                     "jobs take arguments that can be given by name"
                 )
-            case _ if _is_context(hint) and self.context is not None:
+            case _ if annotations.is_context(hint) and self.context is not None:
                 raise BadRequest(f"{self._kind!r} asks for its Context twice: one of them will do")
-            case _ if _is_context(hint):
+            case _ if annotations.is_context(hint):
                 self.context = parameter.name
             case inspect.Parameter.VAR_KEYWORD:
                 self._open_ended = True
             case _ if parameter.default is inspect.Parameter.empty:
-                fields.append((parameter.name, _checkable(hint), msgspec.NODEFAULT))
+                fields.append((parameter.name, hint, msgspec.NODEFAULT))
             case _:
                 self._defaults[parameter.name] = parameter.default
-                fields.append((parameter.name, _checkable(hint | msgspec.UnsetType), msgspec.UNSET))
+                fields.append((parameter.name, hint | msgspec.UnsetType, msgspec.UNSET))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,49 +319,12 @@ class Registry:
         return payload.encode(_check_mapping(meta, "meta"), "meta", self.settings.max_payload)
 
 
-_CONTEXTS = {"Context", "Context|None", "Optional[Context]", "dibs.Context", "dibs.Context|None"}
 
 _USING = (
     *("queue", "priority", "run_at", "delay", "max_attempts", "train", "slot", "slot_policy"),
     *("slot_limit", "unique", "unique_for", "on_conflict", "pipeline_id", "tags", "meta"),
     *("on_cancelled", "on_failed"),
 )
-
-
-def _body(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call runs in the end: behind a `partial`, and of an object that can be called its `__call__`."""
-    while isinstance(function, partial):
-        function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
-
-
-def _is_context(hint: Any) -> bool:
-    """Also `Context | None`, for functions that are called without one, too."""
-    if typing.get_origin(hint) in (Annotated, Union, UnionType):
-        return Context in typing.get_args(hint)
-    return hint is Context
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):
-        # An annotation that can't be resolved here (a local class, a TYPE_CHECKING import) leaves
-        # its argument unchecked, but the context must still be found.
-        return {name: Context for name, hint in function.__annotations__.items() if _names_context(hint)}
-
-
-def _names_context(hint: Any) -> bool:
-    return _is_context(hint) or (isinstance(hint, str) and hint.replace(" ", "") in _CONTEXTS)
-
-
-def _checkable(hint: Any) -> Any:
-    """The annotation, or Any where it can't be checked (a union of two types that look alike in JSON)."""
-    try:
-        payload.decoder(hint)
-    except TypeError:
-        return Any
-    return hint
 
 
 def _due(new: NewJob) -> tuple[int | None, Any]:
