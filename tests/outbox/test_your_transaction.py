@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 import sqlalchemy
 from boxes import Box, beside
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
-from dibs import UnsupportedConnection
+from dibs import SchemaOutdated, UnsupportedConnection
 from dibs.outbox import Inbox, Outbox
 from faces import Face, open_face
+from servers import PostgreSQL
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance"))
 from test_within import CONNECTIONS, Yours
@@ -177,3 +181,97 @@ def test_an_outbox_is_made_of_an_engine_of_either_colour(url: str) -> None:
 
     assert asyncio.run(go()) == [2, 2]
     blocking.dispose()
+
+
+# -- Where nobody has made the tables yet -------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_file(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/fresh.db"
+
+
+@pytest.mark.parametrize("wrote", [True, False], ids=["wrote before", "wrote nothing"])
+def test_a_transaction_of_yours_makes_the_tables_of_a_fresh_file(fresh_file: str, wrote: bool) -> None:
+    yours, outbox = sqlalchemy.create_engine(fresh_file), Outbox(fresh_file)
+    with yours.begin() as connection:
+        connection.execute(sqlalchemy.text("create table orders (id integer)"))
+
+    for n in (1, 2, 3):
+        with Session(yours) as session:
+            if wrote:
+                session.execute(sqlalchemy.text("insert into orders values (1)"))
+            outbox.sync.publish("orders", n, within=session)
+            outbox.sync.publish("orders", n, within=session)
+            session.commit() if n > 1 else session.rollback()
+
+    assert [message.payload for message in outbox.sync.claim_batch("w1")] == [2, 2, 3, 3]
+    yours.dispose()
+    outbox.sync.close()
+
+
+def test_an_awaited_transaction_of_yours_makes_them_too(fresh_file: str) -> None:
+    async def go() -> list[Any]:
+        yours = create_async_engine(fresh_file.replace("sqlite:", "sqlite+aiosqlite:"))
+        outbox = Outbox(yours)
+        async with AsyncSession(yours) as session, session.begin():
+            await outbox.publish("orders", 1, within=session)
+        messages = await outbox.claim_batch("w1")
+        await outbox.close()
+        await yours.dispose()
+        return [message.payload for message in messages]
+
+    assert asyncio.run(go()) == [1]
+
+
+def test_an_inbox_is_made_by_a_transaction_of_yours(fresh_file: str) -> None:
+    inbox = Inbox(fresh_file)
+    with contextlib.closing(sqlite3.connect(fresh_file.removeprefix("sqlite:///"))) as yours:
+        with inbox.sync.once("m1", within=yours) as first:
+            assert first
+        yours.commit()
+        with inbox.sync.once("m1", within=yours) as first:
+            assert not first
+    inbox.sync.close()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_another_file_than_the_outbox_has_is_refused(box: Box, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as yours:
+        with pytest.raises(UnsupportedConnection, match=r"other\.db.*jobs\.db"):
+            box.outbox.sync.publish("orders", 1, within=yours)
+        assert yours.execute("select count(*) from sqlite_master").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_a_database_without_the_tables_says_how_to_make_them(
+    server: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(server).fresh_database()
+    scheme, rest = url.split(":")[0], url[url.index(":") :]
+    blocking, awaited = (name + rest for name in DRIVERS[scheme])
+
+    def sync() -> None:
+        yours, outbox = sqlalchemy.create_engine(blocking), Outbox(url)
+        with pytest.raises(SchemaOutdated, match="dibs migrate"), yours.begin() as connection:
+            outbox.sync.publish("orders", 1, within=connection)
+        outbox.sync.close()
+        yours.dispose()
+
+    async def both() -> None:
+        yours, outbox = create_async_engine(awaited), Outbox(url)
+        with pytest.raises(SchemaOutdated, match="dibs migrate"):
+            async with yours.begin() as connection:
+                await outbox.publish("orders", 1, within=connection)
+        await outbox.close()
+        await yours.dispose()
+
+    sync()
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_a_connection_that_leads_elsewhere_is_refused(box: Box, postgresql: PostgreSQL) -> None:
+    elsewhere = psycopg.connect(postgresql.fresh_database())
+    with contextlib.closing(elsewhere), pytest.raises(UnsupportedConnection, match="another database"):
+        box.outbox.sync.publish("orders", 1, within=elsewhere)

@@ -31,6 +31,10 @@ Execute = Callable[[Step], Rows]
 ExecuteAsync = Callable[[Step], Awaitable[Rows]]
 
 
+class NoTables(UnsupportedConnection):
+    """The caller's connection leads to where nobody has made our tables."""
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """How to speak through one class of connection."""
@@ -96,7 +100,7 @@ def bind_queries(within: object, words: Any, colour: Colour) -> Callable[[Query]
 def _plan(engine: Engine, step: Step, path: str | None) -> Plan:
     """The engine's answer, once we know that the connection leads to the app's own file."""
     if path is not None:
-        _check_same_file((yield Query("files", {})), path)
+        check_same_file((yield Query("files", {})), path)
     return (yield from engine.answer(step, own=False))
 
 
@@ -148,13 +152,13 @@ def _fitting(engine: Engine, colour: Colour) -> list[Adapter]:
     ]
 
 
-def _check_same_file(files: Rows, path: str) -> None:
+def check_same_file(files: Rows, path: str) -> None:
     for row in files:
         other = row["file"]
         if row["name"] == "main" and other and Path(path).exists() and not Path(other).samefile(path):
             raise UnsupportedConnection(
-                f"this connection is open on {other} and the app's store is {path}: "
-                "a job can only live and die with a transaction of its own store"
+                f"this connection is open on {other} and the store is {path}: "
+                "what is written can only live and die with a transaction of its own store"
             )
 
 
@@ -172,7 +176,7 @@ def _explained(adapter: Adapter) -> Iterator[None]:
         yield
     except Exception as error:
         if _lacks_tables(error):
-            raise UnsupportedConnection(
+            raise NoTables(
                 f"there are no dibs tables where this {adapter.label} leads: is it another database, or "
                 "another schema, than the app's?"
             ) from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from dibs.engines.connections import ADAPTERS, bind_queries
+from dibs.engines.connections import ADAPTERS, NoTables, bind_queries, check_same_file
 from dibs.engines.mysql import pools as mysql
 from dibs.engines.mysql.pools import BROKEN, UNDONE
 from dibs.engines.postgresql import pools as postgresql
@@ -70,7 +70,7 @@ class Home:
     def __init__(
         self, database: str, place: Place, *, url: Any = None, blocking: Any = None, awaited: Any = None
     ) -> None:
-        self.statements = Statements(database, place)
+        self.statements = Statements(database, place, _making(database, place))
         self.place = place
         self._url = url if url is not None else (awaited or blocking).url
         self._given = blocking, awaited
@@ -88,7 +88,7 @@ class Home:
 
     def run(self, script: Operation[T], within: Any = None) -> T:
         if within is not None:
-            return run(script(), bind_queries(within, self.statements, "sync"))
+            return self._run_within(script, within)
         tries = Tries()
         while True:
             try:
@@ -98,7 +98,7 @@ class Home:
 
     async def run_async(self, script: Operation[T], within: Any = None) -> T:
         if within is not None:
-            return await run_async(script(), bind_queries(within, self.statements, "async"))
+            return await self._run_within_async(script, within)
         if self.lends_threads:
             return await asyncio.to_thread(self.run, script)
         tries = Tries()
@@ -107,6 +107,32 @@ class Home:
                 return await self._attempt_async(script)
             except TryAgain as trouble:
                 await asyncio.sleep(tries.pause(trouble))
+
+    def _run_within(self, script: Operation[T], within: Any) -> T:
+        try:
+            return run(self._with_tables(script), bind_queries(within, self.statements, "sync"))
+        except NoTables:
+            self.run(_look)  # they may be nowhere, and not only where this connection leads
+            raise
+
+    async def _run_within_async(self, script: Operation[T], within: Any) -> T:
+        try:
+            return await run_async(self._with_tables(script), bind_queries(within, self.statements, "async"))
+        except NoTables:
+            await self.run_async(_look)
+            raise
+
+    def _with_tables(self, script: Operation[T]) -> Generator[Query, Rows, T]:
+        """SQLite's are made in the transaction that needs them first: none could write beside it.
+
+        If that is rolled back they are gone again, so every such transaction looks for them.
+        """
+        if self._sqlite:
+            check_same_file((yield Query("files", {})), self._url.database or "")
+            [tables] = yield Query("tables", {})
+            for number in range(0 if tables["found"] == 2 else len(self.statements.making)):
+                yield Query(f"make {number}", {})
+        return (yield from script())
 
     def _attempt(self, script: Operation[T]) -> T:
         engine = self.blocking_engine()
@@ -232,6 +258,14 @@ class Home:
         if locked or states & POSTGRES_AGAIN or codes & set(UNDONE):
             return TryAgain(error, self.name)
         return error
+
+
+def _making(database: str, place: Place) -> list[str]:
+    if database != "sqlite":
+        return []
+    from dibs.outbox.tables import sqlite_tables
+
+    return sqlite_tables(place)
 
 
 def _look() -> Any:

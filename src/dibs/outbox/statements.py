@@ -82,12 +82,14 @@ class Statements:
 
     database: str
     place: Place
+    making: Sequence[str] = ()  # what makes the tables, where that is our business
     blocks: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         folder = files(__package__).joinpath("sql")
         texts = [folder.joinpath(file).read_text() for file in ("common.sql", f"{self.database}.sql")]
         blocks = {name: self._spell(body) for name, body in read_blocks(*texts).items()}
+        blocks |= {f"make {number}": text for number, text in enumerate(self.making)}
         object.__setattr__(self, "blocks", blocks)
 
     @property
@@ -125,8 +127,12 @@ class Statements:
         match name:
             case "outbox" | "inbox":
                 return self._table(getattr(self.place, name))
+            case "master":
+                return self._table("sqlite_master")
             case "name":
                 return self.place.outbox
+            case "inbox_name":
+                return self.place.inbox
             case "channel":
                 return self.channel
             case "columns":

@@ -19,7 +19,8 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from dibs.outbox.statements import Place
 
@@ -89,6 +90,19 @@ def inbox_table(metadata: MetaData, place: Place) -> Table:
         **_MYSQL,
         **_MARIADB,
     )
+
+
+def sqlite_tables(place: Place) -> list[str]:
+    """The statements that make both tables in a file where they are not there yet."""
+    metadata, dialect = MetaData(), sqlite.dialect()
+    tables = [outbox_table(metadata, place), inbox_table(metadata, place)]
+    making: list[Any] = [CreateTable(table, if_not_exists=True) for table in tables]
+    indexing: list[Any] = [
+        CreateIndex(index, if_not_exists=True)
+        for table in tables
+        for index in sorted(table.indexes, key=lambda index: str(index.name))
+    ]
+    return [str(one.compile(dialect=dialect)) for one in (*making, *indexing)]
 
 
 def _known(metadata: MetaData, name: str, schema: str | None) -> Table | None:

@@ -126,3 +126,11 @@ insert into {inbox} (consumer, message_id, mark, seen_at)
 values (:consumer, :id, :mark, {now})
 on conflict (consumer, message_id) do nothing
 returning mark
+
+-- name: files
+select name, file from pragma_database_list
+
+-- name: tables
+select count(*) as found
+from {master}
+where type = 'table' and name in ('{name}', '{inbox_name}')
