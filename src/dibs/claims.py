@@ -166,7 +166,7 @@ class Holding:
             at=self._store_time(),
             worker=self.job.worker,
             type=kind,
-            message=message,
+            message=str.__str__(message),
             traceback=trace,
         )
         return Raised(entry, retry=retry)

@@ -112,7 +112,7 @@ class Core:
         worker: str | None,
         lease: Duration | None,
     ) -> Operation[list[Holding]]:
-        payload.check_whole(limit, "limit", -(10**9), 10_000)
+        limit = payload.check_whole(limit, "limit", -(10**9), 10_000)
         queues, kinds = payload.check_names(queues, "queue"), payload.check_names(kinds, "kind")
         if limit <= 0 or queues == [] or kinds == []:
             return _nothing
@@ -210,7 +210,7 @@ class Core:
         return lambda _: operations.get(parsed)
 
     def find(self, limit: int, after: UUID | str | None, **filter: Any) -> Operation[list[Job]]:
-        payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        limit = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         if limit <= 0:
             return _nothing
         checked, start = self._filter(**filter), None if after is None else parse_id(after)
@@ -226,12 +226,12 @@ class Core:
             return Topic("job", parse_id(job_id), {})
         if pipeline_id is not None:
             return Topic("pipeline", parse_id(pipeline_id), self._filter(pipeline_id=pipeline_id))
-        return Topic("queue", queue, self._filter(queue=queue))
+        chosen = self._filter(queue=queue)
+        return Topic("queue", chosen["queue"], chosen)
 
     def counts(self, queue: str | None) -> Operation[dict[str, int]]:
-        if queue is not None:
-            payload.check_name(queue, "queue")
-        return lambda _: operations.counts(queue)
+        checked = None if queue is None else payload.check_name(queue, "queue")
+        return lambda _: operations.counts(checked)
 
     def queues(self) -> Operation[list[Queue]]:
         return lambda _: operations.queues()
@@ -277,13 +277,13 @@ class Core:
         return lambda tries: operations.recover(parsed, stale, _died, unsure=tries.unsure)
 
     def pause(self, queue: str, paused: bool) -> Operation[None]:
-        payload.check_name(queue, "queue")
-        return lambda _: operations.set_queue(queue, paused=paused)
+        name = payload.check_name(queue, "queue")
+        return lambda _: operations.set_queue(name, paused=paused)
 
     def limit(self, queue: str, n: int | None) -> Operation[None]:
-        payload.check_name(queue, "queue")
+        name = payload.check_name(queue, "queue")
         most = None if n is None else payload.check_whole(n, "limit", 0, 1_000_000)
-        return lambda _: operations.set_queue(queue, max_running=most, set_limit=True)
+        return lambda _: operations.set_queue(name, max_running=most, set_limit=True)
 
     def sweep(self) -> Operation[Swept]:
         return lambda _: upkeep.sweep_and_mend()
@@ -296,11 +296,10 @@ class Core:
         limit: int = MOST_FOUND,
         after: str | None = None,
     ) -> Operation[list[Train]]:
-        payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         checked = payload.check_names(names, "train")
-        if after is not None:
-            payload.check_name(after, "after")
-        return _nothing if limit <= 0 else lambda _: trains.look(checked, held=held, after=after, limit=limit)
+        start = None if after is None else payload.check_name(after, "after")
+        return _nothing if most <= 0 else lambda _: trains.look(checked, held=held, after=start, limit=most)
 
     def release_train(self, name: str) -> Operation[bool]:
         checked = payload.check_name(name, "train")

@@ -7,7 +7,7 @@ the reader did not name in an annotation.
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime, time
+from datetime import UTC, datetime, time
 from decimal import Decimal
 from itertools import chain
 from typing import Any
@@ -29,8 +29,8 @@ _decode = msgspec.json.Decoder().decode
 
 def check_name(name: object, what: str) -> str:
     """A kind, queue, key, tag or worker: 1–200 characters that a terminal can show."""
-    if not isinstance(name, str):
-        raise BadRequest(f"{what} must be a string, not {type(name).__name__}")
+    if type(name) is not str:
+        name = _plain_text(name, what)
     if not 0 < len(name) <= LONGEST_NAME:
         raise BadRequest(f"{what} must have 1 to {LONGEST_NAME} characters, not {len(name)}")
     if not name.isprintable() and any(map(_is_forbidden, name)):
@@ -49,29 +49,34 @@ def check_names(names: Collection[str] | None, what: str) -> list[str] | None:
 
 
 def check_whole(value: object, what: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRequest(f"{what} must be a whole number, not {value!r}")
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise BadRequest(f"{what} must be a whole number, not {value!r}")
+        value = int.__int__(value)
     if not least <= value <= most:
         raise BadRequest(f"{what}={value} is out of range: {least} to {most}")
     return value
 
 
 def check_moment(moment: object, what: str) -> datetime:
+    """A moment in UTC, whatever zone it was told in."""
     if not isinstance(moment, datetime):
         raise BadRequest(f"{what} must be a datetime, not {moment!r}")
-    if moment.tzinfo is None:
+    if moment.utcoffset() is None:
         raise BadRequest(
             f"{what}={moment.isoformat()} has no time zone; add one, e.g. datetime.now(timezone.utc)"
         )
     if not EARLIEST_YEAR <= moment.year <= LATEST_YEAR:
         raise BadRequest(f"{what}={moment.isoformat()} is not between {EARLIEST_YEAR} and {LATEST_YEAR}")
-    return moment
+    if type(moment) is not datetime:
+        moment = datetime.combine(moment.date(), moment.time(), moment.tzinfo)
+    return moment.astimezone(UTC)
 
 
 def check_text(text: object, what: str, limit: int) -> str:
     """Free text that people wrote: any string that a store can keep."""
-    if not isinstance(text, str):
-        raise BadRequest(f"{what} must be a string, not {type(text).__name__}")
+    if type(text) is not str:
+        text = _plain_text(text, what)
     encode(text, what, limit)
     return text
 
@@ -102,6 +107,13 @@ def decode(text: str) -> Any:
 def decoder(annotation: Any) -> Callable[[str], Any]:
     """A function that turns JSON text into values of the annotated type."""
     return msgspec.json.Decoder(annotation, dec_hook=_decode_model).decode
+
+
+def _plain_text(text: object, what: str) -> str:
+    """The text of a class that extends str: drivers look at the class itself, each in its own way."""
+    if not isinstance(text, str):
+        raise BadRequest(f"{what} must be a string, not {type(text).__name__}")
+    return str.__str__(text)
 
 
 def _is_forbidden(character: str) -> bool:

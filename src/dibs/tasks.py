@@ -52,20 +52,23 @@ class Options:
     isolation: str | None = None
 
     def __post_init__(self) -> None:
-        payload.check_name(self.queue, "queue")
-        _check_priority(self.priority)
-        _check_attempts(self.max_attempts)
+        self._set("queue", payload.check_name(self.queue, "queue"))
+        self._set("priority", _check_priority(self.priority))
+        self._set("max_attempts", _check_attempts(self.max_attempts))
         lease_micros(self.lease)
         if not isinstance(self.retry, Retry):
             raise BadRequest(f"retry={self.retry!r}: use Retry.exponential(), Retry.fixed() or Retry.never()")
         if self.timeout is not None and micros(self.timeout, what="timeout") <= 0:
             raise BadRequest(f"timeout={self.timeout!r} must be more than 0")
-        _check_policy(self.on_cancelled)
-        _check_policy(self.on_failed)
+        self._set("on_cancelled", _check_policy(self.on_cancelled))
+        self._set("on_failed", _check_policy(self.on_failed))
         gate = (self.train, self.slot, self.slot_policy, self.slot_limit)
         _gate(*gate, checked=False)
         if self.isolation not in (None, "process"):
             raise BadRequest(f"isolation={self.isolation!r} is unknown: use 'process' or leave it out")
+
+    def _set(self, name: str, checked: Any) -> None:
+        object.__setattr__(self, name, checked)
 
 
 class Task(Generic[P, R]):
@@ -146,7 +149,7 @@ class Task(Generic[P, R]):
             return {"train": train.format(**values)}
         if isinstance(slot, tuple):
             return {"slot": tuple(_filled(part, values) for part in slot)}
-        return {"slot": str(slot).format(**values)}
+        return {"slot": str.format(slot or "", **values)}
 
     def _check_template(self, option: str, template: str | None) -> None:
         try:
@@ -350,7 +353,12 @@ def _gate(train: Any, slot: Any, policy: Any, limit: Any, *, checked: bool = Tru
     if slot is None:
         return _NO_GATE if train is None else (payload.check_name(train, "train"), None, None, None)
     places = 1 if limit is None else payload.check_whole(limit, "slot_limit", 1, MOST_IN_SLOT)
-    return (None, slot_name(slot) if checked else None, policy or "wait", places)
+    return (
+        None,
+        slot_name(slot) if checked else None,
+        "wait" if policy is None else str.__str__(policy),
+        places,
+    )
 
 
 def slot_name(slot: object) -> str:
@@ -416,7 +424,7 @@ def _check_attempts(attempts: object) -> int:
 def _check_policy(policy: str) -> str:
     if policy not in ("advance", "hold"):
         raise BadRequest(f"{policy!r} is not a policy for on_cancelled or on_failed: use 'advance' or 'hold'")
-    return policy
+    return "hold" if policy == "hold" else "advance"
 
 
 def _check_mapping(value: object, what: str) -> Mapping[str, Any]:
