@@ -224,8 +224,9 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     on_cancelled: str | None = None
     on_failed: str | None = None
     id: UUID = None  # type: ignore[assignment]
-    _fresh: bool = False
     _own_gate: bool = False  # the caller chose train= or slot=, if only to have none
+    _own_unique: bool = False  # and the same of unique=
+    _fresh: bool = False  # the last: a copy is made of all that stands before it
 
     def __post_init__(self) -> None:
         if self.id is None:

@@ -123,10 +123,11 @@ class Task(Generic[P, R]):
         if not self._has_templates:
             return NewJob(self.kind, bound, **self._using)
         own_gate = "train" in self._using or "slot" in self._using
+        own_unique = "unique" in self._using
         keys = {} if own_gate else self.gate(bound)
-        if self.options.unique is not None and "unique" not in self._using:
-            keys["unique"] = self.options.unique.format(**self.signature.with_defaults(bound))
-        return NewJob(self.kind, bound, **self._using, **keys, _own_gate=own_gate)
+        if self.options.unique is not None and not own_unique:
+            keys["unique"] = self.unique(bound)
+        return NewJob(self.kind, bound, **self._using, **keys, _own_gate=own_gate, _own_unique=own_unique)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         return await self._enqueue_one(self.new(*args, **kwargs), self._within)
@@ -150,6 +151,11 @@ class Task(Generic[P, R]):
         if isinstance(slot, tuple):
             return {"slot": tuple(_filled(part, values) for part in slot)}
         return {"slot": str.format(slot or "", **values)}
+
+    def unique(self, bound: Mapping[str, Any]) -> str | None:
+        """The key that the kind's template makes of these arguments."""
+        template = self.options.unique
+        return None if template is None else template.format(**self.signature.with_defaults(bound))
 
     def _check_template(self, option: str, template: str | None) -> None:
         try:
@@ -274,7 +280,7 @@ class Registry:
         kind = payload.check_name(new.kind, "kind") if task is None else task.kind
         options = DEFAULTS if task is None else task.options
         delay, run_at = _due(new)
-        gate, unique = self._gate(new, task, options), _unique(new, options)
+        gate, key = self._gate(new, task, options), _key(new, task)
         id = parse_id(new.id)
         if not is_version_7(id):
             raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
@@ -287,7 +293,7 @@ class Registry:
             run_at,
             delay,
             options.max_attempts if new.max_attempts is None else _check_attempts(new.max_attempts),
-            None if new.unique is None else payload.check_name(new.unique, "unique"),
+            key,
             options.on_cancelled if new.on_cancelled is None else _check_policy(new.on_cancelled),
             options.on_failed if new.on_failed is None else _check_policy(new.on_failed),
             _pipeline(new, parent),
@@ -295,7 +301,7 @@ class Registry:
             _tags(new.tags),
             self._meta(new.meta),
             *gate,
-            *unique,
+            *_unique(key, new, options),
         )
 
     def _gate(self, new: NewJob, task: Task[..., Any] | None, options: Options) -> tuple[Any, ...]:
@@ -391,11 +397,19 @@ def _filled(part: Any, values: Mapping[str, Any]) -> Any:
     return values[name] if part == f"{{{name}}}" and name in values else part.format(**values)
 
 
-def _unique(new: NewJob, options: Options) -> tuple[int | None, bool]:
+def _key(new: NewJob, task: Task[..., Any] | None) -> str | None:
+    """Its unique key: as the job says, else as its kind does."""
+    key = new.unique
+    if key is None and task is not None and task.options.unique is not None and not new._own_unique:
+        key = task.unique(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
+    return None if key is None else payload.check_name(key, "unique")
+
+
+def _unique(key: str | None, new: NewJob, options: Options) -> tuple[int | None, bool]:
     """The columns unique_for, replaces."""
     lasts = options.unique_for if new.unique_for is None else new.unique_for
     conflict = options.on_conflict if new.on_conflict is None else new.on_conflict
-    if new.unique is None:
+    if key is None:
         if (new.unique_for, new.on_conflict) != (None, None):
             raise BadRequest("unique_for= and on_conflict= need a unique= key")
         return None, False

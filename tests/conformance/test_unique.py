@@ -1,5 +1,7 @@
 """Unique keys: one unfinished job per key."""
 
+import copy
+import pickle
 import time
 from typing import Any
 
@@ -273,3 +275,54 @@ def test_a_task_says_how_its_keys_conflict(app: Face) -> None:
 def test_a_key_that_makes_no_sense_is_refused(app: Face, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         app.enqueue(NewJob("work", **options))
+
+
+# -- Keys that the kind makes of the arguments ----------------------------------------------------
+
+
+def test_a_kinds_template_makes_the_key_however_the_job_is_enqueued(app: Face) -> None:
+    @app.job(unique="u_{a}_{b}")
+    def work(a: int, b: int = 2) -> None: ...
+
+    first = app.enqueue_task(work, 1)
+    [by_new] = app.enqueue(work.new(a=1))
+    [by_kind] = app.enqueue(NewJob("work", args={"a": 1}))
+    [other] = app.enqueue(NewJob("work", args={"a": 1, "b": 3}))
+
+    assert {job.id for job in (first, by_new, by_kind)} == {first.id}
+    assert (by_kind.is_new, by_kind.unique) == (False, "u_1_2")
+    assert (other.is_new, other.unique) == (True, "u_1_3")
+
+
+def test_what_the_job_says_of_its_key_goes_before_the_template(app: Face) -> None:
+    @app.job(unique="u_{a}", unique_for=60)
+    def work(a: int) -> None: ...
+
+    own = NewJob("work", args={"a": 1}, unique="mine")
+    without = copy.copy(work.using(unique=None).new(1))
+    [mine, none, again] = app.enqueue(own, without, work.using(unique=None).new(1))
+
+    assert (mine.unique, none.unique, again.unique) == ("mine", None, None)
+    assert none.is_new
+    assert again.is_new
+
+
+def test_a_kinds_template_needs_its_arguments(app: Face) -> None:
+    @app.job(unique="u_{a}")
+    def work(a: int) -> None: ...
+
+    with pytest.raises(BadRequest, match="misses its argument 'a'"):
+        app.enqueue(NewJob("work"))
+
+
+def test_a_copy_of_a_job_that_chose_its_gate_is_not_stored_twice(app: Face) -> None:
+    @app.job(train="t_{a}")
+    def work(a: int) -> None: ...
+
+    new = work.using(train="mine").new(1)
+    [job] = app.enqueue(new)
+    [again] = app.enqueue(copy.copy(new))
+    [free] = app.enqueue(pickle.loads(pickle.dumps(work.using(train=None).new(1))))
+
+    assert (again.id, again.is_new) == (job.id, False)
+    assert free.train is None
