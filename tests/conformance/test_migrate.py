@@ -53,6 +53,21 @@ def test_migrating_makes_the_tables_once(bare_url: str, face: str) -> None:
         assert app.enqueue(NewJob("work"))[0].is_new
 
 
+def test_migrating_with_nothing_to_do_says_nothing(
+    bare_url: str, face: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in the words of a driver either: asyncmy logs every warning of the server."""
+    with open_face(face, bare_url) as app:
+        app.migrate()
+        caplog.clear()
+        capfd.readouterr()
+
+        assert app.migrate() == []
+
+        assert caplog.records == []
+        assert capfd.readouterr() == ("", "")
+
+
 def test_an_app_that_met_a_bare_store_works_once_it_is_migrated(bare_url: str, face: str) -> None:
     with open_face(face, bare_url) as app:
         if not app.traits.migrates_itself:
