@@ -15,7 +15,7 @@ from dibs.errors import BadRequest
 from dibs.ids import is_version_7, parse_id
 from dibs.jobs import Job, NewJob
 from dibs.operations import NewRow
-from dibs.settings import Duration, Settings, lease_micros, micros, seconds
+from dibs.settings import MIB, Duration, Settings, lease_micros, micros, seconds
 from dibs.states import SLOT_POLICIES, Retry
 
 P = ParamSpec("P")
@@ -23,7 +23,6 @@ R = TypeVar("R")
 
 DEFAULT_LEASE = 60
 MOST_IN_SLOT = 1000
-LONGEST_SLOT = 500  # as JSON; a plain name has 200 characters at most
 
 Within = Any  # a connection of the caller's; `engines.connections` says which
 EnqueueOne = Callable[[NewJob, Within], Awaitable[Job]]
@@ -373,9 +372,9 @@ def slot_name(slot: object) -> str:
         return payload.check_name(slot, "slot")
     if not slot:
         raise BadRequest("slot=() has no parts; name at least one, or leave slot= out")
-    text = payload.encode(list(slot), "slot", 4 * LONGEST_SLOT)
-    if len(text) > LONGEST_SLOT:
-        raise BadRequest(f"slot must have at most {LONGEST_SLOT} characters as JSON, not {len(text)}")
+    text = payload.encode(list(slot), "slot", MIB)
+    if len(text) > payload.LONGEST_NAME:
+        raise BadRequest(f"slot must have at most {payload.LONGEST_NAME} characters as JSON, not {len(text)}")
     return text
 
 

@@ -568,3 +568,24 @@ def test_a_whole_slot_is_not_changed_by_a_sweep(app: Face) -> None:
     app.sweep()
 
     assert states(app, *jobs) == ["running", "blocked", "blocked"]
+
+
+# -- Keys of several parts ------------------------------------------------------------------------
+
+
+def test_what_a_job_says_of_its_slot_leads_back_to_it(app: Face, make: Make) -> None:
+    """A tuple is kept as JSON, and that text is its other spelling."""
+    job = make.ready(slot=("csv", 7, None, "é"))
+
+    assert job.slot == '["csv",7,null,"é"]'
+    assert [found.id for found in app.find(slot=job.slot)] == [job.id]
+    assert make.ready(slot=job.slot).state == "blocked"
+
+
+def test_a_key_of_several_parts_is_no_longer_than_one_of_one(app: Face, make: Make) -> None:
+    longest = make.ready(slot=("é" * 196,))
+
+    assert len(longest.slot) == 200
+    assert [found.id for found in app.find(slot=longest.slot)] == [longest.id]
+    with pytest.raises(BadRequest, match="200 characters as JSON, not 201"):
+        make.ready(slot=("é" * 197,))
