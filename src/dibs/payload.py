@@ -6,6 +6,7 @@ the reader did not name in an annotation.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime, time
 from decimal import Decimal
@@ -144,8 +145,18 @@ def _refuse_unsafe(value: Any, what: str) -> None:
                     "add one, e.g. datetime.now(timezone.utc)"
                 )
         case _:
+            if isinstance(value, Mapping) and not {*map(type, value)} <= {str}:
+                _refuse_same_names(value, what)
             for part in _parts(value):
                 _refuse_unsafe(part, what)
+
+
+def _refuse_same_names(mapping: Mapping[Any, Any], what: str) -> None:
+    """JSON has only strings for names, so 1 and "1" would be one, and a value would be lost."""
+    names = Counter(_encode({key: None}) for key in mapping)
+    for key in mapping:
+        if names[_encode({key: None})] > 1:
+            raise BadRequest(f"{what} holds the key {key!r} beside another that is the same in JSON")
 
 
 def _parts(value: Any) -> Iterable[Any]:

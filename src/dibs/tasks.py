@@ -421,9 +421,16 @@ def _unique(key: str | None, new: NewJob, options: Options) -> tuple[int | None,
 
 
 def _pipeline(new: NewJob, parent: Job | None) -> UUID | None:
-    if parent is not None:
-        return parent.pipeline_id or parent.id
-    return None if new.pipeline_id is None else parse_id(new.pipeline_id)
+    own = None if new.pipeline_id is None else parse_id(new.pipeline_id)
+    if parent is None:
+        return own
+    shared = parent.pipeline_id or parent.id
+    if own not in (None, shared):
+        raise BadRequest(
+            f"pipeline_id={own}: what follows job {parent.id} is of its pipeline, {shared}; leave it out, or "
+            "enqueue that job by itself"
+        )
+    return shared
 
 
 def _check_priority(priority: object) -> int:

@@ -359,3 +359,35 @@ def test_a_file_that_is_no_database_says_so(face: str, tmp_path: Path) -> None:
 def test_a_sqlite_address_with_a_host_is_refused() -> None:
     with pytest.raises(BadRequest, match="sqlite:///"):
         Dibs("sqlite://jobs.db")
+
+
+@one_face
+@pytest.mark.parametrize(
+    "value", [{1: 1, "1": 2}, [{"x": {"1": 2, 1: 1}}], {7.5: 1, "7.5": 2}], ids=["int", "in depth", "float"]
+)
+def test_keys_that_json_can_not_tell_apart_are_refused(app: Face, make: Make, value: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match="the same in JSON"):
+        app.enqueue(NewJob("send", args={"x": value}))
+    claim = make.running()
+    with pytest.raises(BadRequest, match=r"result.*the same in JSON"):
+        claim.succeed(value)
+
+
+@one_face
+def test_keys_that_are_no_strings_become_such(app: Face) -> None:
+    [job] = app.enqueue(NewJob("send", args={"x": {1: "a", 2: "b", "c": {}}}))
+
+    assert app.get(job.id).args == {"x": {"1": "a", "2": "b", "c": {}}}
+
+
+@one_face
+def test_what_follows_a_job_can_not_be_of_another_pipeline(app: Face, make: Make) -> None:
+    parent, other = make.running(), make.ready()
+
+    with pytest.raises(BadRequest, match=f"pipeline_id={other.id}.*{parent.job.id}"):
+        parent.succeed(then=[NewJob("child", pipeline_id=other.id)])
+    assert app.get(parent.job.id).state == "running"
+
+    child = NewJob("child", pipeline_id=str(parent.job.id))
+    parent.succeed(then=[child])
+    assert app.get(child.id).pipeline_id == parent.job.id
