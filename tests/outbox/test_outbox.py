@@ -14,7 +14,7 @@ from boxes import Box, numbers
 
 from dibs import BadRequest, LeaseLost, NotFound, Refused, Retry
 from dibs.errors import SchemaOutdated, UnknownEngine
-from dibs.outbox import Outbox, Status
+from dibs.outbox import Outbox, Relay, Status
 
 
 def test_a_message_goes_its_way(box: Box) -> None:
@@ -414,3 +414,23 @@ def test_each_broker_has_a_standing_of_its_own(box: Box) -> None:
     assert (first.broker, first.counts["published"], first.lag) == ("a", 1, 0.0)
     assert (second.broker, second.counts["pending"], second.counts["published"]) == ("b", 2, 0)
     assert second.lag >= 60
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda box: box.publish("orders", 1, headers=[1]), "headers must be a mapping"),
+        (lambda box: box.publish("orders", 1, brokers=5), "brokers=5"),
+        (lambda box: box.publish("orders", 1, id="zz"), "'zz' is not a message id"),
+        (lambda box: box.redrive("zz"), "'zz' is not a message id"),
+        (lambda box: box.mark_failed(5, "broken"), "5 is not a message"),
+        (lambda box: box.mark_published(None), "None is not a message"),
+        (lambda box: box.mark_published("message"), "is not a message"),
+        (lambda box: Relay(box.outbox, brokers="amqp://x"), "brokers={'default'"),
+        (lambda box: Relay(box.outbox, brokers=[1]), "brokers={'default'"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_what_makes_no_sense_is_refused(box: Box, call: Callable[[Box], Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        call(box)

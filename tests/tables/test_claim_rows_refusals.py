@@ -40,6 +40,23 @@ def test_an_open_transaction_is_refused_and_left_alone(desk: Desk, strategy: Any
     assert desk.look(Report.status) == [("ready",)]
 
 
+def test_a_claim_of_nothing_is_refused_in_a_transaction_like_any_other(desk: Desk) -> None:
+    nothing: dict[str, Any] = {"where": READY, "set": TAKEN, "limit": 0}
+
+    with pytest.raises(ClaimInTransaction):
+        desk.claim_in_session(Report, before=lambda session: session.execute(select(1)), **nothing)
+    with pytest.raises(ClaimInTransaction):
+        desk.claim_on_connection(Report, before=lambda connection: connection.execute(select(1)), **nothing)
+
+    assert desk.claim(Report, **nothing) == []
+
+
+@one_driver
+def test_a_condition_is_not_a_text(desk: Desk) -> None:
+    with pytest.raises(BadRequest, match="where='status = 1' is not a condition"):
+        desk.claim(Report, where="status = 1", set=TAKEN, limit=1)
+
+
 def test_what_a_session_has_not_written_yet_is_a_transaction_too(desk: Desk) -> None:
     with pytest.raises(ClaimInTransaction):
         desk.claim_in_session(

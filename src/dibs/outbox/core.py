@@ -1,7 +1,7 @@
 """What both faces of an outbox share: here a call is checked and becomes a script."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -67,7 +67,8 @@ class OutboxCore:
         id: UUID | str | None,
         max_attempts: int | None,
     ) -> NewMessage:
-        names = [brokers] if isinstance(brokers, str) else list(dict.fromkeys(brokers))
+        given = [brokers] if isinstance(brokers, str) else brokers
+        names = list(dict.fromkeys(given)) if isinstance(given, Collection) else []
         if not 0 < len(names) <= MOST_BROKERS:
             raise BadRequest(f"brokers={brokers!r}: name the 1 to {MOST_BROKERS} brokers that should get it")
         made = new_id() if id is None else parse_id(id, "message")
@@ -159,7 +160,9 @@ class OutboxCore:
 
     def redrive(self, id: Message | UUID | str, broker: str | None) -> Operation[int]:
         given, name = (
-            (id.id, broker or id.broker) if isinstance(id, Message) else (parse_id(id, "message"), broker)
+            (id.id, broker or id.broker)
+            if isinstance(id, Message)
+            else (parse_id(id, "message"), broker)
         )
         return lambda: operations.redrive(self.words, given, _optional(name, "target_broker"))
 
@@ -196,6 +199,8 @@ def _pruning(core: OutboxCore, block: str, age: int, batch: int) -> Operation[in
 
 
 def _held(messages: Messages) -> Sequence[Message]:
+    if not isinstance(messages, Message | Iterable):
+        raise BadRequest(f"{messages!r} is not a message: pass what claim_batch answered")
     held = [messages] if isinstance(messages, Message) else list(messages)
     for one in held:
         if not isinstance(one, Message):
@@ -211,6 +216,8 @@ def _nothing() -> operations.Script[Claimed]:
 
 
 def _headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    if not isinstance(headers, Mapping | None):
+        raise BadRequest(f"headers must be a mapping of names to strings, not {headers!r}")
     given = dict(headers or {})
     for name, value in given.items():
         payload.check_name(name, "a header's name")

@@ -6,6 +6,7 @@ has run out: at least once, and under the same id.
 
 import asyncio
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 
 from dibs import payload, stopping
@@ -42,7 +43,7 @@ class Relay:
         poll: Duration = LONGEST_REST,
         worker: str | None = None,
     ) -> None:
-        if not brokers:
+        if not brokers or not isinstance(brokers, Mapping):
             raise BadRequest("a relay needs a broker: pass brokers={'default': 'amqp://…'}")
         self._core = outbox._core
         self.name = worker_name() if worker is None else payload.check_name(worker, "worker")

@@ -60,7 +60,7 @@ async def claim_rows(
     this returns; in an open transaction it is refused with `ClaimInTransaction`.
     """
     claiming = Claiming.asked(model, where, set, limit, order_by, strategy)
-    rows: list[Any] | None = [] if claiming.is_empty else await _persist(on, claiming.on)
+    rows: list[Any] | None = await _persist(on, claiming.on)
     while rows is None:
         await asyncio.sleep(breath())
         rows = await _persist(on, claiming.on)

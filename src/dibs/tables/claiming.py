@@ -39,8 +39,12 @@ class Claiming:
     def on(self, given: Given) -> list[Any] | None:
         """Claim once; None when every race was lost. Nothing has changed when this raises."""
         target = self.claim.target
+        if self.is_empty and isinstance(given, Engine):
+            return []
         quick = self.strategy is None and is_quick(engine_of(given, target).dialect)
         with place_for(given, target, quick=quick) as place:
+            if self.is_empty:
+                return []
             chosen = portable if self.strategy == "portable" else strategy_for(place.dialect, self.claim)
             if chosen in (lock_then_update, portable):
                 _must_be_a_table(place)

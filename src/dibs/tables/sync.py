@@ -60,7 +60,7 @@ def claim_rows(
     this returns; in an open transaction it is refused with `ClaimInTransaction`.
     """
     claiming = Claiming.asked(model, where, set, limit, order_by, strategy)
-    rows: list[Any] | None = [] if claiming.is_empty else _persist(lambda: claiming.on(on))
+    rows: list[Any] | None = _persist(lambda: claiming.on(on))
     while rows is None:
         time.sleep(breath())
         rows = _persist(lambda: claiming.on(on))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Column, Table, UnaryExpression, and_, inspect, or_, true
-from sqlalchemy.exc import NoInspectionAvailable
+from sqlalchemy.exc import ArgumentError, NoInspectionAvailable
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import operators
 
@@ -146,9 +146,16 @@ def wanted(model: object, where: Any, set: Mapping[Any, Any], limit: int, order_
     target = target_of(model)
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise BadRequest(f"limit is a number of rows, not {limit!r}")
-    criteria = and_(true(), *_several(where), target.kind())
+    criteria = _criteria(where, target)
     _refuse_other_tables(target, criteria)
     return Wanted(target, criteria, _values(target, set), limit, order_of(target, order_by))
+
+
+def _criteria(where: Any, target: Target) -> Expression:
+    try:
+        return and_(true(), *_several(where), target.kind())
+    except ArgumentError as error:
+        raise BadRequest(f"where={where!r} is not a condition: {error}") from None
 
 
 def _several(given: Any) -> Sequence[Any]:
