@@ -14,7 +14,12 @@ import pymysql
 import pytest
 import sqlalchemy
 from django.db.backends.base.base import BaseDatabaseWrapper
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session
 
 from dibs import Context as JobContext
@@ -739,3 +744,38 @@ def test_a_success_that_was_rolled_back_may_be_followed_by_one_with_children(
     claim.succeed(then=[child])
 
     assert app.get(child.id).parent_id == claim.job.id
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("face", ["async"], indirect=True)
+def test_a_scoped_session_is_taken_like_the_one_behind_it(app: Face, url: str) -> None:
+    new = NewJob("work"), NewJob("work")
+    app.open()
+
+    async def go() -> None:
+        engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+        await app.app.enqueue(new[0], within=scoped)
+        await scoped.rollback()
+        await app.app.enqueue(new[1], within=scoped)
+        await scoped.commit()
+        await scoped.remove()
+        await engine.dispose()
+
+    app.wait_for(go())
+
+    assert [job.id for job in app.find()] == [new[1].id]
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_connection_that_answers_no_text_is_refused(app: Face, url: str) -> None:
+    app.open()
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        connection.text_factory = bytes
+
+        with pytest.raises(UnsupportedConnection, match="text_factory"):
+            app.enqueue(NewJob("work"), within=connection)
+
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
+        app.enqueue(NewJob("work"), within=connection)
+        connection.rollback()

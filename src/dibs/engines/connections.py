@@ -7,7 +7,7 @@ installed for the others. Nothing here begins, commits or rolls back.
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -238,6 +238,15 @@ def _psycopg_async(connection: Any, engine: Engine) -> Any:
     return query
 
 
+def _sqlite3(connection: sqlite3.Connection, engine: Any) -> Any:
+    if not isinstance(connection.text_factory(b""), str):
+        raise UnsupportedConnection(
+            f"this sqlite3.Connection answers text as {connection.text_factory!r}: leave its text_factory "
+            "str, as it is by itself, or pass another connection"
+        )
+    return sqlite_query(connection, engine)
+
+
 def _sqlalchemy(connection: Any, engine: Engine) -> Any:
     """A Connection or a Session: both execute text in the transaction that they have open."""
     from sqlalchemy import text
@@ -367,7 +376,7 @@ _ALCHEMY_SESSION: Any = {"store": _session_store, "in_transaction": _session_in_
 
 ADAPTERS: dict[str, Adapter] = {
     "sqlite3.Connection": Adapter(
-        "sqlite3.Connection", ("sync", "async"), lambda _: "sqlite", sqlite_query, _sqlite_in_transaction,
+        "sqlite3.Connection", ("sync", "async"), lambda _: "sqlite", _sqlite3, _sqlite_in_transaction,
         has_begun=lambda connection: connection.in_transaction,
     ),
     "psycopg.Connection": Adapter(
@@ -408,6 +417,12 @@ ADAPTERS: dict[str, Adapter] = {
 }  # fmt: skip
 ADAPTERS["asyncpg.pool.PoolConnectionProxy"] = ADAPTERS["asyncpg.connection.Connection"]
 ADAPTERS["sqlalchemy.orm.scoping.scoped_session"] = ADAPTERS["sqlalchemy.orm.session.Session"]
+ADAPTERS["sqlalchemy.ext.asyncio.scoping.async_scoped_session"] = replace(
+    ADAPTERS["sqlalchemy.ext.asyncio.session.AsyncSession"],
+    store=lambda scoped: _session_store(scoped()),
+    query=lambda scoped, engine: _sqlalchemy_async(scoped(), engine),
+    in_transaction=lambda scoped: _session_in_transaction(scoped()),
+)
 ADAPTERS["django.utils.connection.ConnectionProxy"] = ADAPTERS[
     "django.db.backends.base.base.BaseDatabaseWrapper"
 ]
