@@ -327,7 +327,6 @@ class Registry:
         return payload.encode(_check_mapping(meta, "meta"), "meta", self.settings.max_payload)
 
 
-
 _USING = (
     *("queue", "priority", "run_at", "delay", "max_attempts", "train", "slot", "slot_policy"),
     *("slot_limit", "unique", "unique_for", "on_conflict", "pipeline_id", "tags", "meta"),

@@ -160,9 +160,7 @@ class OutboxCore:
 
     def redrive(self, id: Message | UUID | str, broker: str | None) -> Operation[int]:
         given, name = (
-            (id.id, broker or id.broker)
-            if isinstance(id, Message)
-            else (parse_id(id, "message"), broker)
+            (id.id, broker or id.broker) if isinstance(id, Message) else (parse_id(id, "message"), broker)
         )
         return lambda: operations.redrive(self.words, given, _optional(name, "target_broker"))
 
