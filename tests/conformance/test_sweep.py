@@ -184,9 +184,9 @@ def test_more_than_a_batch_of_lost_leases_comes_back(app: Face) -> None:
 
 def test_all_kinds_of_upkeep_are_one_round(app: Face, make: Make) -> None:
     make.scheduled(delay=10)
-    make.running(lease=0.1)
-    make.running(lease=0.1, max_attempts=1)
-    make.asked_to_cancel(lease=0.1)
+    make.running(lease=5)
+    make.running(lease=5, max_attempts=1)
+    make.asked_to_cancel(lease=5)
     app.age(11)
 
     assert app.sweep() == Swept(staged=1, returned=1, failed=1, cancelled=1)
