@@ -43,6 +43,7 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `followers`           | who is behind the holder of this claim on its   | in order; they stay blocked;  |
 |                       | train                                           | a token for each              |
 | `get`, `find`,        | look                                            | finished jobs included        |
+| `find_oldest`,        |                                                 |                               |
 | `counts`, `queues`,   |                                                 |                               |
 | `workers`, `upcoming` |                                                 |                               |
 | `settled`, `explain`, |                                                 |                               |
@@ -102,6 +103,9 @@ there are none. `enqueue_pipeline` is told the `pipeline` (id, name, on_failed),
 and the jobs; it answers as `enqueue` does, or nothing when it knows the pipeline. `parents` answers `child`,
 `parent` and `met` (it has succeeded), in the order given; `pipelines` the `id`, `name` and `on_failed`.
 
+`find` answers whole jobs, newest first, older than the id `after`, if there is one. `find_oldest` answers
+only ids, oldest first, of jobs newer than `after`: who is put back takes its place in that order.
+
 `ready_lines` answers the (queue, kind) pairs that have ready jobs in queues that are not paused; it must cost
 little however many jobs there are. `backlog` answers per queue how many jobs are ready (`jobs`) and `since`
 when the oldest of them is; it may count.
@@ -139,7 +143,7 @@ QUESTIONS = frozenset(
         *("enqueue", "claim", "claim_within_limits", "claim_job", "settle", "exchange", "renew"),
         *("progress", "stage", "sweep", "cancel", "retry", "recover", "delete", "prune"),
         *("tick", "leave", "workers", "upcoming", "enqueue_tick", "schedules"),
-        *("set_queue", "get", "find", "counts", "queues", "settled", "explain", "now", "age"),
+        *("set_queue", "get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now", "age"),
         *("ready_lines", "backlog", "examine", "echo", "glance", "glance_at_queue"),
         *("enqueue_pipeline", "parents", "pipelines"),
         *("identify", "depart", "departed", "arrive", "give_back", "landed"),

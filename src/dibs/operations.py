@@ -24,6 +24,7 @@ from dibs.upkeep import BATCH, sweep
 
 T = TypeVar("T")
 
+FIRST_ID = UUID(int=0)  # before all others
 ENOUGH_LOOKS = 20  # a claim that others crowd out looks this often before it comes back empty-handed
 ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a bug, not at luck
 
@@ -603,13 +604,18 @@ def _ended(job: Job) -> str:
 
 
 def change_many(question: str, filter: Mapping[str, Any], **extra: Any) -> Script[int]:
-    """Cancel or retry all that match now, page by page; how many were changed."""
+    """Cancel or retry all that match now, page by page; how many were changed.
+
+    Retried oldest first: on a train each goes behind those of the pages before it. Cancelled newest first:
+    the head of a train ends after those behind it, which so are never let go in between.
+    """
     states = _AFFECTED[question]
     given = states if filter["states"] is None else filter["states"]
     wanted = [state for state in given if state in states]
-    changed, after = 0, None
+    look, after = ("find_oldest", FIRST_ID) if question == "retry" else ("find", None)
+    changed = 0
     while wanted:
-        page = yield Step("find", {**filter, "states": wanted, "limit": BATCH, "after": after})
+        page = yield Step(look, {**filter, "states": wanted, "limit": BATCH, "after": after})
         if not page:
             break
         ids = [row["id"] for row in page]

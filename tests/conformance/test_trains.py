@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from dibs import BadRequest, Job, NewJob, NotFound, Refused
+from dibs import BadRequest, Job, NewJob, NotFound, Refused, operations
+from dibs.ids import new_id
 from faces import Face, Make, needs
 
 
@@ -552,6 +554,52 @@ def test_cancelling_many_of_a_train_leaves_the_rest_going(app: Face) -> None:
     assert app.trains.get("t") is None
     assert app.retry_many(train="t") == 4
     assert app.counts()["ready"] == 1
+
+
+@pytest.mark.parametrize("way", ["retry_many", "pipelines.retry", "drawn"])
+def test_more_than_a_page_is_retried_in_the_order_of_its_making(
+    app: Face, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(operations, "BATCH", 3)
+    pipeline = app.pipeline("nightly")
+    id = pipeline.id if way == "drawn" else new_id()
+    new = [NewJob("work", train="t", pipeline_id=None if way == "drawn" else id) for _ in range(8)]
+    if way == "drawn":
+        for job in new:
+            pipeline.add(job)
+        pipeline.enqueue()
+    else:
+        app.enqueue(*new)
+    app.cancel_many(train="t")
+
+    changed = app.retry_many(train="t") if way == "retry_many" else app.pipelines.retry(id)
+
+    assert changed == 8
+    assert _run_all(app) == [job.id for job in new]
+
+
+def test_of_many_trains_each_is_retried_in_its_order(app: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "BATCH", 3)
+    jobs = app.enqueue(*[NewJob("work", train=f"t{nth % 2}", tags=["again"]) for nth in range(8)])
+    others = app.enqueue(*[NewJob("work", train=f"t{nth % 2}") for nth in range(4)])
+    app.cancel_many(kind="work")
+
+    changed = app.retry_many(kind="work", tags=["again"], state="cancelled")
+
+    assert changed == 8
+    ran = _run_all(app)
+    assert [id for id in ran if id in {job.id for job in jobs[::2]}] == [job.id for job in jobs[::2]]
+    assert [id for id in ran if id in {job.id for job in jobs[1::2]}] == [job.id for job in jobs[1::2]]
+    assert states(app, others) == ["cancelled"] * 4
+
+
+def _run_all(app: Face) -> list[UUID]:
+    """Whom one claim after another got."""
+    order = []
+    while claims := app.claim():
+        order.append(claims[0].job.id)
+        claims[0].succeed()
+    return order
 
 
 def test_a_running_head_can_not_be_retried_onto_its_train(app: Face) -> None:

@@ -21,9 +21,9 @@ from redis_places import astray, break_script, call_once, everything, misplaced
 
 ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
 READS = {
-    *("get", "find", "counts", "queues", "settled", "explain", "now", "workers", "upcoming", "schedules"),
+    *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now", "workers", "upcoming"),
     *("ready_lines", "backlog", "examine", "glance", "glance_at_queue", "departed", "gates", "current"),
-    *("parents", "pipelines"),
+    *("schedules", "parents", "pipelines"),
 }
 
 

@@ -38,9 +38,37 @@ from (
 order by job.id desc
 limit :limit
 
+-- name: find_oldest
+-- Ids only. From `after` on, not from the beginning: a page costs the same wherever it is.
+select job.id
+from (
+    select *
+    from (
+        select job.id
+        from dibs_jobs job
+        where job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) live
+    union all
+    select *
+    from (
+        select job.id
+        from dibs_finished job
+        where job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) finished
+) job
+order by job.id
+limit :limit
+
 -- fragment: matches
 (cast(:after as {uuid}) is null or job.id < cast(:after as {uuid}))
-          and (cast(:queue as {text}) is null or job.queue = :queue)
+          and {>is_wanted}
+
+-- fragment: is_wanted
+(cast(:queue as {text}) is null or job.queue = :queue)
           and (cast(:kind as {text}) is null or job.kind = :kind)
           and (cast(:train as {text}) is null or job.train = :train)
           and (cast(:slot as {text}) is null or job.slot = :slot)

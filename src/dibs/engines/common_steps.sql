@@ -215,3 +215,28 @@ from (
 ) job
 order by job.id desc
 limit :limit
+
+-- name: find_oldest_in_pipeline
+-- As `find_oldest`, by the index on pipelines.
+select job.id
+from (
+    select *
+    from (
+        select job.id
+        from dibs_jobs job
+        where job.pipeline_id = {id:pipeline_id} and job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) live
+    union all
+    select *
+    from (
+        select job.id
+        from dibs_finished job
+        where job.pipeline_id = {id:pipeline_id} and job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) finished
+) job
+order by job.id
+limit :limit

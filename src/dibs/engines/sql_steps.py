@@ -21,6 +21,7 @@ DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a re
 
 _STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
 _SETTLING = frozenset({"settlements", "children", "convoy"})
+_IN_PIPELINE = {"find": "find_in_pipeline", "find_oldest": "find_oldest_in_pipeline"}
 _AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 
 _TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
@@ -42,8 +43,8 @@ class SqlSteps(SqlEngine):
             return self._enqueue_pipeline(own=own, **step.params)
         if "steps" in step.params:
             return self._settle_steps(step, own)
-        if step.question == "find" and step.params["pipeline_id"] and self.finds_by_pipeline:
-            return self._block(Step("find_in_pipeline", step.params))
+        if step.question in _IN_PIPELINE and step.params["pipeline_id"] and self.finds_by_pipeline:
+            return self._block(Step(_IN_PIPELINE[step.question], step.params))
         if slots := _replaced_slots(step):
             return self._replace_steps(step, slots, own)
         return super().answer(step, own=own)

@@ -406,6 +406,11 @@ class Memory(Convoyed):
         matching = (job for id, job in found if (after is None or id < after) and _matches(job, **filter))
         return [self._row(job) for _, job in zip(range(limit), matching, strict=False)]
 
+    def _find_oldest(self, limit: int, after: UUID, **filter: Any) -> Rows:
+        found = sorted({**self._live, **self._finished}.items())
+        matching = (id for id, job in found if id > after and _matches(job, **filter))
+        return [{"id": id} for _, id in zip(range(limit), matching, strict=False)]
+
     def _glance(self, ids: Sequence[UUID]) -> Rows:
         return [self._glanced(job) for job in self._each(ids)]
 

@@ -82,7 +82,7 @@ SPELLINGS = {
 
 READS = frozenset(
     {
-        *("get", "find", "counts", "queues", "settled", "explain", "now"),
+        *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
         *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
         *("glance", "glance_at_queue", "departed"),
         *("gates", "current", "followers"),
@@ -538,9 +538,14 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
     def _glance(self, ids: Sequence[UUID]) -> Plan:
         return (yield Query("glance", {"ids": as_ids(ids)}))
 
-    def _find(self, states: Sequence[str] | None, tags: Sequence[str], **filter: Any) -> Plan:
+    def _find(
+        self, states: Sequence[str] | None, tags: Sequence[str], block: str = "find", **filter: Any
+    ) -> Plan:
         names = None if states is None else ",".join(states)
-        return (yield Query("find", {**self.adapt(filter), "states": names, "tags": as_json(tags)}))
+        return (yield Query(block, {**self.adapt(filter), "states": names, "tags": as_json(tags)}))
+
+    def _find_oldest(self, **filter: Any) -> Plan:
+        return (yield from self._find(**filter, block="find_oldest"))
 
     def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
         opening = yield from self._opening(look=False)

@@ -38,7 +38,10 @@ union all
 
 -- fragment: matches
 (:after is null or job.id < unhex(:after))
-          and (:queue is null or job.queue = :queue)
+          and {>is_wanted}
+
+-- fragment: is_wanted
+(:queue is null or job.queue = :queue)
           and (:kind is null or job.kind = :kind)
           and (:train is null or job.train = :train)
           and (:slot is null or job.slot = :slot)

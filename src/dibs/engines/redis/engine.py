@@ -259,6 +259,16 @@ class Redis(RedisMoves, RedisSteps):
             found += map(job_row, page)
         return found
 
+    def _find_oldest(self, limit: int, after: UUID, **filter: Any) -> Plan:
+        found: list[Row] = []
+        start = str(after)
+        while len(found) < limit and start != "":
+            start, *page = yield self.call(
+                "find_oldest", limit=limit - len(found), after=start, **distinct_states(filter)
+            )
+            found += [{"id": UUID(id)} for id in page]
+        return found
+
     def _glance(self, ids: Sequence[UUID]) -> Plan:
         return list(map(glanced_row, (yield self.call("glance", ids=ids))))
 

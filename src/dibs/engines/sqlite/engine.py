@@ -48,7 +48,7 @@ SPELLINGS = {
 
 READS = frozenset(
     {
-        *("get", "find", "counts", "queues", "settled", "explain", "now"),
+        *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
         *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
         *("gates", "current"),
         *("glance", "glance_at_queue", "departed"),
