@@ -150,7 +150,7 @@ QUESTIONS = frozenset(
     }
 )
 
-# Asked only where `Traits.gates` says that there are trains and slots.
+# What is asked of trains and slots themselves.
 GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current", "followers"})
 
 GLANCED_COLUMNS = ("id", "state", "attempts", "token", "progress", "message", "run_at")
