@@ -82,7 +82,8 @@ becomes `ready` only when its gate lets it through, and whatever ends a job or p
 through in the same step. `gates` answers a row per train or slot, by name: `name`, `head` (an id), `length`
 and `held`; `current` per slot the `id` and `token` of the job that started last, if any; `release_train` one
 row, `was_held`, or none when nobody is on that train; `mend` the `sort` and `name` of each gate it looked at.
-Before the gates come what jobs wait for others, of the sort `pipeline`, by whatever name the engine goes by.
+Before the gates come what jobs wait for others, of the sort `pipeline`, and after them who has a place at
+one, of the sort `job`, for its gate may be gone; by whatever names the engine goes by.
 
 A worker may run jobs of a train under the lease of their head (ADR 19). `followers` answers the jobs behind
 it by position, each with a `new_token`, `is_due`, and `is_open` (its queue is neither paused nor limited); it

@@ -19,6 +19,7 @@ from dibs.scripts import Row, Rows, Script, Step
 from dibs.states import FINISHED, JobState
 
 BATCH = 500  # rows per question
+GATES = 100  # per question that locks each of them
 CLOCKS_DIFFER = 60 * SECOND  # how far ahead of the store the clock of one who enqueues may be
 FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died without a word goes after this
 
@@ -75,7 +76,7 @@ def sweep_and_mend() -> Script[Swept]:
 def mend(after: Row | None = None) -> Script[Rows]:
     """Look at the gates after this one, a bounded number, and heal those that don't fit their jobs."""
     sort, name = (None, None) if after is None else (after["sort"], after["name"])
-    return (yield Step("mend", {"after_sort": sort, "after_name": name, "limit": BATCH}))
+    return (yield Step("mend", {"after_sort": sort, "after_name": name, "limit": GATES}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

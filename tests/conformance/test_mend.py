@@ -39,6 +39,27 @@ def delete_by_hand(app: Face, engine: str, url: str) -> DeleteByHand:
     return delete
 
 
+@pytest.fixture
+def forget_gates_by_hand(
+    app: Face, engine: str, url: str, delete_by_hand: DeleteByHand
+) -> Callable[[], None]:
+    """Remove all that a store notes of its gates; what the jobs know of them stays."""
+
+    def forget() -> None:
+        if engine.startswith("redis"):
+            with contextlib.closing(redis.Redis.from_url(url)) as client:
+                gone = [key for name in GATE_KEYS for key in client.scan_iter(f"{{dibs}}:{name}")]
+                assert client.delete(*gone)
+            return
+        with contextlib.closing(_connection(engine, url)) as connection:
+            with contextlib.closing(connection.cursor()) as cursor:
+                cursor.execute("delete from dibs_gates")
+            connection.commit()
+
+    return forget
+
+
+GATE_KEYS = ("gates", "gate:*", "members:*", "line:*", "going:*")
 DELETIONS = ("delete from dibs_jobs where id = ?", "delete from dibs_finished where id = ?")
 MARKS = {"sqlite": "?"}
 
@@ -111,6 +132,88 @@ def test_the_next_enqueue_needs_no_sweep_to_see_that_the_head_is_gone(
     [third] = app.enqueue(NewJob("work", train="t"))
 
     assert (app.get(second.id).state, third.state) == ("ready", "blocked")
+
+
+@pytest.mark.parametrize(
+    "gate", [{"train": "t"}, {"slot": "s"}, {"slot": ("s", 1), "slot_limit": 2}], ids=repr
+)
+def test_those_whose_gate_was_deleted_by_hand_with_who_was_ahead_go_on(
+    app: Face,
+    delete_by_hand: DeleteByHand,
+    forget_gates_by_hand: Callable[[], None],
+    gate: dict[str, Any],
+) -> None:
+    ahead, *jobs = app.enqueue(*[NewJob("work", **gate) for _ in range(5)])
+    plain, _ = app.enqueue(NewJob("plain", priority=-1), NewJob("plain", priority=-1, delay=60))
+    at_once = gate.get("slot_limit", 1)
+
+    forget_gates_by_hand()
+    for job in [ahead, *jobs[: at_once - 1]]:
+        delete_by_hand(job.id)
+    app.sweep()
+
+    ran = []
+    while claims := app.claim(limit=10):
+        assert len([claim for claim in claims if claim.job.kind == "work"]) <= at_once
+        for claim in claims:
+            ran.append(claim.job.id)
+            claim.succeed()
+    assert sorted(ran) == sorted([plain.id, *(job.id for job in jobs[at_once - 1 :])])
+    assert [id for id in ran if id != plain.id] == [job.id for job in jobs[at_once - 1 :]]
+    assert app.trains.list() == []
+
+
+@pytest.mark.parametrize("gate", [{"train": "t"}, {"slot": "s"}], ids=repr)
+def test_who_runs_stays_alone_when_its_gate_was_deleted_by_hand(
+    app: Face, forget_gates_by_hand: Callable[[], None], gate: dict[str, Any]
+) -> None:
+    first, second, third = app.enqueue(*[NewJob("work", **gate) for _ in range(3)])
+    claim = app.claim_job(first.id)
+
+    forget_gates_by_hand()
+    app.sweep()
+
+    assert [app.get(job.id).state for job in (first, second, third)] == ["running", "blocked", "blocked"]
+    claim.succeed()
+    assert [app.get(job.id).state for job in (second, third)] == ["ready", "blocked"]
+
+
+def test_a_gate_that_a_sweep_makes_anew_gives_no_place_twice(
+    app: Face, forget_gates_by_hand: Callable[[], None]
+) -> None:
+    jobs = app.enqueue(*[NewJob("work", train="t", max_attempts=1) for _ in range(3)])
+    app.claim_job(jobs[0].id, lease=1)
+    app.age(10)
+
+    forget_gates_by_hand()
+    app.sweep()
+    jobs += app.enqueue(NewJob("work", train="t"))
+
+    for job in jobs[1:]:
+        [claim] = app.claim(limit=9)
+        assert claim.job.id == job.id
+        claim.succeed()
+
+
+def test_a_sweep_looks_for_lost_gates_page_by_page(
+    app: Face,
+    delete_by_hand: DeleteByHand,
+    forget_gates_by_hand: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep, "GATES", 2)
+    firsts, seconds = [app.enqueue(*[NewJob(f"k{n % 3}", **_gate(n)) for n in range(10)]) for _ in range(2)]
+
+    forget_gates_by_hand()
+    for job in firsts:
+        delete_by_hand(job.id)
+    app.sweep()
+
+    assert {app.get(job.id).state for job in seconds} == {"ready"}
+
+
+def _gate(n: int) -> dict[str, str]:
+    return {"train": f"t{n}"} if n % 2 else {"slot": f"s{n}"}
 
 
 # -- Pipelines ----------------------------------------------------------------------------------

@@ -318,7 +318,7 @@ def test_a_job_that_lost_its_parents_never_starts_by_itself(app: Dibs, client: r
 def test_more_who_wait_than_a_page_are_all_looked_at(
     app: Dibs, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "BATCH", 2)
+    monkeypatch.setattr(upkeep, "GATES", 2)
     gone = [wide(app, 2)[0].id for _ in range(3)]
     head, second = app.sync.enqueue(NewJob("work", train="t"), NewJob("work", train="t"))
     for id in (*gone, head.id):

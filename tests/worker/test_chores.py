@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from working import finished, working
 
-from dibs import Dibs, NewJob
+from dibs import Dibs, NewJob, upkeep
+from dibs.scripts import Row, Rows, Script
 from dibs.worker import chores
 
 
@@ -32,6 +35,49 @@ async def test_a_worker_lets_a_train_go_on_whose_head_was_deleted_by_hand(
         connection.commit()
     async with working(app):
         assert (await finished(app, second)).state == "succeeded"
+
+
+async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "GATES", 2)
+    monkeypatch.setattr(chores, "PAGES", 2)
+    looks: list[tuple[int, list[str]]] = []
+    mend = upkeep.mend
+
+    def looked(after: Row | None) -> Script[Rows]:
+        page = yield from mend(after)
+        looks.append((second, [row["name"] for row in page]))
+        return page
+
+    monkeypatch.setattr(upkeep, "mend", looked)
+    await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
+    mine = chores.Chores(app._core, None)
+
+    for second in range(25):
+        await mine.do(second)
+
+    end = next(second for second, names in looks if not names)
+    assert {name for second, names in looks for name in names if second < 3} >= {f"t{n}" for n in range(5)}
+    assert all(count <= 2 for count in Counter(second for second, _ in looks).values())
+    assert 2 <= end < 10
+    assert [second for second, _ in looks if second > end] == []
+    assert mine.seconds(24) == math.inf
+
+
+async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "GATES", 2)
+    monkeypatch.setattr(chores, "PAGES", 1)
+    await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
+    for name in ("one", "other", "third"):
+        await app._core.store.run_async(
+            lambda _, name=name: upkeep.tick(name, None, [], concurrency=1, running=0)
+        )
+    mine = chores.Chores(app._core, None)
+
+    await mine.do(0.0)
+
+    assert mine.seconds(0.0) == 3 * chores.PAUSE
 
 
 async def test_a_worker_removes_what_need_not_be_kept(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:

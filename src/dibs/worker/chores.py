@@ -1,5 +1,6 @@
 """What every worker does now and then, besides its ticks. No leader: each is a guarded statement."""
 
+import math
 import random
 
 from dibs import upkeep
@@ -9,7 +10,9 @@ from dibs.scripts import Row
 from dibs.worker.strangers import Strangers, ready_lines
 
 PRUNE_EVERY = 600.0  # seconds
-MEND_EVERY = 60.0  # seconds
+MEND_EVERY = 60.0  # seconds from the end of one round to the next
+PAGES = 5  # of a round, one after another
+PAUSE = 1.0  # seconds to the next ones, for each worker there is: together they look at 500 gates a second
 
 
 class Chores:
@@ -20,7 +23,8 @@ class Chores:
         self._queues = queues
         self._strangers = Strangers()
         self._next_prune = self._next_mend = self._next_roll_call = 0.0
-        self._mended: Row | None = None  # the last gate that was looked at
+        self._mended: Row | None = None  # the last gate that was looked at in this round
+        self._pause = PAUSE
 
     def begin(self, now: float) -> None:
         """Workers that started together should not do these together."""
@@ -34,6 +38,10 @@ class Chores:
             await self._mend(now)
         except StoreUnavailable:
             return
+
+    def seconds(self, now: float) -> float:
+        """Until the next page, while a round of mending is under way."""
+        return math.inf if self._mended is None else max(self._next_mend - now, 0.0)
 
     async def name_strangers(self, now: float) -> None:
         """Jobs are ready and this worker took none of them: are there kinds that it doesn't know?"""
@@ -58,9 +66,15 @@ class Chores:
             await self._core.store.run_async(operation)
 
     async def _mend(self, now: float) -> None:
-        """One page of gates, from where the last one ended: what a person deleted stops no train."""
+        """Go on with a round over all gates: what a person deleted stops no train."""
         if now < self._next_mend:
             return
         self._next_mend = now + MEND_EVERY * (0.5 + random.random())  # noqa: S311
-        page = await self._core.store.run_async(lambda _: upkeep.mend(self._mended))
-        self._mended = page[-1] if page else None
+        if self._mended is None:
+            self._pause = PAUSE * max(1, len(await self._core.store.run_async(self._core.workers())))
+        for _ in range(PAGES):
+            page = await self._core.store.run_async(lambda _: upkeep.mend(self._mended))
+            self._mended = page[-1] if page else None
+            if not page:
+                return
+        self._next_mend = now + self._pause

@@ -477,7 +477,7 @@ class Worker:
         wait = (
             poll if upcoming.seconds is None else max(upcoming.seconds, SOON if upcoming.overdue else 0.005)
         )
-        wait = min(wait, self._cron.seconds(upcoming.now))
+        wait = min(wait, self._cron.seconds(upcoming.now), self._chores.seconds(self._last_tick))
         wait = wait if wait < poll else _jittered(poll)
         self._next_tick = min(self._next_tick, self._last_tick + wait)  # what came meanwhile counts, too
 

@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from dibs.engines.mending import MendingEngine
 from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
-from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.engines.sql import Plan, Query
 from dibs.scripts import Row, Rows
 from dibs.states import PATIENCE, JobState, fits, holds, in_the_way
 
@@ -75,7 +76,7 @@ class Gate:
 Gates = dict[Key, Gate]
 
 
-class MysqlGates(SqlEngine):
+class MysqlGates(MendingEngine):
     """What a question does at gates."""
 
     def _each(self, block: str, ids: Iterable[UUID], **given: Any) -> Plan:
@@ -94,7 +95,7 @@ class MysqlGates(SqlEngine):
         yield from self._open_gates(gates)
         return [{"was_held": was_held}] if was_there else []
 
-    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+    def _mend_gates(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
         found = yield Query(
             "gates_after", {"after_sort": after_sort, "after_name": after_name, "limit": limit}
         )
@@ -106,6 +107,9 @@ class MysqlGates(SqlEngine):
                 gate.held_by = None
         yield from self._open_gates(gates)
         return found
+
+    def _put_up(self, keys: Sequence[Key]) -> Plan:
+        return (yield from self._open_gates((yield from self._lock_gates(keys))))
 
     def _gates(self, names: Collection[str] | None, **page: Any) -> Plan:
         given = None if names is None else as_json(list(names))

@@ -442,6 +442,50 @@ where :after_sort is null
 order by gate.sort, gate.name
 limit :limit
 
+-- name: slots_named
+-- Names that jobs have, one after another: one step into the index for each, however many jobs there are. Whose
+-- gate is not there, though somebody has a place, was deleted by hand.
+select
+    substring(named.gate, 2) as name,
+    not exists (
+        select 1 from dibs_gates gate where gate.sort = 'slot' and gate.name = substring(named.gate, 2)
+    )
+    and exists (
+        select 1
+        from dibs_jobs job force index (dibs_jobs_gate)
+        where job.gate = named.gate and job.position is not null
+    ) as is_lost
+from (
+    select job.gate
+    from dibs_jobs job force index (dibs_jobs_gate)
+    where job.gate > concat('s', :after) and job.gate < 't'
+    group by job.gate
+    order by job.gate
+    limit :limit
+) named
+order by named.gate
+
+-- name: trains_named
+select
+    substring(named.gate, 2) as name,
+    not exists (
+        select 1 from dibs_gates gate where gate.sort = 'train' and gate.name = substring(named.gate, 2)
+    )
+    and exists (
+        select 1
+        from dibs_jobs job force index (dibs_jobs_gate)
+        where job.gate = named.gate and job.position is not null
+    ) as is_lost
+from (
+    select job.gate
+    from dibs_jobs job force index (dibs_jobs_gate)
+    where job.gate > concat('t', :after) and job.gate < 'u'
+    group by job.gate
+    order by job.gate
+    limit :limit
+) named
+order by named.gate
+
 -- name: gates
 select
     gate.name,

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.contract import SETTLEMENT_COLUMNS
+from dibs.engines.mending import MendingEngine
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.sql import Plan, Query
 from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
@@ -53,7 +54,7 @@ class Gates:
         return -self.next_position(key) if job[_POLICY] == "preempt" else 0
 
 
-class PostgresGates(MovingEngine):
+class PostgresGates(MendingEngine, MovingEngine):
     """What a question does at gates."""
 
     # -- lock and open --------------------------------------------------------------------------
@@ -345,7 +346,7 @@ class PostgresGates(MovingEngine):
         yield from self._open_gates([("train", name)] if rows else [])
         return rows
 
-    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+    def _mend_gates(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
         where = {"after_sort": after_sort, "after_name": after_name, "limit": limit}
         found = yield Query("gates_after", where)
         keys = [(row["sort"], row["name"]) for row in found]
@@ -354,6 +355,14 @@ class PostgresGates(MovingEngine):
             yield Query("drop_stale_holds", {"names": trains})
         yield from self._open_gates(keys)
         return found
+
+    def _mend_named(self, after: str, limit: int) -> Plan:
+        yield Query("walk_by_index", {})
+        return (yield from super()._mend_named(after, limit))
+
+    def _put_up(self, keys: Sequence[Key]) -> Plan:
+        free = yield from self._lock_free_gates(keys)
+        return (yield from self._open_gates(free))
 
 
 def gate_of(job: Values) -> Key | None:

@@ -42,9 +42,18 @@ where job.train = any (cast(:trains as text[])) or job.slot = any (cast(:slots a
 for update
 
 -- name: make_gates
--- Those that a person deleted by hand; `on conflict` alone would wait for whoever has locked one.
-insert into dibs_gates (sort, name)
-select given.sort, given.name
+-- Those that a person deleted by hand; `on conflict` alone would wait for whoever has locked one. Places that are
+-- in use are not given again.
+insert into dibs_gates (sort, name, last_position)
+select
+    given.sort,
+    given.name,
+    case
+        when given.sort = 'train' then coalesce(
+            (select max(job.position) from dibs_jobs job where job.train = given.name), 0
+        )
+        else coalesce((select max(abs(job.position)) from dibs_jobs job where job.slot = given.name), 0)
+    end
 from unnest(cast(:sorts as text[]), cast(:names as text[])) as given (sort, name)
 where not exists (
     select 1 from dibs_gates known where known.sort = given.sort and known.name = given.name
@@ -795,6 +804,69 @@ where id = any (
     )
 )
 returning id
+
+-- name: walk_by_index
+-- For this transaction. A planner that takes the table for small reads all of it at each step: 2 s for 500 names
+-- among 25,000 jobs, else 4 ms.
+select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)
+
+-- name: slots_named
+-- Names that jobs have, one after another: one step into the index for each, however many jobs there are. Whose
+-- gate is not there, though somebody has a place, was deleted by hand.
+with recursive named (name, nth) as (
+    (
+        select job.slot, 1
+        from dibs_jobs job
+        where job.slot > cast(:after as text)
+        order by job.slot, job.state, job.position, job.priority desc, job.run_at, job.id
+        limit 1
+    )
+    union all
+    select following.slot, named.nth + 1
+    from named
+    cross join lateral (
+        select job.slot
+        from dibs_jobs job
+        where job.slot > named.name
+        order by job.slot, job.state, job.position, job.priority desc, job.run_at, job.id
+        limit 1
+    ) following
+    where named.nth < :limit
+)
+select
+    named.name,
+    not exists (select 1 from dibs_gates gate where gate.sort = 'slot' and gate.name = named.name collate "C")
+    and exists (select 1 from dibs_jobs job where job.slot = named.name and job.position is not null) as is_lost
+from named
+order by named.nth
+
+-- name: trains_named
+with recursive named (name, nth) as (
+    (
+        select job.train, 1
+        from dibs_jobs job
+        where job.train > cast(:after as text)
+        order by job.train, job.position
+        limit 1
+    )
+    union all
+    select following.train, named.nth + 1
+    from named
+    cross join lateral (
+        select job.train
+        from dibs_jobs job
+        where job.train > named.name
+        order by job.train, job.position
+        limit 1
+    ) following
+    where named.nth < :limit
+)
+select
+    named.name,
+    not exists (select 1 from dibs_gates gate where gate.sort = 'train' and gate.name = named.name collate "C")
+    and exists (select 1 from dibs_jobs job where job.train = named.name and job.position is not null) as is_lost
+from named
+order by named.nth
 
 -- name: gates
 select

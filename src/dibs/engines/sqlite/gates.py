@@ -3,14 +3,15 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.engines.mending import MendingEngine
+from dibs.engines.sql import Plan, Query
 from dibs.scripts import Row, Rows
 from dibs.states import PATIENCE, JobState, fits, holds, in_the_way
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 
 
-class SqliteGates(SqlEngine):
+class SqliteGates(MendingEngine):
     """What a question does at gates. Each plan ends with `_open_gates`, which lets through who may go."""
 
     # -- the questions --------------------------------------------------------------------------
@@ -21,13 +22,18 @@ class SqliteGates(SqlEngine):
         yield from self._open_gates([("train", name)] if standing else [])
         return standing
 
-    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+    def _mend_gates(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
         where = {"after_sort": after_sort, "after_name": after_name, "limit": limit}
         found = yield Query("gates_after", where)
         for gate in found:
             yield Query("drop_stale_hold", gate)
         yield from self._open_gates((gate["sort"], gate["name"]) for gate in found)
         return found
+
+    def _put_up(self, keys: Sequence[Key]) -> Plan:
+        for sort, name in keys:
+            yield Query("make_gate", {"sort": sort, "name": name})
+        return (yield from self._open_gates(keys))
 
     # -- the moves ------------------------------------------------------------------------------
 

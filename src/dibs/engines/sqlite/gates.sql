@@ -194,6 +194,44 @@ where sort = :sort
   and name = :name
   and not exists (select 1 from dibs_finished job where job.id = dibs_gates.held_by)
 
+-- name: slots_named
+-- Names that jobs have, one after another: one step into the index for each, however many jobs there are. Whose
+-- gate is not there, though somebody has a place, was deleted by hand.
+with recursive named (name, nth) as (
+    select min(job.slot), 1
+    from dibs_jobs job
+    where job.slot > :after
+    union all
+    select (select min(job.slot) from dibs_jobs job where job.slot > named.name), named.nth + 1
+    from named
+    where named.name is not null and named.nth < :limit
+)
+select
+    named.name,
+    not exists (select 1 from dibs_gates gate where gate.sort = 'slot' and gate.name = named.name)
+    and exists (select 1 from dibs_jobs job where job.slot = named.name and job.position is not null) as is_lost
+from named
+where named.name is not null
+order by named.nth
+
+-- name: trains_named
+with recursive named (name, nth) as (
+    select min(job.train), 1
+    from dibs_jobs job
+    where job.train > :after
+    union all
+    select (select min(job.train) from dibs_jobs job where job.train > named.name), named.nth + 1
+    from named
+    where named.name is not null and named.nth < :limit
+)
+select
+    named.name,
+    not exists (select 1 from dibs_gates gate where gate.sort = 'train' and gate.name = named.name)
+    and exists (select 1 from dibs_jobs job where job.train = named.name and job.position is not null) as is_lost
+from named
+where named.name is not null
+order by named.nth
+
 -- name: gates
 select
     gate.name,

@@ -74,6 +74,14 @@ local function leave_place(job)
   end
 end
 
+-- Whether one who is blocked is listed where those at its gate are looked for.
+local function has_place(job)
+  local key, member = gate_key(job), turn(job)
+  return redis.call('ZSCORE', store .. ':gates', key)
+    and redis.call('ZSCORE', store .. ':members:' .. key, member)
+    and (job.train or redis.call('ZSCORE', store .. ':line:' .. job.slot, member))
+end
+
 -- Finished, and yet not to be pruned: until its unique key is free, or while its train waits for a person.
 local function kept_until(job)
   if job.holds_train then

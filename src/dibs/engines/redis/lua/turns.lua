@@ -179,7 +179,7 @@ local function replace(job, args, run_at)
 end
 
 return {
-  take_place = take_place, leave_place = leave_place, kept_until = kept_until, place_new = place_new, name_gate = name_gate,
+  take_place = take_place, has_place = has_place, leave_place = leave_place, kept_until = kept_until, place_new = place_new, name_gate = name_gate,
  
   gate_named = gate_named, gate_of = gate_of, members_key = members_key, first_in = first_in, going_in = going_in,
   touch = touch, next_position = next_position, fits = fits, limit_of = limit_of,
