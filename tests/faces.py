@@ -12,6 +12,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -59,6 +60,13 @@ class Face:
         """Call one verb several times at once; errors are answered, not raised."""
         raise NotImplementedError
 
+    def race_all(self, *calls: tuple[str, Any], succeeds: Any = None) -> list[Any]:
+        """Call several verbs, each with its argument, all at once, while this claim succeeds.
+
+        Errors are answered, not raised.
+        """
+        raise NotImplementedError
+
     def race_to_ask(self, *operations: Callable[[], Any]) -> list[Any]:
         """Run operations that have no public name all at once."""
         raise NotImplementedError
@@ -93,6 +101,18 @@ class SyncFace(Face):
 
         with ThreadPoolExecutor(times) as threads:
             return list(threads.map(call, range(times)))
+
+    def race_all(self, *calls: tuple[str, Any], succeeds: Any = None) -> list[Any]:
+        made = [partial(getattr(self, verb), argument) for verb, argument in calls]
+        made += [] if succeeds is None else [succeeds.succeed]
+        gate = threading.Barrier(len(made))
+
+        def make(call: Callable[[], Any]) -> Any:
+            gate.wait()
+            return _outcome(call)
+
+        with ThreadPoolExecutor(len(made)) as threads:
+            return list(threads.map(make, made))
 
     def race_to_ask(self, *operations: Callable[[], Any]) -> list[Any]:
         gate = threading.Barrier(len(operations))
@@ -139,6 +159,14 @@ class AsyncFace(Face):
         async def all_at_once() -> list[Any]:
             calls = [getattr(self.app, verb)(*args, **kwargs) for _ in range(times)]
             return await asyncio.gather(*calls, return_exceptions=True)
+
+        return [_blocking(self, value) for value in self.wait_for(all_at_once())]
+
+    def race_all(self, *calls: tuple[str, Any], succeeds: Any = None) -> list[Any]:
+        async def all_at_once() -> list[Any]:
+            made = [getattr(self.app, verb)(argument) for verb, argument in calls]
+            made += [] if succeeds is None else [succeeds._claim.succeed()]
+            return await asyncio.gather(*made, return_exceptions=True)
 
         return [_blocking(self, value) for value in self.wait_for(all_at_once())]
 

@@ -122,11 +122,21 @@ class Task(Generic[P, R]):
         if not self._has_templates:
             return NewJob(self.kind, bound, **self._using)
         own_gate = "train" in self._using or "slot" in self._using
+        self._refuse_silent_change("train", "slot", self.options.train)
+        self._refuse_silent_change("slot", "train", self.options.slot)
         own_unique = "unique" in self._using
         keys = {} if own_gate else self.gate(bound)
         if self.options.unique is not None and not own_unique:
             keys["unique"] = self.unique(bound)
         return NewJob(self.kind, bound, **self._using, **keys, _own_gate=own_gate, _own_unique=own_unique)
+
+    def _refuse_silent_change(self, gate: str, other: str, template: object) -> None:
+        """One gate in place of another is a thing to say: who leaves a train may overtake it."""
+        if template is not None and self._using.get(other) is not None and gate not in self._using:
+            raise BadRequest(
+                f"{self.kind!r} has {gate}={template!r}, and a job has a train or a slot, not both: "
+                f"say using({other}=…, {gate}=None) if this one is to leave it"
+            )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         return await self._enqueue_one(self.new(*args, **kwargs), self._within)
@@ -367,7 +377,9 @@ def _gate(train: Any, slot: Any, policy: Any, limit: Any, *, checked: bool = Tru
 
 def slot_name(slot: object) -> str:
     """A slot's key as text: a string is its own, a tuple is written as JSON (so None equals None)."""
-    if not isinstance(slot, tuple):
+    if not isinstance(slot, str | tuple):
+        raise BadRequest(f"slot must be a string or a tuple, not {type(slot).__name__}")
+    if isinstance(slot, str):
         return payload.check_name(slot, "slot")
     if not slot:
         raise BadRequest("slot=() has no parts; name at least one, or leave slot= out")

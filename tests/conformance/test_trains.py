@@ -454,6 +454,29 @@ def test_using_may_replace_or_drop_the_train_of_a_task(app: Face) -> None:
     assert app.enqueue_task(deploy.using(train=None), 1).train is None
 
 
+def test_a_slot_in_place_of_a_train_must_be_said(app: Face) -> None:
+    @app.job(train="dest_{dest_id}")
+    def deploy(dest_id: int) -> None: ...
+
+    @app.job(slot=("report", "{year}"))
+    def report(year: int) -> None: ...
+
+    with pytest.raises(BadRequest, match=r"has train='dest_\{dest_id\}'.* using\(slot=…, train=None\)"):
+        app.enqueue_task(deploy.using(slot="s"), 1)
+    with pytest.raises(BadRequest, match=r"using\(train=…, slot=None\)"):
+        app.enqueue_task(report.using(train="t"), 1)
+
+    job = app.enqueue_task(deploy.using(slot="s").using(train=None), 1)
+    assert (job.train, job.slot) == (None, "s")
+    assert app.enqueue_task(report.using(train="t", slot=None), 1).train == "t"
+
+
+@pytest.mark.parametrize("slot", [["report", 7], 7, {"a"}], ids=repr)
+def test_a_slot_that_is_neither_text_nor_tuple_is_refused(app: Face, slot: Any) -> None:
+    with pytest.raises(BadRequest, match="a string or a tuple"):
+        app.enqueue(NewJob("work", slot=slot))
+
+
 def test_names_of_trains_are_told_apart_exactly(app: Face) -> None:
     names = ("t", "T", "t ", "tä", "🦊", "{t}", "a:b", "'\"")
 
@@ -486,15 +509,30 @@ def test_a_job_has_a_train_or_a_slot_but_not_both(app: Face) -> None:
 # -- Together with others -----------------------------------------------------------------------
 
 
-def test_a_train_that_must_hold_is_held_by_whoever_ends_its_head(app: Face, open_app: Any) -> None:
+@pytest.mark.parametrize("way", ["cancelled", "failed", "stopped", "swept", "claimed"])
+def test_a_train_that_must_hold_is_held_by_whoever_ends_its_head(app: Face, open_app: Any, way: str) -> None:
     needs(app, "shared")
 
-    @app.job(train="t", on_cancelled="hold")
+    @app.job(train="t", on_cancelled="hold", on_failed="hold", max_attempts=1)
     def deploy() -> None: ...
 
     first, second = app.enqueue_task(deploy), app.enqueue_task(deploy)
+    without_code = open_app()
 
-    open_app().cancel(first.id)
+    if way in ("swept", "claimed"):
+        app.claim_job(first.id, lease=1)
+        app.age(10)
+    match way:
+        case "cancelled":
+            without_code.cancel(first.id)
+        case "failed":
+            without_code.claim_job(first.id).fail("broken", retry=False)
+        case "stopped":
+            without_code.claim_job(first.id).cancel("not today")
+        case "swept":
+            without_code.sweep()
+        case "claimed":  # who claims by hand takes back what is over
+            assert without_code.claim(limit=9) == []
 
     assert app.trains.get("t").held
     assert app.get(second.id).state == "blocked"

@@ -202,6 +202,40 @@ def test_many_who_want_a_key_that_lasts_get_one_job(app: Face, make: Make) -> No
     assert {job.id for [job] in answers} == {done.id}
 
 
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_of_many_who_want_the_key_of_a_job_that_is_ending_each_gets_a_job(app: Face, rounds: int) -> None:
+    for nth in range(rounds):
+        key = f"key-{nth}"
+        [holder] = app.enqueue(NewJob("work", unique=key))
+        claim = app.claim_job(holder.id)
+        wanted = [NewJob("work", unique=key) for _ in range(5)]
+
+        *answers, ended = app.race_all(*(("enqueue", new) for new in wanted), succeeds=claim)
+
+        got = [job for [job] in answers]
+        new = {job.id for job in got if job.is_new}
+        assert (ended, app.get(holder.id).state) == (None, "succeeded")
+        assert len(new) <= 1
+        assert {job.id for job in got} <= {holder.id, *new}
+        assert {job.id for job in app.find(state="ready")} == new
+        app.cancel_many(state="ready")
+
+
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_who_claims_beside_a_replacing_enqueue_gets_what_is_stored(app: Face, rounds: int) -> None:
+    for nth in range(rounds):
+        key = f"key-{nth}"
+        [old] = app.enqueue(NewJob("work", {"n": 0}, unique=key))
+        others = [NewJob("work", {"n": n}, unique=key, on_conflict="replace") for n in (1, 2, 3)]
+
+        claim, *answers = app.race_all(("claim_job", old.id), *(("enqueue", new) for new in others))
+
+        claim = claim or app.claim_job(old.id)  # while another has it in hand it is not to be had
+        assert {job.id for [job] in answers} == {old.id}
+        assert app.get(old.id).args == claim.job.args
+        claim.succeed()
+
+
 @pytest.mark.parametrize("state", ["ready", "scheduled"])
 def test_a_conflict_may_replace_what_a_waiting_job_does_and_when(app: Face, make: Make, state: str) -> None:
     job = getattr(make, state)(unique="key", args={"n": 1})
