@@ -18,6 +18,10 @@ from servers import mysql_connection
 
 DeleteByHand = Callable[[UUID], None]
 
+within_reach = pytest.mark.parametrize(
+    "engine", ["sqlite", "postgresql", "mariadb", "redis", "redis-cluster"], indirect=True
+)
+
 
 @pytest.fixture
 def delete_by_hand(app: Face, engine: str, url: str) -> DeleteByHand:
@@ -74,6 +78,7 @@ def _connection(engine: str, url: str) -> Any:
     return mysql_connection(url) if engine == "mariadb" else psycopg.connect(url)
 
 
+@within_reach
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_train_whose_head_was_deleted_by_hand_goes_on(
     app: Face, delete_by_hand: DeleteByHand, runs: bool
@@ -134,6 +139,7 @@ def test_the_next_enqueue_needs_no_sweep_to_see_that_the_head_is_gone(
     assert (app.get(second.id).state, third.state) == ("ready", "blocked")
 
 
+@within_reach
 @pytest.mark.parametrize(
     "gate", [{"train": "t"}, {"slot": "s"}, {"slot": ("s", 1), "slot_limit": 2}], ids=repr
 )

@@ -10,7 +10,7 @@ import pytest
 
 from dibs import BadRequest, Job, NewJob, NotFound, Refused, operations
 from dibs.ids import new_id
-from faces import Face, Make, needs
+from faces import Face, Make
 
 
 def train(app: Face, length: int, name: str = "t", **options: Any) -> list[Job]:
@@ -509,10 +509,11 @@ def test_a_job_has_a_train_or_a_slot_but_not_both(app: Face) -> None:
 # -- Together with others -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "engine", ["sqlite", "postgresql", "mariadb", "redis", "redis-cluster"], indirect=True
+)
 @pytest.mark.parametrize("way", ["cancelled", "failed", "stopped", "swept", "claimed"])
 def test_a_train_that_must_hold_is_held_by_whoever_ends_its_head(app: Face, open_app: Any, way: str) -> None:
-    needs(app, "shared")
-
     @app.job(train="t", on_cancelled="hold", on_failed="hold", max_attempts=1)
     def deploy() -> None: ...
 
