@@ -92,6 +92,11 @@ are told by `convoy` (`CONVOY_COLUMNS`; left out when there is none) which follo
 each becomes `running` with its token and a lease, if the claim on its `head` still holds and it is still
 blocked behind it, before any settlement is applied. What ended so long ago is finished then, not now.
 
+Somebody's open transaction may have a gate locked (`Traits.locks_gates`). Then `settle` and `exchange` may be
+told their `patience`: "none", and a settlement whose gate is locked is not applied, but named, by a row with
+`waits` or in `waiting` of the first row; or "short", and the question fails after about a second. With
+it come the unique `keys` of these jobs, by id: somebody may have those locked, too. Left out, they wait.
+
 A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (a `Mark` each;
 left out when there are none, and for engines that don't go on) the last job that was claimed in some lines.
 Then it looks only there, behind them. Whoever got fewer jobs than wanted asks again without.
@@ -207,6 +212,8 @@ class Traits:
     """`within=` takes a Redis pipeline: done with the caller's EXEC, and nothing is answered before."""
     may_rewind: bool = False
     """When a replica takes over, what was acknowledged last may be gone, and tokens be given out again."""
+    locks_gates: bool = False
+    """A caller's transaction keeps the gates of its jobs locked: settling may be told its `patience`."""
     atomic_up_to: int | None = None
     """How many jobs one enqueue stores all or none; None for any number."""
     goes_on: bool = False

@@ -165,7 +165,7 @@ class Core:
             job.train,
             job.slot,
         )
-        return Settled(values=values, children=children, steps_of=self._steps_of(job))
+        return Settled(values=values, children=children, steps_of=self._steps_of(job), unique=job.unique)
 
     def _steps_of(self, job: Job) -> UUID | None:
         """The pipeline in which others may wait for this job; chained jobs don't pay for such pipelines."""

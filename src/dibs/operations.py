@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from msgspec import Struct, structs
@@ -235,6 +235,7 @@ class Settled(Struct, frozen=True, gc=False, kw_only=True):
     values: tuple[Any, ...]  # in the order of contract.SETTLEMENT_COLUMNS
     children: Sequence[NewRow] = ()
     steps_of: UUID | None = None  # its pipeline, where others may wait for this job
+    unique: str | None = None
 
     @property
     def id(self) -> UUID:
@@ -266,18 +267,27 @@ class Settled(Struct, frozen=True, gc=False, kw_only=True):
         return errors
 
 
+Patience = Literal["none", "short"]
+
 # A job that ran under the lease of its train's head, in the order of `contract.CONVOY_COLUMNS`.
 Ride = tuple[Any, ...]
 
 
-def settle_if_held(settlements: Sequence[Settled], convoy: Sequence[Ride] = ()) -> Script[list[Settled]]:
+def settle_if_held(
+    settlements: Sequence[Settled],
+    convoy: Sequence[Ride] = (),
+    *,
+    left: list[Settled] | None = None,
+    patience: Patience | None = None,
+) -> Script[list[Settled]]:
     """Apply each settlement whose claim still holds its job; answer those whose claim does not.
 
-    The settlement that won, sent again, counts as applied: its reply may have been lost.
+    The settlement that won, sent again, counts as applied: its reply may have been lost. Where there is a
+    list for what is `left`, a gate that somebody has locked is not waited for.
     """
     lost: list[Settled] = []
     for one_per_job in _rounds(settlements):
-        lost += yield from _settle_round(one_per_job, convoy)
+        lost += yield from _settle_round(one_per_job, convoy, left, patience)
         convoy = ()
     return lost
 
@@ -297,12 +307,20 @@ def _rounds(settlements: Sequence[Settled]) -> list[list[Settled]]:
     return [list(each.values()) for each in rounds]
 
 
-def _settle_round(settlements: Sequence[Settled], convoy: Sequence[Ride]) -> Script[list[Settled]]:
+def _settle_round(
+    settlements: Sequence[Settled],
+    convoy: Sequence[Ride],
+    left: list[Settled] | None,
+    patience: Patience | None,
+) -> Script[list[Settled]]:
     open_ones = list(settlements)
     for _ in range(ENOUGH_RACES):
         if not open_ones:
             return []
-        rows = yield Step("settle", settle_params(open_ones, convoy))
+        waits = _waits(open_ones, left, patience)
+        rows = yield Step("settle", settle_params(open_ones, convoy) | waits)
+        if left is not None:
+            _leave({row["id"] for row in rows if row.get("waits")}, open_ones, left)
         applied = {row["id"] for row in rows}
         open_ones = [one for one in open_ones if one.id not in applied]
         if not open_ones:
@@ -313,6 +331,20 @@ def _settle_round(settlements: Sequence[Settled], convoy: Sequence[Ride]) -> Scr
         if not any(_holds(one, standing.get(one.id)) for one in open_ones):
             return open_ones
     raise AssertionError(f"settle kept losing races for {[one.id for one in open_ones]}")
+
+
+def _waits(
+    settlements: Sequence[Settled], left: list[Settled] | None, patience: Patience | None = None
+) -> dict[str, Any]:
+    """How long to wait at gates, where that is said at all, and which unique keys are met on the way."""
+    if patience is None and left is None:
+        return {}
+    keys = {one.id: one.unique for one in settlements if one.unique is not None}
+    return {"patience": patience or "none", "keys": keys}
+
+
+def _leave(waiting: Collection[UUID], settlements: Sequence[Settled], left: list[Settled]) -> None:
+    left += [one for one in settlements if one.id in waiting]
 
 
 def settle_params(settlements: Sequence[Settled], convoy: Sequence[Ride] = ()) -> dict[str, Any]:
@@ -328,20 +360,28 @@ def settle_params(settlements: Sequence[Settled], convoy: Sequence[Ride] = ()) -
 
 
 def exchange(
-    settlements: Sequence[Settled], wish: Wish, convoy: Sequence[Ride] = ()
+    settlements: Sequence[Settled],
+    wish: Wish,
+    convoy: Sequence[Ride] = (),
+    *,
+    left: list[Settled] | None = None,
 ) -> Script[tuple[list[Settled], list[Job]]]:
     """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
     first, *more = _rounds(settlements)
     marks = {"marks": wish.marks} if wish.marks and not any(map(_is_at_gate, first)) else {}
-    rows = yield Step("exchange", settle_params(first, convoy) | wish.params(look=False) | marks)
+    given = settle_params(first, convoy) | wish.params(look=False) | marks | _waits(first, left)
+    rows = yield Step("exchange", given)
     applied = set(rows[0]["settled"])
+    if left is not None and (waiting := rows[0].get("waiting")):
+        _leave(waiting, first, left)
+        applied |= set(waiting)
     missing = [one for one in first if one.id not in applied]
     taken = _checked(wish, _jobs(rows))
     if rows[0]["limited"]:
         limited = yield Step("claim_within_limits", wish.params(look=False))
         taken = _checked(wish, _jobs(limited))
     rest = [*missing, *(one for each in more for one in each)]
-    lost = (yield from settle_if_held(rest)) if rest else []
+    lost = (yield from settle_if_held(rest, left=left)) if rest else []
     return lost, taken
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
 import pytest
 import scenes
-from rig import Place, age, answers_within, renew, wait_until
+from rig import Place, age, answers_within, renew, together, wait_until
 
-from dibs import Dibs, LeaseLost, NewJob
+from dibs import Dibs, LeaseLost, NewJob, Worker
+from dibs.worker import aside
 from proxy import FaultProxy
 from servers import PostgreSQL
 
@@ -219,3 +222,219 @@ def test_a_blocking_body_sees_before_its_lease_ends_that_the_store_is_silent(
         proxy.heal()
         app.sync.close()
     assert left > 0, "the job was given up only after the store might have given it away"
+
+
+# -- A caller's transaction stays open ----------------------------------------------------------
+
+AT_A_GATE: list[dict[str, Any]] = [{"train": "t"}, {"slot": "s"}]
+
+
+class _Working:
+    """A worker with a job `held`, which ends when the test says so, and plain jobs beside it."""
+
+    def __init__(self, place: Place, held: NewJob) -> None:
+        self.app = app = place.app()
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.plain = 0
+
+        @app.job(name="held", lease=1.5)
+        async def _() -> None:
+            self.began.set()
+            while not self.may_end.is_set():
+                await asyncio.sleep(0.01)
+
+        @app.job(name="plain")
+        async def _() -> None:
+            self.plain += 1
+
+        [self.job] = app.sync.enqueue(held)
+        self.worker = Worker(app, concurrency=4)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    async def _run(self) -> None:
+        await self.worker.run(handle_signals=False)
+        await self.app.close()
+
+    def do_plain(self, many: int = 20) -> None:
+        """Wait until these were done; meanwhile nothing else may stand in their way."""
+        before = self.plain
+        self.app.sync.enqueue(*[NewJob("plain") for _ in range(many)])
+        wait_until(lambda: self.plain >= before + many, seconds=5)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self.began.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.may_end.set()
+        self.worker.stop()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("gate", AT_A_GATE, ids=["train", "slot"])
+def test_an_open_producer_at_one_gate_stops_no_other_job(
+    locking: Place, gate: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = locking.app()
+    with (
+        _Working(locking, NewJob("held", **gate)) as work,
+        contextlib.closing(locking.connect()) as connection,
+    ):
+        with connection.transaction():
+            [behind] = producer.sync.enqueue(NewJob("held", **gate), within=connection)
+            work.may_end.set()
+            for _ in range(3):
+                work.do_plain()
+            assert producer.sync.get(work.job.id).state == "running"
+
+        wait_until(lambda: producer.sync.get(behind.id).state == "succeeded", seconds=5)
+        done = producer.sync.get(work.job.id)
+
+    assert (done.state, done.attempts) == ("succeeded", 1)
+    assert "lost its store" not in caplog.text
+
+
+MEETING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "keep": ({"unique": "k"}, {"unique": "k"}),
+    "replace": ({"unique": "k"}, {"unique": "k", "on_conflict": "replace"}),
+    "unique_for": ({"unique": "k", "unique_for": 60}, {"unique": "k", "unique_for": 60}),
+    "drop": ({"slot": "s"}, {"slot": "s", "slot_policy": "drop"}),
+}
+
+
+@pytest.mark.parametrize("meeting", MEETING)
+def test_an_open_enqueue_that_meets_a_running_job_leaves_it_its_lease(locking: Place, meeting: str) -> None:
+    running, new = MEETING[meeting]
+    producer = locking.app()
+    with _Working(locking, NewJob("held", **running)) as work:
+        producer.sync.enqueue(*[NewJob("plain", delay=3) for _ in range(20)])
+        with contextlib.closing(locking.connect()) as connection, connection.transaction():
+            [met] = producer.sync.enqueue(NewJob("held", **new), within=connection)
+            assert (met.id, met.is_new) == (work.job.id, False)
+            token = producer.sync.get(work.job.id).token
+
+            time.sleep(2.5)  # longer than its lease
+            assert producer.sync.sweep().returned == 0
+            assert producer.sync.get(work.job.id).token == token
+            work.may_end.set()
+            wait_until(lambda: work.plain == 20, seconds=5)
+
+        wait_until(lambda: producer.sync.get(work.job.id).state == "succeeded", seconds=5)
+
+    assert producer.sync.get(work.job.id).attempts == 1
+
+
+def test_a_job_whose_gate_stays_locked_keeps_its_lease_and_says_why(
+    locking: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "LONG", 0.5)
+    producer = locking.app()
+    with _Working(locking, NewJob("held", train="t")) as work:
+        with contextlib.closing(locking.connect()) as connection, connection.transaction():
+            producer.sync.enqueue(NewJob("held", train="t"), within=connection)
+            work.may_end.set()
+
+            wait_until(lambda: "has locked the train 't'" in caplog.text, seconds=10)
+            time.sleep(2)  # longer than its lease
+            assert producer.sync.sweep().returned == 0
+
+        wait_until(lambda: producer.sync.get(work.job.id).state == "succeeded", seconds=5)
+
+    assert producer.sync.get(work.job.id).attempts == 1
+
+
+def test_a_locked_train_stops_no_other_train(locking: Place) -> None:
+    producer = locking.app()
+    with _Working(locking, NewJob("held", train="t")) as work:
+        with contextlib.closing(locking.connect()) as connection, connection.transaction():
+            producer.sync.enqueue(NewJob("held", train="t"), within=connection)
+            work.may_end.set()
+            others = producer.sync.enqueue(*[NewJob("plain", train="u") for _ in range(20)])
+
+            wait_until(lambda: work.plain == len(others), seconds=5)
+
+
+def test_who_is_told_to_end_does_not_wait_for_a_locked_train_for_ever(locking: Place) -> None:
+    producer = locking.app()
+    with contextlib.closing(locking.connect()) as connection, connection.transaction():
+        with _Working(locking, NewJob("held", train="t")) as work:
+            producer.sync.enqueue(NewJob("held", train="t"), within=connection)
+            work.may_end.set()
+            work.do_plain()
+            work.worker.stop()
+            work.worker.stop()
+            began = time.monotonic()
+
+        assert time.monotonic() - began < 5
+
+    assert producer.sync.get(work.job.id).state == "running"
+
+
+# -- A claim by name ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", [{}, *AT_A_GATE], ids=["plain", "train", "slot"])
+def test_a_claim_by_name_waits_for_who_has_locked_the_job_and_does_not_want_it(
+    locking: Place, gate: dict[str, Any]
+) -> None:
+    app = locking.apps(1)[0]
+    [job] = app.sync.enqueue(NewJob("work", **gate))
+    let_go = threading.Event()
+    with ThreadPoolExecutor() as threads, scenes.locked(locking, job.id):
+        claiming = threads.submit(app.sync.claim_job, job.id)
+        threading.Timer(0.2, let_go.set).start()
+        let_go.wait()
+        assert not claiming.done(), "it answered while nobody could know"
+
+    assert claiming.result() is not None
+
+
+def test_a_claim_by_name_waits_for_a_sibling_that_is_being_enqueued(locking: Place) -> None:
+    app, producer = locking.apps(2)
+    [job] = app.sync.enqueue(NewJob("work", slot="s"))
+    with ThreadPoolExecutor() as threads:
+        with contextlib.closing(locking.connect()) as connection, connection.transaction():
+            producer.sync.enqueue(NewJob("work", slot="s"), within=connection)
+            claiming = threads.submit(app.sync.claim_job, job.id)
+            time.sleep(0.2)
+
+        assert claiming.result() is not None
+
+
+@pytest.mark.parametrize("gate", [{}, *AT_A_GATE], ids=["plain", "train", "slot"])
+def test_a_claim_by_name_waits_for_no_open_transaction_for_long(locking: Place, gate: dict[str, Any]) -> None:
+    app = locking.apps(1)[0]
+    [job] = app.sync.enqueue(NewJob("work", **gate))
+    began = time.monotonic()
+    with scenes.locked(locking, job.id):
+        [claim] = answers_within(5, lambda: app.sync.claim_job(job.id), then=lambda: None)
+
+    assert claim is None
+    assert time.monotonic() - began > 0.5
+
+
+def test_callers_who_meet_a_key_while_its_holder_ends_are_not_undone(locking: Place) -> None:
+    apps, over = locking.apps(9), threading.Event()
+
+    def produce(app: Dibs) -> None:
+        with contextlib.closing(locking.connect()) as connection:
+            if locking.kind == "mariadb":  # else it locks the gap that was left, as any insert there may
+                connection.execute("set session transaction isolation level read committed")
+            for _ in range(15):
+                with connection.transaction():
+                    app.sync.enqueue(NewJob("work", unique="k"), within=connection)
+                    time.sleep(0.01)
+
+    def end() -> None:
+        while not over.is_set():
+            for claim in apps[0].sync.claim():
+                claim.succeed()
+
+    with ThreadPoolExecutor() as threads:
+        ending = threads.submit(end)
+        try:
+            together(*((lambda app=app: produce(app)) for app in apps[1:]))
+        finally:
+            over.set()
+        ending.result()

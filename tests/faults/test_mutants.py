@@ -91,7 +91,7 @@ POSTGRESQL = [
     ),
     Mutant(
         "claim by id waits for locks", "claim_job", LOCK, "for update",
-        scenes.a_claim_by_id_never_waits, "answered []",
+        scenes.a_claim_by_id_waits_for_nobody_for_long, "answered []",
     ),
     Mutant(
         "claim counts no attempt", "claim", "attempts = job.attempts + 1", "attempts = job.attempts",
@@ -148,8 +148,8 @@ POSTGRESQL = [
         scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
     ),
     Mutant(
-        "a unique key that is taken answers nothing", "enqueue_placed",
-        "do update\nset unique_key = excluded.unique_key", "do nothing",
+        "a unique key that is taken answers nothing", "holders",
+        "on job.unique_key = given.key", "on false",
         scenes.a_unique_key_that_is_taken_names_its_holder,
     ),
     Mutant(
@@ -263,7 +263,7 @@ MARIADB = [
     ),
     Mutant(
         "claim by id waits for locks", "lock_these", LOCK, "for update",
-        scenes.a_claim_by_id_never_waits, "answered []",
+        scenes.a_claim_by_id_waits_for_nobody_for_long, "answered []",
     ),
     Mutant(
         "claim counts no attempt", "lease", "job.attempts + 1", "job.attempts",
@@ -320,7 +320,11 @@ MARIADB = [
     ),
     Mutant(
         "a unique key that is taken answers nothing", "holders", "for update", "limit 0",
-        scenes.a_unique_key_that_is_taken_names_its_holder,
+        scenes.a_unique_key_is_held_once,
+    ),
+    Mutant(
+        "a unique key that is taken names nobody", "key_holders", "job.id as holder",
+        "unhex(repeat('0', 32)) as holder", scenes.a_unique_key_that_is_taken_names_its_holder,
     ),
     Mutant(
         "retry does not expect a taken key", "retry",

@@ -158,6 +158,7 @@ GATED_SETTLEMENT = {
 LONG = {"sorts": ["slot", "train"], "names": ["long", "long"]}
 AT_GATES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "lock": ("lock_gates", {**LONG, "places": [1, 1]}, "dibs_gates_pkey"),
+    "lock if free": ("lock_if_free", LONG, "dibs_gates_pkey"),
     "lock what is free": ("lock_free_gates", LONG, "dibs_gates_pkey"),
     "lock who is ready": ("lock_ready", {"names": ["long", "s7"]}, "dibs_jobs_slot"),
     "open a train": ("open_trains", {"names": ["long"], "tell": True, **NOBODY_ENDED}, "dibs_jobs_train"),

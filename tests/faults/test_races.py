@@ -118,7 +118,7 @@ def test_as_many_claimers_as_ready_jobs_of_several_lines_each_get_one(
     [
         scenes.a_claim_never_waits,
         scenes.a_claim_never_waits_for_another_line,
-        scenes.a_claim_by_id_never_waits,
+        scenes.a_claim_by_id_waits_for_nobody_for_long,
     ],
 )
 def test_a_ready_row_that_somebody_has_locked_delays_nobody(locking: Place, scene: scenes.Scene) -> None:
@@ -136,7 +136,7 @@ def test_a_unique_key_held_in_an_open_transaction_delays_no_claim(locking: Place
         claims = app.sync.claim(limit=limit)
 
     assert known.id == held.id
-    assert [claim.job.id for claim in claims] == [other.id]
+    assert [claim.job.id for claim in claims] == [held.id, other.id][:limit]
 
 
 def test_of_many_who_want_one_job_exactly_one_gets_it(place: Place) -> None:

@@ -119,12 +119,12 @@ async def test_an_answer_that_came_after_its_leases_begins_nothing(
     exchange, late = worker._exchange, []
 
     async def slow(*asked: object) -> object:
-        lost, taken = await exchange(*asked)  # type: ignore[arg-type]
+        lost, taken, left = await exchange(*asked)  # type: ignore[arg-type]
         if taken and not late:
             late.append(taken)
             for held in taken:
                 held.asked_at -= 0.95  # it was asked for that long ago
-        return lost, taken
+        return lost, taken, left
 
     monkeypatch.setattr(worker, "_exchange", slow)
     job = await work.enqueue()

@@ -29,6 +29,10 @@ _SPELLING = re.compile(r"\{(\w+)(?::(\w+))?(?::(\w+))?\}")
 _PARAM = re.compile(r"(?<!:):([a-z_]+)")
 
 
+# Seconds between two looks at a job that is claimed by name and that somebody else has locked.
+LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """One statement of a plan, by the name of its block."""

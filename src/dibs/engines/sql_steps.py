@@ -20,7 +20,7 @@ from dibs.states import FINISHED, JobState, doomed_by
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 
 _STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
-_SETTLING = frozenset({"settlements", "children", "convoy"})
+_SETTLING = frozenset({"settlements", "children", "convoy", "patience", "keys"})
 _IN_PIPELINE = {"find": "find_in_pipeline", "find_oldest": "find_oldest_in_pipeline"}
 _AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 
@@ -126,13 +126,14 @@ class SqlSteps(SqlEngine):
         steps = step.params["steps"]
         locked = yield from self._ask("lock_pipelines", sorted({pipeline for _, pipeline in steps}))
         rows = yield from self.answer(Step("settle", given), own=own)
-        settled = {row["id"] for row in rows}
+        waiting = {row["id"] for row in rows if row.get("waits")}
+        settled = {row["id"] for row in rows} - waiting
         yield from self._go_on([id for id, _ in steps if id in settled] if locked else [], own)
         if step.question == "settle":
             return rows
         wish = {name: value for name, value in step.params.items() if name not in (*given, "steps")}
         first, *others = yield from super().answer(Step("claim", wish), own=own)
-        return [{**first, "settled": list(settled)}, *others]
+        return [{**first, "settled": list(settled), "waiting": list(waiting)}, *others]
 
     def _replace_steps(self, step: Step, slots: Collection[str], own: bool) -> Plan:
         found = yield from self._in_slots(slots)

@@ -24,13 +24,14 @@ from dibs.claims import Claim, Holding
 from dibs.clock import SECOND, monotonic
 from dibs.context import Context
 from dibs.contract import STOP_HINT, Mark, split_hint
+from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
-from dibs.operations import Settled, Wish
+from dibs.operations import Patience, Settled, Wish
 from dibs.payload import check_names, check_whole
 from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
 from dibs.scripts import Script
@@ -38,6 +39,7 @@ from dibs.settings import Duration, lease_micros, span
 from dibs.states import JobState, Released
 from dibs.tasks import DEFAULT_LEASE
 from dibs.upkeep import Upcoming
+from dibs.worker.aside import Aside
 from dibs.worker.chores import Chores
 from dibs.worker.convoys import Convoys, Done, Ride, started
 from dibs.worker.cron import Cron
@@ -95,6 +97,7 @@ class Worker:
         self._line: tuple[str, str] | None = None
         self._done: list[Done] = []
         self._rides: list[Ride] = []
+        self._aside = Aside(self._settle_aside, self._mind_end)
         self._convoys = Convoys(
             self._core,
             self.name,
@@ -135,6 +138,7 @@ class Worker:
         self._stopping, self._hurried, self._hungry, self._look_at = False, False, True, None
         self._broken, self._asked, self._until_idle = None, 0, until_idle
         self._convoys.open()
+        self._aside.open()
         self._next_tick, self._said_at = 0.0, float("-inf")
         self._chores.begin(monotonic())
         self._loop = loop = asyncio.get_running_loop()
@@ -154,6 +158,7 @@ class Worker:
         finally:
             self._state = None
             deaf()
+            await self._aside.close()
             await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
             stopping.unhandle_signals(loop, handled)
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -204,7 +209,8 @@ class Worker:
                 await self._rest()
 
     def _is_idle(self) -> bool:
-        return not (self._lanes or self._turns or self._ticking or self._hungry or self._done)
+        busy = self._lanes or self._turns or self._ticking or self._hungry or self._done or self._aside
+        return not busy
 
     def _is_turn_due(self) -> bool:
         load = max(len(self._done), self._free() if self._hungry else 0)
@@ -235,7 +241,7 @@ class Worker:
         heard, hinted, self._hinted = self._heard, self._hinted, False
         began, marks = monotonic(), self._marks.get() if done else []
         try:
-            lost, taken = await self._exchange([one for _, one in done], places, rides, marks)
+            lost, taken, left = await self._exchange([one for _, one in done], places, rides, marks)
         except StoreUnavailable as error:
             self._done, self._rides = done + self._done, rides + self._rides
             await self._back_off(error)
@@ -247,6 +253,7 @@ class Worker:
             self._asked -= places  # not when the task ends: what was taken counts from now on
         self._failures = 0
         self._pulse.beats()
+        done, rides = self._aside.put(done, rides, left)
         self._told(done, lost)
         self._convoys.settled(rides, began)
         self._convoys.note(done, taken)
@@ -273,26 +280,27 @@ class Worker:
 
     async def _exchange(
         self, settled: list[Settled], places: int, rides: list[Ride], marks: list[Mark]
-    ) -> tuple[list[Settled], list[Holding]]:
+    ) -> tuple[list[Settled], list[Holding], list[Settled]]:
         line, self._line = self._line, None
         wish = self._wish(places, None if settled else line, marks)
         return await self._core.store.run_async(lambda _: self._trip(settled, rides, wish))
 
     def _trip(
         self, settled: list[Settled], rides: list[Ride], wish: Wish
-    ) -> Script[tuple[list[Settled], list[Holding]]]:
+    ) -> Script[tuple[list[Settled], list[Holding], list[Settled]]]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
         convoy = [ride.values(asked_at) for ride in rides]
         lost: list[Settled] = []
         jobs: list[Job] = []
+        left: list[Settled] | None = [] if self._core.store.traits.locks_gates else None
         if not wish.limit:
-            lost = yield from operations.settle_if_held(settled, convoy)
+            lost = yield from operations.settle_if_held(settled, convoy, left=left)
         elif not settled:
             jobs = yield from operations.take(wish)
         else:
-            lost, jobs = yield from operations.exchange(settled, wish, convoy)
+            lost, jobs = yield from operations.exchange(settled, wish, convoy, left=left)
         yield from started(rides)
-        return lost, self._core.holdings(jobs, asked_at)
+        return lost, self._core.holdings(jobs, asked_at), left or []
 
     def _wish(self, places: int, line: tuple[str, str] | None, marks: Sequence[Mark]) -> Wish:
         registry = self._core.registry
@@ -305,6 +313,29 @@ class Worker:
             kinds=list(registry.tasks) if line is None else [line[1]],
             marks=marks,
         )
+
+    async def _settle_aside(self, done: list[Done], rides: list[Ride], patience: Patience) -> list[Settled]:
+        """What a turn had to leave: settle it without one, or answer what is left again."""
+        settled, began = [one for _, one in done], monotonic()
+
+        def script(tries: Tries) -> Script[tuple[list[Settled], list[Settled]]]:
+            if tries.number:  # a lock that was waited for long enough
+                return [], settled
+            left: list[Settled] = []
+            convoy = [ride.values(monotonic()) for ride in rides]
+            wait: Patience | None = None if patience == "none" else patience
+            lost = yield from operations.settle_if_held(settled, convoy, left=left, patience=wait)
+            yield from started(rides)
+            return lost, left
+
+        lost, left = await self._core.store.run_async(script)
+        late = {one.id for one in left}
+        self._told([(held, one) for held, one in done if one.id not in late], lost)
+        self._convoys.settled([ride for ride in rides if ride.head.job.id not in late], began)
+        if len(left) < len(done):  # whom that let through nobody else may have heard of
+            self._hungry = True
+            self._changed.set()
+        return left
 
     def _told(self, done: Sequence[tuple[Holding, Settled]], lost: Sequence[Settled]) -> None:
         self._core.keeper.drop(*(held for held, _ in done))
@@ -515,7 +546,7 @@ class Worker:
     async def _wind_down(self, grace: float) -> None:
         """Let handlers finish, then cancel those that can be, and settle what there is to settle."""
         deadline = monotonic() + grace
-        while (self._lanes or self._turns) and not self._hurried and (left := deadline - monotonic()) > 0:
+        while self._is_at_work() and not self._hurried and (left := deadline - monotonic()) > 0:
             self._changed.clear()  # first: what ends while we settle must not be missed
             await self._settle_rest()
             await self._change_within(left)
@@ -523,8 +554,12 @@ class Worker:
         await self._ask_to_stop()
         if self._turns:
             await asyncio.wait(self._turns, timeout=LONGEST_BACK_OFF)
+        done, rides = await self._aside.close()
+        self._done, self._rides = done + self._done, rides + self._rides
         await self._settle_rest()
-        for ride in self._rides:
+        done, rides = self._aside.take()
+        self._core.keeper.drop(*(held for held, _ in done))  # swept when their leases end
+        for ride in (*self._rides, *rides):
             ride.held.answer_start()  # nobody will
         for held in self._lanes.held():
             self._core.keeper.drop(held)  # a thread that goes on keeps its job until its lease ends
@@ -550,6 +585,9 @@ class Worker:
             await asyncio.wait([*cancelled, *asked], timeout=LAST_CHECK)
         if cancelled:
             await asyncio.wait(cancelled, timeout=LAST_CHANCE - LAST_CHECK)
+
+    def _is_at_work(self) -> bool:
+        return bool(self._lanes or self._turns or self._aside)
 
     async def _settle_rest(self) -> None:
         if self._done:

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import to_micros
-from dibs.contract import SETTLEMENT_COLUMNS, Mark, Traits
+from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark, Traits
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.mysql.convoys import MysqlConvoys
 from dibs.engines.mysql.enqueue import MysqlEnqueue, is_one_insert
@@ -26,6 +26,7 @@ from dibs.engines.mysql.gates import (
     gates_of,
     has_gate,
     leave,
+    note_moves,
 )
 from dibs.engines.mysql.values import (
     READERS,
@@ -36,7 +37,7 @@ from dibs.engines.mysql.values import (
     chunks,
     later,
 )
-from dibs.engines.sql import Dialect, Plan, Query, schema_version
+from dibs.engines.sql import LOOKS, Dialect, Plan, Query, schema_version
 from dibs.jobs import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WORKER_DIED, JobState, put_back, swept
@@ -104,6 +105,7 @@ OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON 
 # From how many (queue, kind) pairs on it is cheaper to walk those that exist.
 MOST_NAMED_LINES = 32
 
+_HEAD = CONVOY_COLUMNS.index("head")
 _UNIQUE, _PARENT, _TRAIN, _SLOT = (
     NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id", "train", "slot")
 )
@@ -120,6 +122,7 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         joins_caller=True,
         migrates_itself=False,
         wakes=False,
+        locks_gates=True,
         goes_on=True,
     )
 
@@ -134,9 +137,9 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
                 return question not in READS
 
     def answer(self, step: Step, *, own: bool = True) -> Plan:
-        """The caller's transaction may see an old snapshot; a look at what it met must not."""
+        """The caller's transaction may see an old snapshot; what it met and does not see is looked for."""
         if step.question == "get" and not own:
-            return self._get(**step.params, block="get_newest")
+            return self._get_beside_snapshot(**step.params)
         plan = super().answer(step, own=own)
         return plan if own or step.question in READS else self._beside_snapshot(plan)
 
@@ -153,6 +156,8 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
                 seen |= {_key(row): row["changes"] for row in (yield replace(query, name="gates_seen"))}
             newest = NEWEST.get(query.name) if is_old or query.name == "lasting" else None
             rows = yield query if newest is None else replace(query, name=newest)
+            if query.name == "key_holders" and rows:
+                rows = yield from _still_there(rows)
             if query.name == "locked_gates" and any(_has_changed(row, seen) for row in rows):
                 is_old = True
                 yield replace(query, name="doubt_gates")
@@ -200,8 +205,19 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         return Opening(bool(rows[0]["overdue"]), paused, limits)
 
     def _claim_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
+        """Who is asked for by name is waited for a little: whoever has locked it may not want it."""
+        for pause in LOOKS:
+            if (claimed := (yield from self._try_one(opening, room, wish))) is not None:
+                return claimed  # type: ignore[no-any-return]
+            yield Query("rest", {"seconds": pause})
+        return (yield from self._leased(opening, [], wish))
+
+    def _try_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Any:
+        """None when somebody has locked the job, or its slot."""
         rows = yield Query("lock_these", {"ids": as_ids([wish["job"]])})
         behind = [] if rows else (yield Query("behind_slot", {"job": wish["job"].hex}))
+        if not rows and not behind and (yield Query("looks_ready", {"job": wish["job"].hex})):
+            return None
         free = [row for row in rows or behind if row["queue"] not in opening.paused]
         if any(row["queue"] in opening.limits and row["queue"] not in room for row in free):
             return [opening.header | {"limited": True, "id": None}]
@@ -210,9 +226,11 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
             return (yield from self._overtake(opening, free[0], wish))
         return (yield from self._leased(opening, free, wish))
 
-    def _overtake(self, opening: "Opening", job: Row, wish: Mapping[str, Any]) -> Plan:
+    def _overtake(self, opening: "Opening", job: Row, wish: Mapping[str, Any]) -> Any:
         """A job that is behind its slot may be claimed by name while there is room among those who run."""
-        gates = yield from self._lock_gates([("slot", job["slot"])])
+        gates, taken = yield from self._lock_with_patience([("slot", job["slot"])], "none")
+        if taken:
+            return None
         [gate] = gates.values()
         has_room = yield from self._room_beside(gate, job["slot_limit"])
         rows = (yield Query("lock_behind_slot", {"job": wish["job"].hex})) if has_room else []
@@ -319,9 +337,18 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
         convoy: Sequence[tuple[Any, ...]] = (),
+        patience: str | None = None,
+        keys: Mapping[UUID, str] | None = None,
     ) -> Plan:
         given = [dict(zip(SETTLEMENT_COLUMNS, values, strict=True)) for values in settlements]
-        gates = yield from self._lock_gates([*gates_of(given), *_gates_of_children(children)])
+        needed = _gates_by_settlement(given, children)
+        gates, taken = yield from self._lock_with_patience(set().union(*needed.values()), patience)
+        waiting = {id for id, gates_of_it in needed.items() if gates_of_it & taken}
+        if keys is None:
+            keys = yield from self._keys_of(given)
+        waiting |= yield from self._locked_keys(keys, patience)
+        given = [one for one in given if one["id"] not in waiting]
+        convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
         moment = max((gate.now for gate in gates.values()), default=None)
         yield from self._start_followers(convoy, moment)
         held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
@@ -336,7 +363,7 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         yield from self._open_gates(gates)
         yield from self._chain([child for child in children if child[_PARENT] in held])
         yield from self._date_ends([ride for ride in convoy if ride[0] in held], moment)
-        return [{"id": id} for id in held]
+        return [*({"id": id} for id in held), *({"id": id, "waits": True} for id in waiting)]
 
     def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
         """Those of these claims that still hold their job, locked in the order of ids, by id."""
@@ -344,6 +371,21 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         if not pairs:
             return {}
         return {row["id"]: row for row in (yield Query(block, {"claims": as_json(pairs)}))}
+
+    def _keys_of(self, given: Sequence[Mapping[str, Any]]) -> Any:
+        claims = [(one["id"].hex, one["token"]) for one in given]
+        return {
+            row["id"]: row["unique_key"] for row in (yield Query("keys_held", {"claims": as_json(claims)}))
+        }
+
+    def _locked_keys(self, keys: Mapping[UUID, str], patience: str | None) -> Any:
+        """The jobs whose unique key an open transaction has met: they can't be settled before it ends."""
+        if not keys:
+            return set()
+        block = {None: "lock_keys", "none": "free_keys", "short": "keys_soon"}[patience]
+        rows = yield Query(block, {"keys": as_json(sorted(keys.values()))})
+        free = {row["unique_key"] for row in rows}
+        return {id for id, key in keys.items() if key not in free} if patience == "none" else set()
 
     def _end_settled(self, ended: Sequence[Mapping[str, Any]]) -> Plan:
         for chunk in chunks(map(_settlement, ended)):
@@ -355,11 +397,20 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         return (yield from self._enqueue(children, fresh=False)) if children else []
 
     def _exchange(
-        self, settlements: Any, children: Any, convoy: Any = (), marks: Sequence[Mark] = (), **wish: Any
+        self,
+        settlements: Any,
+        children: Any,
+        convoy: Any = (),
+        patience: str | None = None,
+        keys: Mapping[UUID, str] | None = None,
+        marks: Sequence[Mark] = (),
+        **wish: Any,
     ) -> Plan:
-        applied = yield from self._settle(settlements, children, convoy)
+        rows = yield from self._settle(settlements, children, convoy, patience, keys)
+        waiting = [row["id"] for row in rows if row.get("waits")]
         first, *rest = yield from self._claim_on(marks, wish) if marks else self._claim(**wish)
-        return [{**first, "settled": [row["id"] for row in applied]}, *rest]
+        settled = [row["id"] for row in rows if not row.get("waits")]
+        return [{**first, "settled": settled, "waiting": waiting}, *rest]
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
         free = yield from self._held("held_and_free", claims)
@@ -391,7 +442,7 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         found = yield Query("due_in_slots", {"limit": limit})
         gates = yield from self._lock_free_gates(("slot", row["slot"]) for row in found)
         ours = [row["id"] for row in found if ("slot", row["slot"]) in gates]
-        _note_moves(gates)
+        note_moves(gates)
         rows = (yield Query("lock_due", {"ids": as_ids(sorted(ours))})) if ours else []
         yield from self._each("move", (row["id"] for row in rows), state=JobState.blocked.value)
         yield from self._open_gates(gates)
@@ -403,7 +454,7 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         found = yield Query("expired_at_gates", {"limit": limit})
         gates = yield from self._lock_free_gates(gates_of(found))
         ours = [row["id"] for row in found if gate_of(row) in gates]
-        _note_moves(gates)
+        note_moves(gates)
         gated = (yield Query("lock_expired", {"ids": as_ids(sorted(ours))})) if ours else []
         yield from self._bury(gated, gates)
         yield from self._open_gates(gates)
@@ -535,6 +586,12 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
     def _get(self, ids: Sequence[UUID], block: str = "get") -> Plan:
         return (yield Query(block, {"ids": as_ids(ids)}))
 
+    def _get_beside_snapshot(self, ids: Sequence[UUID]) -> Plan:
+        """Locks what it must: a running job whose row is locked loses its lease."""
+        seen = yield from self._get(ids)
+        missing = sorted(set(ids) - {row["id"] for row in seen})
+        return [*seen, *((yield from self._get(missing, "get_newest")) if missing else ())]
+
     def _glance(self, ids: Sequence[UUID]) -> Plan:
         return (yield Query("glance", {"ids": as_ids(ids)}))
 
@@ -581,13 +638,22 @@ class Opening:
 # -- Rows on their way in and out ---------------------------------------------------------------
 
 
-def _gates_of_children(children: Iterable[tuple[Any, ...]]) -> list[Key]:
-    return gates_of({"train": child[_TRAIN], "slot": child[_SLOT]} for child in children)
+def _gates_by_settlement(
+    settlements: Iterable[Mapping[str, Any]], children: Iterable[tuple[Any, ...]]
+) -> dict[UUID, set[Key]]:
+    """What each needs locked: its own gate, and those of its children."""
+    needed = {one["id"]: set(gates_of([one])) for one in settlements}
+    for child in children:
+        needed[child[_PARENT]] |= set(gates_of([{"train": child[_TRAIN], "slot": child[_SLOT]}]))
+    return needed
 
 
-def _note_moves(gates: Gates) -> None:
-    for gate in gates.values():
-        gate.moved = True
+def _still_there(holders: Rows) -> Plan:
+    """Those of these who have their keys, whatever a snapshot says."""
+    keys = as_json(sorted(row["unique_key"] for row in holders))
+    newest = yield Query("key_holders_newest", {"keys": keys})
+    there = {(row["unique_key"], row["holder"]) for row in newest}
+    return [row for row in holders if (row["unique_key"], row["holder"]) in there]
 
 
 def _key(gate: Row) -> Key:

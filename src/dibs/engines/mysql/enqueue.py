@@ -66,11 +66,12 @@ class MysqlEnqueue(MysqlGates):
         for job in new:
             _take_place(job, gates)
         call = uuid4()
+        met = yield from self._met(new, fresh)
         ended = set() if fresh else (yield from self._ended_before(new))
-        stored = [job for job in new if job["id"] not in ended]
+        stored = [job for job in new if job["id"] not in ended and job["id"] not in met]
         yield from self._store("enqueue_again", (*_STORED, *_STORED_AT_GATES), stored, stored_by=call)
-        holders, ours = yield from self._holders(new, call)
-        holders |= {id: id for id in ended}
+        holders, ours = yield from self._holders([job for job in new if job["id"] not in met], call)
+        holders |= {id: id for id in ended} | met
         if not fresh:
             done = yield from self._forget_if_finished(ours)
             ours -= done
@@ -79,6 +80,20 @@ class MysqlEnqueue(MysqlGates):
         yield from self._replace([job for job in new if job["id"] not in ours], holders, gates)
         yield from self._act_on_slot([job for job in new if job["id"] in ours], ours, holders)
         return [_stored(job, ours, holders) for job in new]
+
+    def _met(self, new: Sequence[Mapping[str, Any]], fresh: bool) -> Any:
+        """Who has the keys of these jobs and keeps them, by the ids of the new ones. Nobody is locked."""
+        keyed = [job for job in new if job["unique_key"] is not None]
+        if not keyed:
+            return {}
+        rows = yield Query("key_holders", {"keys": as_json([job["unique_key"] for job in keyed])})
+        by_key = {row["unique_key"]: row for row in rows}
+        met = [job for job in keyed if _keeps(by_key.get(job["unique_key"]), job)]
+        known = set() if fresh or not met else {row["id"] for row in (yield from self._settled_of(met))}
+        return {job["id"]: by_key[job["unique_key"]]["holder"] for job in met if job["id"] not in known}
+
+    def _settled_of(self, jobs: Sequence[Mapping[str, Any]]) -> Plan:
+        return (yield from self._settled([job["id"] for job in jobs]))
 
     def _holders(self, new: Sequence[Mapping[str, Any]], call: UUID) -> Any:
         """(who has each id and each key, which ids this very call has stored)."""
@@ -193,6 +208,11 @@ def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
     until = None if lasts is None else later(now, lasts)
     times = {"run_at": due, "enqueued_at": now, "unique_until": until}
     return {**job, **times, "state": state, "position": None}
+
+
+def _keeps(holder: Row | None, job: Mapping[str, Any]) -> bool:
+    """Whether who has the key of this new job stays as it is."""
+    return holder is not None and (not job["replaces"] or bool(holder["state"] == JobState.running))
 
 
 def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

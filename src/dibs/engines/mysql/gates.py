@@ -131,6 +131,21 @@ class MysqlGates(MendingEngine):
             yield Query("lock_gates", {"gates": chunk})
         return (yield from self._read_gates("locked_gates", wanted))
 
+    def _lock_with_patience(self, keys: Collection[Key], patience: str | None) -> Any:
+        """(these gates, locked; those of them that somebody else has locked, where nobody is waited for)."""
+        if patience == "short":
+            yield from self._read_gates("gates_soon", sorted(keys))
+        if patience != "none":
+            return (yield from self._lock_gates(keys)), set()
+        free = yield from self._lock_free_gates(keys)
+        note_moves(free)
+        missing = sorted(set(keys) - free.keys())
+        taken = set()
+        for chunk in chunks(missing):
+            taken |= {(row["sort"], row["name"]) for row in (yield Query("gates_seen", {"gates": chunk}))}
+        absent = yield from self._lock_gates(set(missing) - taken)
+        return free | absent, taken
+
     def _lock_free_gates(self, keys: Iterable[Key]) -> Any:
         """Those of these gates that nobody has locked."""
         return (yield from self._read_gates("free_gates", sorted(set(keys))))
@@ -288,6 +303,12 @@ def _who_holds(left: Sequence[Left], first: int | None) -> UUID | None:
         if job.holds and all(job.position < position for position in others):
             return job.id
     return None
+
+
+def note_moves(gates: Gates) -> None:
+    """For gates that were locked without a write: whoever saw them before must see that they have changed."""
+    for gate in gates.values():
+        gate.moved = True
 
 
 def _may_open(train: Gate, head: Row) -> bool:

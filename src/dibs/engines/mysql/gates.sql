@@ -44,6 +44,12 @@ select {>gate_columns}
 from {>each_gate}
 for update
 
+-- name: gates_soon
+-- For who would rather come again than wait for long. (MySQL waits for as long as for any lock.)
+select {>gate_columns}
+from {>each_gate}
+for update /*M! wait 1 */
+
 -- name: free_gates
 -- Upkeep leaves gates alone where somebody is at work.
 select {>gate_columns}
@@ -241,6 +247,48 @@ json_table(
     :keys,
     '$[*]' columns (name varchar(200) character set utf8mb4 collate {names} path '$')
 ) given
+
+-- name: key_holders
+-- Who has these unique keys: nobody is locked, for a running job whose row is locked loses its lease.
+select job.id as holder, job.unique_key, job.state
+from {>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+
+-- name: key_holders_newest
+-- Those of them who still do. Only what the index has is read: so its entries are locked and not the rows, and
+-- who has a key can be claimed and renewed, but not settled. Who is just being settled is not waited for: two
+-- who had waited for it together would both be in the way of the other's insert.
+select job.id as holder, job.unique_key
+from {>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+/*M! lock in share mode skip locked */ /*!80017 for share skip locked */
+
+-- name: free_keys
+-- Those of these keys that nobody's open transaction has met. Looked for before the rows are locked, which can't
+-- be renewed then.
+select job.unique_key
+from {>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+for update skip locked
+
+-- name: keys_held
+select job.id, job.unique_key
+from {>given_claims}
+straight_join dibs_jobs job force index (primary) on {>is_held} and job.unique_key is not null
+
+-- name: lock_keys
+-- Whoever meets a key locks its entry and then the row. To end a job is to go the same way: who has the row and
+-- wants to take the entry away would meet them.
+select job.unique_key
+from {>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+for update
+
+-- name: keys_soon
+select job.unique_key
+from {>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+for update /*M! wait 1 */
 
 -- name: lasting
 -- Finished jobs that keep their unique keys for a time. Asked after the insert: whoever finished meanwhile
@@ -605,7 +653,7 @@ select
 
 -- name: enqueue_again
 -- Whoever has the id or the key already stays as it is, and is locked: it can't finish before we have
--- read who it is. (`insert ignore` would also swallow what is no duplicate.)
+-- read who it is. Those who have long had a key are seen before, by `key_holders`. (`insert ignore` would also swallow what is no duplicate.)
 insert into dibs_jobs ({>new_columns}, train, slot, slot_policy, slot_limit, position, unique_until)
 select
     {>new_values},

@@ -272,6 +272,14 @@ from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id) and job.state = 'ready'
 for update skip locked
 
+-- name: looks_ready
+select 1 as is_ready
+from dibs_jobs job
+where job.id = unhex(:job) and job.state = 'ready'
+
+-- name: rest
+select sleep(:seconds) as rested
+
 -- fragment: locked
 {job_columns:job}, {now} as now, {next_token} as next_token
 

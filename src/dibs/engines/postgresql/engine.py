@@ -17,7 +17,7 @@ from dibs.engines.postgresql.gates import (
     is_bare,
     settled_gate,
 )
-from dibs.engines.sql import Copy, Dialect, Plan, Query, schema_version
+from dibs.engines.sql import LOOKS, Copy, Dialect, Plan, Query, schema_version
 from dibs.jobs import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Step
 
@@ -70,6 +70,7 @@ class PostgreSQL(PostgresGates):
         migrates_itself=False,
         wakes=True,
         echoes=True,
+        locks_gates=True,
         goes_on=True,
     )
 
@@ -150,7 +151,13 @@ class PostgreSQL(PostgresGates):
         return (yield Query("claim", _wish(wish)))
 
     def _claim_job(self, **wish: Any) -> Plan:
-        return (yield Query("claim_job", _wish(wish)))
+        """Who is asked for by name is waited for a little: whoever has locked it may not want it."""
+        for pause in LOOKS:
+            [row] = yield Query("claim_job", _wish(wish))
+            if not row["crowded"]:
+                return [row]
+            yield Query("rest", {"seconds": pause})
+        return [{**row, "crowded": False, "limited": False}]
 
     def _claim_within_limits(self, **wish: Any) -> Plan:
         params = _wish(wish) | {"walk": True}
@@ -163,26 +170,41 @@ class PostgreSQL(PostgresGates):
         yield from self._open_gates(slots)
         return rows
 
-    def _settle(self, settlements: Any, children: Any, convoy: Any = ()) -> Plan:
+    def _settle(
+        self, settlements: Any, children: Any, convoy: Any = (), patience: str | None = None, keys: Any = None
+    ) -> Plan:
+        del keys  # who meets one here locks nothing
         gated, plain = apart(settlements, children)
         rows: list[Row] = []
         if gated:
             theirs = children_of(gated, children)
-            applied, _ = yield from self._settle_at_gates(gated, theirs, convoy, tell=True)
-            rows += applied
+            at_gates = self._settle_at_gates(gated, theirs, convoy, tell=True, patience=patience)
+            applied, _, waiting = yield from at_gates
+            rows += [*applied, *({"id": id, "waits": True} for id in waiting)]
         if plain:
-            rows += yield Query("settle", self.settlements(plain))
-            yield from self._chain(children_of(plain, children), {row["id"] for row in rows})
+            settled = yield Query("settle", self.settlements(plain))
+            yield from self._chain(children_of(plain, children), {row["id"] for row in settled})
+            rows += settled
         return rows
 
-    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
+    def _exchange(
+        self,
+        settlements: Any,
+        children: Any,
+        convoy: Any = (),
+        patience: str | None = None,
+        keys: Any = None,
+        **wish: Any,
+    ) -> Plan:
         """Those at gates first, so that what they let through can be claimed at once."""
         gated, plain = apart(settlements, children)
         applied: list[Row] = []
         moved: Sequence[Row] = ()
+        waiting: Sequence[UUID] = ()
         if gated:
             theirs = children_of(gated, children)
-            applied, moved = yield from self._settle_at_gates(gated, theirs, convoy, tell=False)
+            at_gates = self._settle_at_gates(gated, theirs, convoy, tell=False, patience=patience)
+            applied, moved, waiting = yield from at_gates
         if wish.get("marks"):
             first, *rest = yield Query("exchange_on", self.settlements(plain) | _going_on(wish))
         else:
@@ -190,7 +212,8 @@ class PostgreSQL(PostgresGates):
         yield from self._chain(children_of(plain, children), set(first["settled"]))
         if moved:
             yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
-        return [{**first, "settled": [*first["settled"], *(row["id"] for row in applied)]}, *rest]
+        settled = [*first["settled"], *(row["id"] for row in applied)]
+        return [{**first, "settled": settled, "waiting": waiting}, *rest]
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         return {"settlements": _json([Given(*values) for values in settlements])}

@@ -8,13 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import SETTLEMENT_COLUMNS
+from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS
 from dibs.engines.mending import MendingEngine
 from dibs.engines.moves import MovingEngine, columns
-from dibs.engines.sql import Plan, Query
+from dibs.engines.sql import LOOKS, Plan, Query
 from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
 from dibs.scripts import Row, Rows
 from dibs.states import PATIENCE, JobState, holds
+
+ENOUGH_RACES = 20  # who meets a key and finds nobody this often points at a bug, not at luck
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 Values = tuple[Any, ...]  # a new job or a settlement, in the order of its columns
@@ -23,6 +25,7 @@ _ID, _UNIQUE, _PARENT, _TRAIN, _SLOT, _POLICY, _LIMIT, _REPLACES = (
     NEW_JOB_COLUMNS.index(name)
     for name in ("id", "unique_key", "parent_id", "train", "slot", "slot_policy", "slot_limit", "replaces")
 )
+_HEAD = CONVOY_COLUMNS.index("head")
 _SETTLED_TRAIN, _SETTLED_SLOT = SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot")
 
 
@@ -72,6 +75,18 @@ class PostgresGates(MendingEngine, MovingEngine):
         yield from self._lock_ready(wanted)
         return Gates(rows, places)
 
+    def _lock_if_free(self, keys: Collection[Key], places: Mapping[Key, int]) -> Any:
+        """(the same gates, those of them that somebody else has locked): nobody is waited for."""
+        wanted = sorted(set(keys))
+        rows = yield Query("lock_if_free", _named(wanted))
+        taken = {_key_of(row) for row in rows if row["is_there"] and not row["is_free"]}
+        absent = [_key_of(row) for row in rows if not row["is_there"]]
+        if absent or places:
+            return (yield from self._lock_gates(set(wanted) - taken, places)), taken
+        free = [row for row in rows if row["is_free"]]
+        yield from self._lock_ready([_key_of(row) for row in free])
+        return Gates(free, {}), taken
+
     def _lock_free_gates(self, keys: Collection[Key]) -> Any:
         """Those of them that nobody else has locked."""
         wanted = sorted(set(keys))
@@ -115,16 +130,29 @@ class PostgresGates(MendingEngine, MovingEngine):
 
     def _enqueue_placed(self, jobs: Sequence[Values], gates: Gates, moment: Any, fresh: bool) -> Any:
         """Store jobs with a unique key, a train or a slot; {id: answer} of those that are not known."""
-        positions = [gates.place(job) for job in jobs]
-        rows = yield Query("enqueue_placed", columns_of(jobs, moment) | {"position": positions})
-        by_key = {row["unique_key"]: row for row in rows if row["unique_key"] is not None}
-        by_id = {row["holder"]: row for row in rows}
-        found = {job[_ID]: by_id.get(job[_ID]) or by_key.get(job[_UNIQUE]) for job in jobs}
-        answers: dict[UUID, Row] = {
-            id: {**row, "is_new": row["holder"] == id} for id, row in found.items() if row is not None
-        }
-        yield from self._forget_known(jobs, answers, fresh)
-        return answers
+        positions = {job[_ID]: gates.place(job) for job in jobs}
+        answers: dict[UUID, Row] = {}
+        left: Sequence[Values] = jobs
+        for _ in range(ENOUGH_RACES):
+            given = columns_of(left, moment) | {"position": [positions[job[_ID]] for job in left]}
+            rows = yield Query("enqueue_placed", given)
+            answers |= {row["id"]: {**row, "is_new": True} for row in rows}
+            vanished = yield from self._meet_holders(left, answers)
+            left = [job for job in left if job[_ID] in vanished]
+            if not left:
+                yield from self._forget_known(jobs, answers, fresh)
+                return answers
+        raise AssertionError(f"enqueue kept losing races for {[job[_ID] for job in left]}")
+
+    def _meet_holders(self, jobs: Sequence[Values], answers: dict[UUID, Row]) -> Any:
+        """Answer those whose keys are taken with who has them; whose holder is gone must try again."""
+        keyed = [job for job in jobs if job[_ID] not in answers and job[_UNIQUE] is not None]
+        if not keyed:
+            return set()
+        given = {"ids": [job[_ID] for job in keyed], "keys": [job[_UNIQUE] for job in keyed]}
+        rows = yield Query("holders", given)
+        answers |= {row["id"]: {**row, "is_new": False} for row in rows if row["holder"] is not None}
+        return {row["id"] for row in rows if row["holder"] is None}
 
     def _forget_known(self, jobs: Sequence[Values], answers: dict[UUID, Row], fresh: bool) -> Plan:
         """Take back what should not have been stored: who had the id or the key has just finished."""
@@ -183,14 +211,26 @@ class PostgresGates(MendingEngine, MovingEngine):
         convoy: Sequence[Values],
         *,
         tell: bool,
+        patience: str | None,
     ) -> Any:
-        """(what was applied, who is let through): settlements and children of which some have a gate."""
-        keys = {key for one in settlements if (key := settled_gate(one)) is not None}
+        """(what was applied, who is let through, who waits): settlements and children, some with a gate."""
+        gates_of = _gates_by_settlement(settlements, children)
+        keys = set().union(*gates_of.values())
         places: dict[Key, int] = {}
         for child in children:
             if (key := gate_of(child)) is not None:
                 places[key] = places.get(key, 0) + 1
-        gates = yield from self._lock_gates(keys | set(places), places)
+        waiting: list[UUID] = []
+        if patience == "none" and keys:
+            gates, taken = yield from self._lock_if_free(keys, places)
+            waiting = [id for id, needed in gates_of.items() if needed & taken]
+            settlements = [one for one in settlements if one[_ID] not in waiting]
+            children = [child for child in children if child[_PARENT] not in waiting]
+            convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
+        else:
+            if patience == "short":
+                yield Query("wait_briefly", {})
+            gates = yield from self._lock_gates(keys, places)
         started = (yield from self._start_followers(convoy)) if convoy else ()
         rows = yield Query("settle_at_gates", self.settlements(settlements))
         applied = {row["id"]: row for row in rows}
@@ -200,7 +240,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         ended = [row for row in in_order if row["state"] is not None]
         others = yield from self._chain_at_gates(children, set(applied), gates)
         moved = yield from self._open_gates({*gates.held_by, *others}, ended, tell=tell)
-        return in_order, moved
+        return in_order, moved, waiting
 
     def _start_followers(self, convoy: Sequence[Values]) -> Plan:
         """Those still blocked behind a head that is still held run from now on, each by itself."""
@@ -251,10 +291,13 @@ class PostgresGates(MendingEngine, MovingEngine):
         """The slot of a job that is claimed by name, if it has one: it may go before who has not started."""
         rows = yield Query("behind_slot", {"job": job})
         keys = [("slot", row["slot"]) for row in rows]
-        yield from self._lock_gates(keys)
-        if keys:
-            yield Query("overtake", {"job": job})
-        return keys
+        for pause in LOOKS if keys else ():
+            _, taken = yield from self._lock_if_free(keys, {})
+            if not taken:
+                yield Query("overtake", {"job": job})
+                return keys
+            yield Query("rest", {"seconds": pause})
+        return []
 
     # -- jobs that come from another store --------------------------------------------------------
 
@@ -385,6 +428,15 @@ def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[li
     return gated, plain
 
 
+def _gates_by_settlement(settlements: Sequence[Values], children: Sequence[Values]) -> dict[UUID, set[Key]]:
+    """What each needs locked: its own gate, and those of its children."""
+    needed = {one[_ID]: {key} if (key := settled_gate(one)) is not None else set() for one in settlements}
+    for child in children:
+        if (key := gate_of(child)) is not None:
+            needed[child[_PARENT]].add(key)
+    return needed
+
+
 def children_of(settlements: Sequence[Values], children: Sequence[Values]) -> list[Values]:
     parents = {one[0] for one in settlements}
     return [child for child in children if child[_PARENT] in parents]
@@ -403,6 +455,10 @@ def settled_gate(settlement: Values) -> Key | None:
 
 def gate_of_row(row: Row) -> Key:
     return ("train", row["train"]) if row["train"] is not None else ("slot", row["slot"])
+
+
+def _key_of(gate: Row) -> Key:
+    return gate["sort"], gate["name"]
 
 
 def _key(train: str | None, slot: str | None) -> Key | None:

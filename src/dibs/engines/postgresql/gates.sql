@@ -33,6 +33,42 @@ returning
         select 1 from dibs_gates known where known.sort = gate.sort and known.name = gate.name
     ) as was_gone
 
+-- name: lock_if_free
+-- The same for who must not wait, also by a write. Gates that are not there are not made.
+with given as materialized (
+    select given.sort, given.name
+    from unnest(cast(:sorts as text[]), cast(:names as text[])) as given (sort, name)
+),
+free as materialized (
+    select gate.sort, gate.name
+    from dibs_gates gate
+    where (gate.sort, gate.name) in (select given.sort, given.name from given)
+    order by gate.sort, gate.name
+    for update skip locked
+),
+locked as (
+    update dibs_gates gate
+    set last_position = gate.last_position
+    from free
+    where gate.sort = free.sort and gate.name = free.name
+    returning gate.sort, gate.name, gate.last_position, gate.held_by
+)
+select
+    given.sort,
+    given.name,
+    locked.last_position,
+    locked.held_by,
+    locked.name is not null as is_free,
+    exists (
+        select 1 from dibs_gates known where known.sort = given.sort and known.name = given.name
+    ) as is_there
+from given
+left join locked on locked.sort = given.sort and locked.name = given.name
+
+-- name: wait_briefly
+-- In this transaction, for any lock.
+select set_config('lock_timeout', '1000', true)
+
 -- name: look_at_members
 -- A gate that we saw is gone: all who were at it have left. To whom it looks otherwise is in a transaction
 -- with an old snapshot, and this lock tells them.
@@ -406,9 +442,9 @@ from returned
 case when given.state in ('succeeded', 'failed', 'cancelled') then given.state else 'cancelled' end
 
 -- name: enqueue_placed
--- Jobs with a unique key, or with a place at a gate: those are blocked until it is opened. The no-op update
--- locks whoever has the key and so always answers a row: with `do nothing` and a look afterwards, a holder
--- that finishes in between leaves neither a new job nor an old one.
+-- Jobs with a unique key, or with a place at a gate: those are blocked until it is opened. Whoever has the key is
+-- not touched: a no-op update would lock its row until the caller's commit, and a running job with a row that
+-- is locked loses its lease.
 insert into dibs_jobs (
     {>new_columns}, unique_until, train, slot, slot_policy, slot_limit, position
 )
@@ -470,9 +506,16 @@ from unnest(
 {>due}
 where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
   and not exists (select 1 from dibs_finished finished where finished.id = given.id)
-on conflict (unique_key) where unique_key is not null do update
-set unique_key = excluded.unique_key
-returning id as holder, unique_key, state, run_at, enqueued_at, train, slot
+on conflict (unique_key) where unique_key is not null do nothing
+returning id, id as holder, state, run_at, enqueued_at, train, slot
+
+-- name: holders
+-- Who has the keys of these jobs now; of those that are known by their ids nobody is.
+select given.id, job.id as holder, job.state, job.run_at, job.enqueued_at, job.train, job.slot
+from unnest(cast(:ids as uuid[]), cast(:keys as text[])) as given (id, key)
+left join dibs_jobs job on job.unique_key = given.key
+where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
+  and not exists (select 1 from dibs_finished finished where finished.id = given.id)
 
 -- name: forget_kept_keys
 -- Another statement, for the same reason as below: who finished meanwhile may keep its key for a time.

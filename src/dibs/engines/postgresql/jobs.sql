@@ -506,13 +506,18 @@ select
     exists (select 1 from wanted where wanted.max_running is not null)
         or (not exists (select 1 from wanted) and {>may_overtake}) as limited,
     cast(:look as boolean) and {>overdue} as overdue,
-    false as crowded,
+    not exists (select 1 from locked) and coalesce(
+        (select job.state from dibs_jobs job where job.id = cast(:job as uuid)) = 'ready', false
+    ) as crowded,
     {job_columns:taken}
 from (select 1) once
 left join taken on true
 
+-- name: rest
+select pg_sleep(cast(:seconds as double precision))
+
 -- fragment: may_overtake
--- Behind its slot, or locked by somebody who looks at who may go there: that is judged at the gate.
+-- Behind its slot: that is judged at the gate.
 exists (
             select 1
             from dibs_jobs job

@@ -40,11 +40,11 @@ NOT_PERMITTED = "42501"
 # The types whose arrays we send or get.
 ARRAYS = ("uuid", "text", "smallint", "integer", "bigint", "boolean", "timestamptz")
 
-# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a key taken at the
-# same moment, a server that starts, stops, became a replica or has no place left, a plan that the schema
-# outgrew, a statement that was prepared in another session.
+# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a lock waited for too
+# long, a key taken at the same moment, a server that starts, stops, became a replica or has no place left, a
+# plan that the schema outgrew, a statement that was prepared in another session.
 AGAIN = {
-    *("40001", "40P01", "23505", "53300", "57P01", "57P02", "57P03", "0A000"),
+    *("40001", "40P01", "55P03", "23505", "53300", "57P01", "57P02", "57P03", "0A000"),
     *(READ_ONLY, NOT_PREPARED, PREPARED_TWICE),
 }
 NO_TABLES = ("42P01", "42703", "3F000")

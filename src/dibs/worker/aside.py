@@ -1,0 +1,156 @@
+"""Settlements that can't be made yet: somebody's open transaction has their train or slot locked.
+
+A caller that enqueues onto a train within a transaction of its own keeps the train until it commits. A turn
+waits for nobody there: what it could not settle is put aside, and asked for again until it is settled, apart
+from the turns. Meanwhile its lease is kept, and the worker goes on with everything else.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from dibs.claims import Holding
+from dibs.clock import monotonic
+from dibs.errors import StoreUnavailable
+from dibs.events import log
+from dibs.operations import Patience, Settled
+from dibs.worker.convoys import Done, Ride
+
+LEAST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries; the longer it takes, the fewer
+LONG = 5.0  # seconds after which somebody should hear of it
+
+
+@dataclass(slots=True)
+class Parcel:
+    """All that waits at one gate, in order, and the convoys among it."""
+
+    gate: str
+    done: list[Done] = field(default_factory=list)
+    rides: list[Ride] = field(default_factory=list)
+    since: float = field(default_factory=monotonic)
+    is_told: bool = False
+
+    @property
+    def age(self) -> float:
+        return monotonic() - self.since
+
+    def without(self, sent: Collection[UUID]) -> "Parcel":
+        """The same without these settlements, if more has come since they were sent."""
+        done = [(held, one) for held, one in self.done if one.id not in sent]
+        rides = [ride for ride in self.rides if ride.head.job.id not in sent]
+        return Parcel(self.gate, done, rides, self.since, self.is_told)
+
+
+# Sends these settlements: in all "none" of them is waited for, or a "short" time. Answers what is left.
+Settle = Callable[[list[Done], list[Ride], Patience], Awaitable[Collection[Settled]]]
+
+
+class Aside:
+    """What one worker has put aside."""
+
+    def __init__(self, settle: Settle, ended: Callable[["asyncio.Task[None]"], None]) -> None:
+        self._settle = settle
+        self._ended = ended
+        self._parcels: dict[str, Parcel] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._is_open = True
+
+    def __bool__(self) -> bool:
+        return bool(self._parcels)
+
+    def open(self) -> None:
+        self._is_open = True
+
+    def put(
+        self, done: Sequence[Done], rides: Sequence[Ride], left: Collection[Settled]
+    ) -> tuple[list[Done], list[Ride]]:
+        """Keep what is left of a turn; answer the rest of it."""
+        if not left:
+            return list(done), list(rides)
+        late = {one.id for one in left}
+        for held, one in done:
+            if one.id in late:
+                self._parcel(held).done.append((held, one))
+        for ride in rides:
+            if ride.head.job.id in late:
+                self._parcel(ride.head).rides.append(ride)
+        self._begin()
+        settled = [(held, one) for held, one in done if one.id not in late]
+        return settled, [ride for ride in rides if ride.head.job.id not in late]
+
+    def _parcel(self, held: Holding) -> Parcel:
+        gate = _gate(held)
+        return self._parcels.setdefault(gate, Parcel(gate))
+
+    async def close(self) -> tuple[list[Done], list[Ride]]:
+        """Ask no more; what is left is the caller's."""
+        self._is_open = False
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        return self.take()
+
+    def take(self) -> tuple[list[Done], list[Ride]]:
+        parcels, self._parcels = self._parcels.values(), {}
+        done = [one for parcel in parcels for one in parcel.done]
+        return done, [ride for parcel in parcels for ride in parcel.rides]
+
+    # -- asking again ---------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._asking is None and self._is_open:
+            self._asking = asyncio.get_running_loop().create_task(self._ask(), name="dibs-aside")
+            self._asking.add_done_callback(self._end)
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._asking = None
+        self._ended(task)
+
+    async def _ask(self) -> None:
+        """All of them without waiting, and one after another with a little patience.
+
+        For a gate where many come and go is never free to who does not wait for it; and one that is locked
+        for long must not keep us from the others.
+        """
+        while self._parcels:
+            with suppress(StoreUnavailable):  # the turns say so
+                if len(self._parcels) > 1:
+                    await self._try(list(self._parcels.values()), "none")
+                if self._parcels:
+                    await self._try([next(iter(self._parcels.values()))], "short")
+            if self._parcels:
+                youngest = min(parcel.age for parcel in self._parcels.values())
+                await asyncio.sleep(min(max(youngest / 10, LEAST_PAUSE), LONGEST_PAUSE))
+
+    async def _try(self, parcels: Sequence[Parcel], patience: Patience) -> None:
+        done = [one for parcel in parcels for one in parcel.done]
+        left = await self._settle(done, [ride for parcel in parcels for ride in parcel.rides], patience)
+        settled = {one.id for _, one in done} - {one.id for one in left}
+        for parcel in parcels:
+            del self._parcels[parcel.gate]
+            if (rest := parcel.without(settled)).done:
+                self._parcels[parcel.gate] = rest  # behind those that were not tried
+                self._mention(rest)
+
+    def _mention(self, parcel: Parcel) -> None:
+        if parcel.age > LONG and not parcel.is_told:
+            parcel.is_told = True
+            held, _ = parcel.done[0]
+            log.warning(
+                "job %s has run and can't be settled: for %.0f s somebody's open transaction has locked %s "
+                "(or that of a follow-up job); its lease is kept, and other jobs go on",
+                held.job.id,
+                parcel.age,
+                parcel.gate,
+            )
+
+
+def _gate(held: Holding) -> str:
+    job = held.job
+    if job.train is not None:
+        return f"the train {job.train!r}"
+    if job.slot is not None:
+        return f"the slot {job.slot!r}"
+    return f"the gate of job {job.id}" if job.unique is None else f"the unique key {job.unique!r}"
