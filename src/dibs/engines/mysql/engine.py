@@ -6,16 +6,16 @@ matched.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from dibs.clock import to_micros
 from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark, Traits
 from dibs.engines.moves import MovingEngine, columns
+from dibs.engines.mysql.claims import MysqlClaims
 from dibs.engines.mysql.convoys import MysqlConvoys
 from dibs.engines.mysql.enqueue import MysqlEnqueue, is_one_insert
 from dibs.engines.mysql.gates import (
@@ -37,7 +37,7 @@ from dibs.engines.mysql.values import (
     chunks,
     later,
 )
-from dibs.engines.sql import LOOKS, Dialect, Plan, Query, schema_version
+from dibs.engines.sql import Dialect, Plan, Query, schema_version
 from dibs.jobs import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WORKER_DIED, JobState, put_back, swept
@@ -102,18 +102,13 @@ NEWEST = {
 
 OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
 
-# From how many (queue, kind) pairs on it is cheaper to walk those that exist.
-MOST_NAMED_LINES = 32
-
 _HEAD = CONVOY_COLUMNS.index("head")
 _UNIQUE, _PARENT, _TRAIN, _SLOT = (
     NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id", "train", "slot")
 )
 
-Line = tuple[str, str]  # queue, kind
 
-
-class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
+class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
     """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
 
     traits = Traits(
@@ -178,157 +173,6 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: as_plain(value) for name, value in params.items()}
-
-    # -- claim ----------------------------------------------------------------------------------
-
-    def _claim(self, look: bool, **wish: Any) -> Plan:
-        opening = yield from self._opening(look)
-        return (yield from self._claim_from(opening, {}, wish))
-
-    def _claim_within_limits(self, look: bool, **wish: Any) -> Plan:
-        yield Query("lock_limits", {})
-        running = {row["name"]: row["running"] for row in (yield Query("running", {}))}
-        opening = yield from self._opening(look)
-        room = {queue: most - running.get(queue, 0) for queue, most in opening.limits.items()}
-        if wish["job"] is not None:
-            return (yield from self._claim_one(opening, room, wish))
-        return (yield from self._claim_from(opening, room, wish))
-
-    def _claim_job(self, look: bool, **wish: Any) -> Plan:
-        opening = yield from self._opening(look)
-        return (yield from self._claim_one(opening, {}, wish))
-
-    def _opening(self, look: bool) -> Any:
-        rows = yield Query("opening", {"look": look})
-        paused = frozenset(row["name"] for row in rows if row["paused"])
-        limits = {row["name"]: row["max_running"] for row in rows if row["max_running"] is not None}
-        return Opening(bool(rows[0]["overdue"]), paused, limits)
-
-    def _claim_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
-        """Who is asked for by name is waited for a little: whoever has locked it may not want it."""
-        for pause in LOOKS:
-            if (claimed := (yield from self._try_one(opening, room, wish))) is not None:
-                return claimed  # type: ignore[no-any-return]
-            yield Query("rest", {"seconds": pause})
-        return (yield from self._leased(opening, [], wish))
-
-    def _try_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Any:
-        """None when somebody has locked the job, or its slot."""
-        rows = yield Query("lock_these", {"ids": as_ids([wish["job"]])})
-        behind = [] if rows else (yield Query("behind_slot", {"job": wish["job"].hex}))
-        if not rows and not behind and (yield Query("looks_ready", {"job": wish["job"].hex})):
-            return None
-        free = [row for row in rows or behind if row["queue"] not in opening.paused]
-        if any(row["queue"] in opening.limits and row["queue"] not in room for row in free):
-            return [opening.header | {"limited": True, "id": None}]
-        free = [row for row in free if room.get(row["queue"], 1) > 0]
-        if free and behind:
-            return (yield from self._overtake(opening, free[0], wish))
-        return (yield from self._leased(opening, free, wish))
-
-    def _overtake(self, opening: "Opening", job: Row, wish: Mapping[str, Any]) -> Any:
-        """A job that is behind its slot may be claimed by name while there is room among those who run."""
-        gates, taken = yield from self._lock_with_patience([("slot", job["slot"])], "none")
-        if taken:
-            return None
-        [gate] = gates.values()
-        has_room = yield from self._room_beside(gate, job["slot_limit"])
-        rows = (yield Query("lock_behind_slot", {"job": wish["job"].hex})) if has_room else []
-        claimed = yield from self._leased(opening, rows, wish)
-        yield from self._open_gates(gates)
-        return claimed
-
-    def _claim_from(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
-        named = _named_lines(opening, wish)
-        if named is not None and len(named) == 1 and not opening.limits:
-            return (
-                yield from self._leased(opening, (yield from self._lock_first(named[0], wish["limit"])), wish)
-            )
-        lines = yield from self._walk(opening, wish) if named is None else self._near(named, wish["limit"])
-        if any(queue in opening.limits and queue not in room for queue, _ in lines):
-            return [opening.header | {"limited": True, "id": None}]
-        if len(lines) == 1 and not room:
-            [line] = lines
-            return (
-                yield from self._leased(opening, (yield from self._lock_first(line, wish["limit"])), wish)
-            )
-        near = sorted((job for jobs in lines.values() for job in jobs), key=_rank)
-        return (yield from self._claim_best(opening, near, room, wish))
-
-    def _claim_on(self, marks: Sequence[Mark], wish: Mapping[str, Any]) -> Plan:
-        """Behind these marks and nowhere else."""
-        opening = yield from self._opening(look=False)
-        places = [_place(mark, wish["limit"]) for mark in marks]
-        places = [at for at in places if at["queue"] not in (*opening.paused, *opening.limits)]
-        if len(places) == 1:
-            return (yield from self._leased(opening, (yield Query("lock_first_on", places[0])), wish))
-        near: list[Row] = []
-        for at in places:
-            near += yield Query("near_on", at)
-        return (yield from self._claim_best(opening, sorted(near, key=_rank), {}, wish))
-
-    def _claim_best(
-        self, opening: "Opening", near: Sequence[Row], room: Mapping[str, int], wish: Mapping[str, Any]
-    ) -> Plan:
-        """Of the first jobs of several lines, those that go first; else what is free behind them."""
-        wanted = _within(near, wish["limit"], room)
-        rows = (yield Query("lock_these", {"ids": as_ids(row["near"] for row in wanted)})) if wanted else []
-        if len(rows) < len(wanted) and not room:
-            rows = yield from self._fill(rows, [_line(row) for row in near], wish["limit"])
-        crowded = len(rows) < len(wanted)
-        return (yield from self._leased(opening, rows, wish, crowded=crowded))
-
-    def _near(self, lines: Sequence[Line], limit: int) -> Any:
-        """Those of these lines that have ready jobs, each with its first ones."""
-        found: dict[Line, Rows] = {}
-        for queue, kind in lines:
-            if jobs := (yield Query("near", {"queue": queue, "kind": kind, "limit": limit})):
-                found[queue, kind] = jobs
-        return found
-
-    def _walk(self, opening: "Opening", wish: Mapping[str, Any]) -> Any:
-        """The same for every line that exists and that we may claim from."""
-        found: dict[Line, Rows] = {}
-        line, ours = ("", ""), False  # before the first one: a name is never empty
-        while True:
-            given = {"queue": line[0], "kind": line[1], "limit": wish["limit"] if ours else 0}
-            rows = yield Query("line", given)
-            if jobs := [row for row in rows if not row["is_next"]]:
-                found[line] = jobs
-            following = [row for row in rows if row["is_next"]]
-            if not following:
-                return found
-            line = _line(following[0])
-            ours = opening.admits(line, wish["queues"], wish["kinds"])
-
-    def _lock_first(self, line: Line, limit: int) -> Plan:
-        return (yield Query("lock_first", {"queue": line[0], "kind": line[1], "limit": limit}))
-
-    def _fill(self, rows: Rows, lines: Sequence[Line], limit: int) -> Plan:
-        """Others had what we looked at: take whatever is free further down, line by line."""
-        taken = {row["id"]: row for row in rows}
-        for line in dict.fromkeys(lines):
-            if len(taken) >= limit:
-                break
-            own = sum(_line(row) == line for row in taken.values())
-            for row in (yield from self._lock_first(line, limit - len(taken) + own)):
-                if len(taken) < limit:
-                    taken.setdefault(row["id"], row)
-        return list(taken.values())
-
-    def _leased(
-        self, opening: "Opening", rows: Rows, wish: Mapping[str, Any], *, crowded: bool = False
-    ) -> Plan:
-        """Lease these rows, which are locked, and answer them as they are now."""
-        header = opening.header | {"crowded": crowded}
-        if not rows:
-            return [header | {"id": None}]
-        now = max(row["now"] for row in rows)
-        first, *rest = sorted(rows, key=_claim_rank)
-        leased = [_leased(row, n, now, wish) for n, row in enumerate((first, *rest))]
-        taken = as_json([[job["id"].hex, job["token"], as_moment(job["lease_until"])] for job in leased])
-        yield Query("lease", {"taken": taken, "worker": wish["worker"], "now": as_moment(now)})
-        return [{**header, **job} for job in leased]
 
     # -- settle, renew, progress ----------------------------------------------------------------
 
@@ -617,24 +461,6 @@ class MySQL(MysqlConvoys, MysqlEnqueue, MovingEngine):
         return [*facts, *(yield Query("open_transactions", {}))]
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What a claim knows before it looks at jobs."""
-
-    overdue: bool
-    paused: frozenset[str]
-    limits: Mapping[str, int]
-
-    @property
-    def header(self) -> dict[str, Any]:
-        return {"limited": False, "overdue": self.overdue, "crowded": False}
-
-    def admits(self, line: Line, queues: Sequence[str] | None, kinds: Sequence[str] | None) -> bool:
-        queue, kind = line
-        wanted = (queues is None or queue in queues) and (kinds is None or kind in kinds)
-        return wanted and queue not in self.paused
-
-
 # -- Rows on their way in and out ---------------------------------------------------------------
 
 
@@ -678,41 +504,6 @@ def _as_given(rows: Iterable[Row], ids: Sequence[UUID]) -> list[Row]:
     return sorted(rows, key=lambda row: order[row["id"]])
 
 
-def _named_lines(opening: Opening, wish: Mapping[str, Any]) -> list[Line] | None:
-    """The open lines by name, where they are few enough to ask for each; None where they must be found."""
-    queues, kinds = wish["queues"], wish["kinds"]
-    if queues is None or kinds is None or len(queues) * len(kinds) > MOST_NAMED_LINES:
-        return None
-    lines = [(queue, kind) for queue in dict.fromkeys(queues) for kind in dict.fromkeys(kinds)]
-    return [line for line in lines if line[0] not in opening.paused]
-
-
-def _within(near: Sequence[Row], limit: int, room: Mapping[str, int]) -> list[Row]:
-    """The first `limit` in claiming order, no more of a limited queue than it has places."""
-    left = dict(room)
-    wanted: list[Row] = []
-    for job in near:
-        places = left.get(job["queue"])
-        if len(wanted) < limit and (places is None or places > 0):
-            wanted.append(job)
-            if places is not None:
-                left[job["queue"]] = places - 1
-    return wanted
-
-
-def _leased(job: Row, number: int, now: datetime, wish: Mapping[str, Any]) -> dict[str, Any]:
-    """The job as its claim will have it; `number` tells claims of one moment apart."""
-    leased = {name: value for name, value in job.items() if name not in ("now", "next_token")}
-    return leased | {
-        "state": JobState.running,
-        "attempts": job["attempts"] + 1,
-        "worker": wish["worker"],
-        "token": job["next_token"] or max((job["token"] or 0) + 1, to_micros(now) + number),
-        "claimed_at": now,
-        "lease_until": later(now, wish["leases"].get(job["kind"], wish["lease"])),
-    }
-
-
 def _put_back(given: dict[str, Any], job: Row) -> dict[str, Any]:
     state = put_back(given["state"], cancel_asked=job["cancel_reason"] is not None)
     if state == JobState.ready and job["slot"] is not None:
@@ -722,29 +513,6 @@ def _put_back(given: dict[str, Any], job: Row) -> dict[str, Any]:
 
 def _settlement(given: Mapping[str, Any]) -> list[Any]:
     return [given[name] for name in SETTLEMENT_COLUMNS]
-
-
-def _line(job: Row) -> Line:
-    return job["queue"], job["kind"]
-
-
-def _place(mark: Mark, limit: int) -> dict[str, Any]:
-    return {
-        "queue": mark.queue,
-        "kind": mark.kind,
-        "precedence": -mark.priority,
-        "run_at": as_moment(mark.run_at),
-        "id": mark.id.hex,
-        "limit": limit,
-    }
-
-
-def _rank(job: Row) -> tuple[Any, ...]:
-    return job["precedence"], job["due"], job["near"]
-
-
-def _claim_rank(job: Row) -> tuple[Any, ...]:
-    return -job["priority"], job["run_at"], job["id"]
 
 
 def _swept(job: Row) -> JobState:
