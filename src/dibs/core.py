@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs import doctor, operations, payload, pipelines, trains, upkeep
+from dibs import acts, doctor, operations, payload, pipelines, trains, upkeep
 from dibs.callbacks import Callbacks
 from dibs.changes import Topic
 from dibs.claims import Holding
@@ -253,37 +253,37 @@ class Core:
 
     def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
         parsed, checked = parse_id(id), self.check_reason(reason)
-        return lambda tries: operations.cancel(parsed, checked, unsure=tries.unsure)
+        return lambda tries: acts.cancel(parsed, checked, unsure=tries.unsure)
 
     def retry(self, id: UUID | str) -> Operation[Job]:
         parsed = parse_id(id)
-        return lambda _: operations.retry(parsed)
+        return lambda _: acts.retry(parsed)
 
     def delete(self, id: UUID | str) -> Operation[bool]:
         parsed = parse_id(id)
-        return lambda tries: operations.delete(parsed, unsure=tries.unsure)
+        return lambda tries: acts.delete(parsed, unsure=tries.unsure)
 
     def retry_many(self, **filter: Any) -> Operation[int]:
         checked = self._filter(**filter)
-        return lambda _: operations.change_many("retry", checked)
+        return lambda _: acts.change_many("retry", checked)
 
     def cancel_many(self, reason: str | None, **filter: Any) -> Operation[int]:
         checked, why = self._filter(**filter), self.check_reason(reason)
-        return lambda _: operations.change_many("cancel", checked, reason=why)
+        return lambda _: acts.change_many("cancel", checked, reason=why)
 
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
         stale = span(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
-        return lambda tries: operations.recover(parsed, stale, _died, unsure=tries.unsure)
+        return lambda tries: acts.recover(parsed, stale, _died, unsure=tries.unsure)
 
     def pause(self, queue: str, paused: bool) -> Operation[None]:
         name = payload.check_name(queue, "queue")
-        return lambda _: operations.set_queue(name, paused=paused)
+        return lambda _: acts.set_queue(name, paused=paused)
 
     def limit(self, queue: str, n: int | None) -> Operation[None]:
         name = payload.check_name(queue, "queue")
         most = None if n is None else payload.check_whole(n, "limit", 0, 1_000_000)
-        return lambda _: operations.set_queue(name, max_running=most, set_limit=True)
+        return lambda _: acts.set_queue(name, max_running=most, set_limit=True)
 
     def sweep(self) -> Operation[Swept]:
         return lambda _: upkeep.sweep_and_mend()

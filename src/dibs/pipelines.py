@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from dibs.acts import change_many
 from dibs.errors import BadRequest, NotFound, Refused
 from dibs.ids import may_have_steps, new_pipeline_id, parse_id
 from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
-from dibs.operations import NewRow, change_many, new_job
+from dibs.operations import NewRow, new_job
 from dibs.scripts import Row, Script, Step
 from dibs.states import FINISHED, JobState
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from dibs import BadRequest, Job, NewJob, NotFound, Refused, operations
+from dibs import BadRequest, Job, NewJob, NotFound, Refused, acts
 from dibs.ids import new_id
 from faces import Face, Make
 
@@ -599,7 +599,7 @@ def test_cancelling_many_of_a_train_leaves_the_rest_going(app: Face) -> None:
 def test_more_than_a_page_is_retried_in_the_order_of_its_making(
     app: Face, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(operations, "BATCH", 3)
+    monkeypatch.setattr(acts, "BATCH", 3)
     pipeline = app.pipeline("nightly")
     id = pipeline.id if way == "drawn" else new_id()
     new = [NewJob("work", train="t", pipeline_id=None if way == "drawn" else id) for _ in range(8)]
@@ -618,7 +618,7 @@ def test_more_than_a_page_is_retried_in_the_order_of_its_making(
 
 
 def test_of_many_trains_each_is_retried_in_its_order(app: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "BATCH", 3)
+    monkeypatch.setattr(acts, "BATCH", 3)
     jobs = app.enqueue(*[NewJob("work", train=f"t{nth % 2}", tags=["again"]) for nth in range(8)])
     others = app.enqueue(*[NewJob("work", train=f"t{nth % 2}") for nth in range(4)])
     app.cancel_many(kind="work")

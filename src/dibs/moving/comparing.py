@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from dibs import operations
+from dibs import acts, operations
 from dibs.errors import Refused
 from dibs.moving.reports import Log, Moved, Planned, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, ask, counts, departed, question
@@ -56,7 +56,7 @@ def copy_settings() -> Moving[int]:
 
 
 def _setting(queue: str, setting: Mapping[str, Any]) -> Callable[[], Script[None]]:
-    return lambda: operations.set_queue(queue, **setting)
+    return lambda: acts.set_queue(queue, **setting)
 
 
 def copy_ticks() -> Moving[int]:

@@ -1,0 +1,166 @@
+"""What a person does to a job or a queue by hand: cancel, retry, recover, delete, pause, limit.
+
+Each is asked first and explained afterwards: when nothing changed, a look says why.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dibs.errors import NotFound, NotStale, Refused
+from dibs.jobs import Job
+from dibs.operations import ENOUGH_RACES, get
+from dibs.scripts import Script, Step
+from dibs.states import WAITING, WORKER_DIED, JobState
+from dibs.upkeep import BATCH
+
+FIRST_ID = UUID(int=0)  # before all others
+
+
+def cancel(id: UUID, reason: str | None, *, unsure: bool = False) -> Script[Job]:
+    """A waiting job ends now; a running one is asked to stop.
+
+    `unsure`: an earlier try of this call may have done it, so finding it done is success.
+    """
+    done = JobState.cancelled if unsure else None
+    return (yield from _guarded("cancel", id, {"ids": [id], "reason": reason}, _why_not_cancel, done))
+
+
+def _why_not_cancel(job: Job) -> Refused | None:
+    if job.is_finished:
+        return Refused(f"job {job.id} has already {_ended(job)}; there is nothing left to cancel")
+    return None
+
+
+def retry(id: UUID) -> Script[Job]:
+    """A failed or cancelled job waits again with a fresh budget; a scheduled one is due now."""
+    return (yield from _guarded("retry", id, {"ids": [id]}, _why_not_retry))
+
+
+def _why_not_retry(job: Job) -> Refused | None:
+    if job.state in (JobState.running, JobState.succeeded):
+        return Refused(
+            f"job {job.id} is {job.state}: only failed, cancelled or scheduled jobs can be retried"
+        )
+    if job.is_finished and job.unique is not None:
+        return Refused(
+            f"job {job.id} can't be retried: another job with its unique key {job.unique!r} is "
+            "waiting or running; cancel that one first or wait for it"
+        )
+    return None
+
+
+def recover(
+    id: UUID, stale_after: int, died: Callable[[Job, datetime], str], *, unsure: bool = False
+) -> Script[Job]:
+    """Put a running job back whose lease is long over; the operator's way, with a fresh budget.
+
+    `died` makes the job's errors what they are when its holder died at that time.
+    """
+    for _ in range(ENOUGH_RACES):
+        job = yield from _must_get(id)
+        if job.state == JobState.failed and job.errors and job.errors[-1].message == WORKER_DIED:
+            return (yield from retry(id))
+        if job.state == JobState.ready and unsure:
+            return job
+        if job.state != JobState.running:
+            raise _why_not_recover(job, stale_after)
+        [row] = yield Step("now", {})
+        claim = {"job": id, "token": job.token, "stale_after": stale_after, "errors": died(job, row["now"])}
+        changed = yield Step("recover", claim)
+        after = yield from _must_get(id)
+        if changed:
+            return after
+        if (after.state, after.token) == (job.state, job.token):
+            raise _why_not_recover(after, stale_after)
+    raise AssertionError(f"recover kept losing races for {id}")
+
+
+def _why_not_recover(job: Job, stale_after: int) -> Refused:
+    if job.state != JobState.running or job.lease_until is None:
+        return Refused(f"job {job.id} is {job.state}, not running: there is nothing to recover")
+    stale_at = job.lease_until + timedelta(microseconds=stale_after)
+    return NotStale(
+        f"job {job.id} may still be running at {job.worker}: its lease was last good until "
+        f"{job.lease_until:%Y-%m-%d %H:%M:%S} UTC, and it can be recovered after "
+        f"{stale_at:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def delete(id: UUID, *, unsure: bool = False) -> Script[bool]:
+    """Remove a job that is not running, for good; False when there is none."""
+    for _ in range(ENOUGH_RACES):
+        rows = yield Step("delete", {"ids": [id]})
+        if rows:
+            return True
+        job = yield from get(id)
+        if job is None:
+            return unsure
+        if job.state == JobState.running:
+            raise Refused(f"job {id} is running at {job.worker}: cancel it and wait, then delete it")
+    raise AssertionError(f"delete kept losing races for {id}")
+
+
+def _guarded(
+    question: str,
+    id: UUID,
+    params: dict[str, Any],
+    refusal: Callable[[Job], Refused | None],
+    done: JobState | None = None,
+) -> Script[Job]:
+    """Ask; when nothing changed, look why: a refusal is raised, a lost race is run again."""
+    for _ in range(ENOUGH_RACES):
+        changed = yield Step(question, params)
+        job = yield from _must_get(id)
+        if changed or job.state == done:
+            return job
+        if (refused := refusal(job)) is not None:
+            raise refused
+        if question == "retry" and job.state in (JobState.ready, JobState.blocked):
+            return job
+    raise AssertionError(f"{question} kept losing races for {id}")
+
+
+def _must_get(id: UUID) -> Script[Job]:
+    job = yield from get(id)
+    if job is None:
+        raise NotFound(id)
+    return job
+
+
+def _ended(job: Job) -> str:
+    return "been cancelled" if job.state == JobState.cancelled else str(job.state)
+
+
+def change_many(question: str, filter: Mapping[str, Any], **extra: Any) -> Script[int]:
+    """Cancel or retry all that match now, page by page; how many were changed.
+
+    Retried oldest first: on a train each goes behind those of the pages before it. Cancelled newest first:
+    the head of a train ends after those behind it, which so are never let go in between.
+    """
+    states = _AFFECTED[question]
+    given = states if filter["states"] is None else filter["states"]
+    wanted = [state for state in given if state in states]
+    look, after = ("find_oldest", FIRST_ID) if question == "retry" else ("find", None)
+    changed = 0
+    while wanted:
+        page = yield Step(look, {**filter, "states": wanted, "limit": BATCH, "after": after})
+        if not page:
+            break
+        ids = [row["id"] for row in page]
+        after = ids[-1]
+        changed += len((yield Step(question, {"ids": sorted(ids), **extra})))
+    return changed
+
+
+_AFFECTED: dict[str, list[JobState]] = {
+    "cancel": [*sorted(WAITING), JobState.running],
+    "retry": [JobState.failed, JobState.cancelled, JobState.scheduled],
+}
+
+
+def set_queue(name: str, **setting: Any) -> Script[None]:
+    """Pause, resume or limit one queue: `paused=` or `max_running=`."""
+    unchanged = {"paused": None, "max_running": None, "set_limit": False}
+    yield Step("set_queue", {"queue": name, **unchanged, **setting})
