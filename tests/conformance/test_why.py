@@ -34,10 +34,10 @@ def test_a_ready_job_where_no_worker_is_says_so_and_how_to_start_one(app: Face, 
     assert "claim" in str(why)
 
 
-def test_a_worker_that_fell_silent_is_none(app: Face, make: Make) -> None:
+def test_a_worker_that_left_is_none(app: Face, make: Make) -> None:
     job = make.ready()
     a_worker_is_there(app, job.kind)
-    app.age(3600)
+    app.ask(lambda: upkeep.leave("pod-a"))
 
     assert app.why(job.id).code == "no_worker"
 
