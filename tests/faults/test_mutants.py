@@ -433,7 +433,10 @@ def test_a_sqlite_transaction_that_does_not_begin_immediate_is_caught(
             sqlite_file.sqlite3, "connect", lambda *a, **o: connect(*a, **o, factory=Deferred)
         )
 
-    scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, sqlite)
+    for _ in range(5 * ENOUGH_TRIES if deferred else 1):  # a race that the mutant may win by luck
+        scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, sqlite)
+        if refused:
+            break
 
     assert bool(refused) == deferred, f"{len(refused)} statements were turned away as busy"
 

@@ -913,6 +913,26 @@ async def test_a_job_whose_holder_dies_while_all_others_rest_is_back_in_time(app
 async def _unused() -> None: ...
 
 
+async def test_what_a_worker_claimed_while_it_was_told_to_stop_is_given_back(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    app.job(lambda: ran.append("ran"), name="work")
+    [job] = await app.enqueue(NewJob("work"))
+    worker, exchange = Worker(app), Worker._exchange
+
+    async def late(*given: Any) -> Any:
+        answer = await exchange(*given)
+        worker.stop()
+        return answer
+
+    monkeypatch.setattr(Worker, "_exchange", late)
+    await worker.run(handle_signals=False)
+
+    back = await app.get(job.id)
+    assert (ran, back.state, back.attempts) == ([], "ready", 0)
+
+
 async def test_an_error_that_is_not_the_store_s_ends_the_worker_and_loses_nothing(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,8 +240,9 @@ class Worker:
         rides, self._rides = self._rides, []
         heard, hinted, self._hinted = self._heard, self._hinted, False
         began, marks = monotonic(), self._marks.get() if done else []
+        wanted = 0 if self._stopping else places  # it may have been told so since this turn was planned
         try:
-            lost, taken, left = await self._exchange([one for _, one in done], places, rides, marks)
+            lost, taken, left = await self._exchange([one for _, one in done], wanted, rides, marks)
         except StoreUnavailable as error:
             self._done, self._rides = done + self._done, rides + self._rides
             await self._back_off(error)
@@ -258,13 +259,13 @@ class Worker:
         self._convoys.settled(rides, began)
         self._convoys.note(done, taken)
         self._took = self._took or bool(taken)
-        if places:
-            full = len(taken) >= places
+        if wanted:
+            full = len(taken) >= wanted
             self._marks.ended([held.job for held in taken], full=full, told=marks, took=monotonic() - began)
             if full or heard == self._heard:
                 self._hungry = full or bool(marks) or any(one.children for _, one in done)
         self._lanes.start(self._keep(taken))
-        if places:
+        if wanted:
             await self._mind_catch(len(taken), hinted)
 
     async def _mind_catch(self, jobs: int, hinted: bool) -> None:
@@ -371,12 +372,13 @@ class Worker:
     def _keep(self, claims: Sequence[Holding]) -> Sequence[Holding]:
         """From the claim until it is settled: a neighbour that blocks the loop must not cost a lease.
 
-        An answer that came so late that its leases are as good as over begins nothing: all are given back.
+        An answer that came after we were told to stop, or so late that its leases are as good as over, begins
+        nothing: all are given back.
         """
         leases = self._core.registry.leases()
         tell = self._tell  # bound once, not per job
         kept = [Kept(held, leases.get(held.job.kind, USUAL_LEASE), tell) for held in claims]
-        if kept and min(one.deadline for one in kept) <= monotonic():
+        if kept and (self._stopping or min(one.deadline for one in kept) <= monotonic()):
             self._done += [(held, held.settled_by(Released())) for held in claims]
             return ()
         self._core.keeper.keep_all(kept)
