@@ -14,6 +14,7 @@ import pytest
 from working import Apps, drain, finished, processes, state_of, take_back, wait_until, working
 
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Retry, Snooze, Worker
+from dibs.contract import STOP_HINT
 from dibs.worker import convoys
 
 LONG = 30.0  # seconds; longer than any test
@@ -317,6 +318,36 @@ async def test_a_follower_that_runs_on_can_be_cancelled(
 
     assert done.state == "cancelled"
     assert stopped.is_set()
+
+
+async def test_a_follower_cancelled_before_its_worker_knew_that_the_store_knew_is_stopped(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch, looks: Looks
+) -> None:
+    monkeypatch.setattr(convoys, "SLICE", 0.1)
+    settled, hear = convoys.Convoys.settled, Worker._hear
+
+    @app.job(lease=600)
+    async def work(n: int) -> None:
+        if n == 3:
+            await asyncio.sleep(LONG)
+
+    def late(self: Any, rides: Any, sent_at: float) -> None:
+        for ride in rides:
+            if ride.ended is None:
+                app.sync.cancel(ride.held.job.id)
+        settled(self, rides, sent_at)
+
+    def deaf(self: Worker, hint: str) -> None:
+        if not hint.startswith(STOP_HINT):
+            hear(self, hint)
+
+    monkeypatch.setattr(convoys.Convoys, "settled", late)
+    monkeypatch.setattr(Worker, "_hear", deaf)
+    jobs = await train(app, 4)
+    async with working(app, convoys=True):
+        done = await finished(app, jobs[3])
+
+    assert done.state == "cancelled"
 
 
 async def test_a_follower_cancelled_before_the_store_knew_that_it_ran_is_stopped(

@@ -262,6 +262,7 @@ class Convoys:
         kept.beaten(sent_at)
         self._lanes.becomes(ride.head, ride.held)
         self._core.keeper.keep_all([kept])
+        self._core.keeper.look([ride.held])  # who asked it to stop before we knew was not heard
 
     # -- how the head stands --------------------------------------------------------------------
 
