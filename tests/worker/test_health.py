@@ -194,7 +194,7 @@ async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
         raise StoreUnavailable("nobody is there")
 
     monkeypatch.setattr(app._core.store, "run_async", away)
-    monkeypatch.setattr("dibs.worker.worker.PATIENCE", 0.3)
+    monkeypatch.setattr("dibs.worker.worker.LONGEST_ABSENCE", 0.3)
     waits = Worker(app)
     waiting = asyncio.create_task(waits.run())
 

@@ -296,13 +296,17 @@ set
     max_running = case when :set_limit then :max_running else max_running end
 where name = :queue
 
+-- name: age_gates
+update dibs_gates set offer_ends = {minus:offer_ends:micros}
+
 -- name: age_jobs
 update dibs_jobs
 set
     run_at = {minus:run_at:micros},
     enqueued_at = {minus:enqueued_at:micros},
     claimed_at = {minus:claimed_at:micros},
-    lease_until = {minus:lease_until:micros}
+    lease_until = {minus:lease_until:micros},
+    unique_until = {minus:unique_until:micros}
 
 -- name: age_finished
 update dibs_finished
@@ -310,7 +314,8 @@ set
     run_at = {minus:run_at:micros},
     enqueued_at = {minus:enqueued_at:micros},
     claimed_at = {minus:claimed_at:micros},
-    finished_at = {minus:finished_at:micros}
+    finished_at = {minus:finished_at:micros},
+    unique_until = {minus:unique_until:micros}
 
 -- name: age_schedules
 update dibs_schedules set last_tick = {minus:last_tick:micros}

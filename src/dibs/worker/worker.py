@@ -54,7 +54,7 @@ from dibs.worker.pulse import Pulse
 SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
-PATIENCE = 60.0  # with one that is away, of a worker that somebody waits for
+LONGEST_ABSENCE = 60.0  # seconds that a worker whose end somebody waits for tries it
 GRACE = 10.0
 MOST_PLACES = 100_000
 LAST_CHANCE = 5.0  # seconds for handlers that were cancelled
@@ -324,8 +324,7 @@ class Worker:
                 return [], settled
             left: list[Settled] = []
             convoy = [ride.values(monotonic()) for ride in rides]
-            wait: Patience | None = None if patience == "none" else patience
-            lost = yield from operations.settle_if_held(settled, convoy, left=left, patience=wait)
+            lost = yield from operations.settle_if_held(settled, convoy, left=left, patience=patience)
             yield from started(rides)
             return lost, left
 
@@ -535,7 +534,7 @@ class Worker:
         self._failures += 1
         self._pulse.misses(error)
         self._hearing.lost_store()
-        if self._until_idle and self._pulse.lost_for() > PATIENCE:
+        if self._until_idle and self._pulse.lost_for() > LONGEST_ABSENCE:
             raise error  # somebody waits for the end of it
         if self._failures == 1:
             log.warning("the worker lost its store and keeps trying: %s", error)

@@ -608,27 +608,6 @@ union all
         on job.slot = latest.slot and job.token = latest.token
 )
 
--- name: age_gates
-update dibs_gates set offer_ends = {minus:offer_ends:micros}
-
--- name: age_jobs
-update dibs_jobs
-set
-    run_at = {minus:run_at:micros},
-    enqueued_at = {minus:enqueued_at:micros},
-    claimed_at = {minus:claimed_at:micros},
-    lease_until = {minus:lease_until:micros},
-    unique_until = {minus:unique_until:micros}
-
--- name: age_finished
-update dibs_finished
-set
-    run_at = {minus:run_at:micros},
-    enqueued_at = {minus:enqueued_at:micros},
-    claimed_at = {minus:claimed_at:micros},
-    finished_at = {minus:finished_at:micros},
-    unique_until = {minus:unique_until:micros}
-
 -- name: upcoming
 select
     {>overdue} as overdue,
