@@ -55,6 +55,7 @@ class Ourselves(Peer):
 
 DIBS = Ourselves("dibs", ())
 RAW = Ourselves("raw", ())
+FLOOR = Ourselves("floor", ())
 PGQUEUER = Peer("pgqueuer", ("pgqueuer", "asyncpg"))
 OBAN = Peer("oban", ("oban",), python=(3, 12))
 
@@ -146,7 +147,7 @@ def _drain_table(rates: dict[str, list[float]], count: int) -> str:
 
 def pick_up(server: Any, rounds: int, count: int = PICKED_UP) -> str:
     """Milliseconds from before the enqueue call to the start of the handler in another, idle process."""
-    peers = (PGQUEUER, OBAN, DIBS, RAW)
+    peers = (PGQUEUER, OBAN, DIBS, RAW, FLOOR)
     urls = {peer.name: server.create_database(f"pick_up_{peer.name}") for peer in peers}
     waits: dict[str, list[list[float]]] = {peer.name: [] for peer in peers}
     for peer in peers:
@@ -189,10 +190,15 @@ def _pick_up_table(waits: dict[str, list[list[float]]], count: int) -> str:
     lines = [
         f"Pick-up by an idle worker, one job every {EVERY * 1000:.0f} ms, {count} jobs per round:",
         "",
-        "| | p50 ms | p95 ms | rounds (p50/p95) |",
-        "|---|---:|---:|---|",
+        "| | p50 ms | p95 ms | rounds (p50/p95) | dibs is (p50) |",
+        "|---|---:|---:|---|---:|",
     ]
-    for name, rounds in waits.items():
-        p50, p95 = (statistics.median(_percentile(one, percent) for one in rounds) for percent in (50, 95))
-        lines.append(f"| {name} | {p50:.2f} | {p95:.2f} | {', '.join(_shares(one) for one in rounds)} |")
+    medians = {name: [_median_of(rounds, percent) for percent in (50, 95)] for name, rounds in waits.items()}
+    for name, (p50, p95) in medians.items():
+        rounds = ", ".join(_shares(one) for one in waits[name])
+        lines.append(f"| {name} | {p50:.2f} | {p95:.2f} | {rounds} | {medians['dibs'][0] / p50:.2f}× |")
     return "\n".join(lines)
+
+
+def _median_of(rounds: list[list[float]], percent: int) -> float:
+    return statistics.median(_percentile(one, percent) for one in rounds)
