@@ -16,6 +16,7 @@ from working import Apps, drain, finished, processes, state_of, take_back, wait_
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Retry, Snooze, Worker
 from dibs.contract import STOP_HINT
 from dibs.worker import convoys
+from dibs.worker.trips import Trips
 
 LONG = 30.0  # seconds; longer than any test
 
@@ -75,19 +76,19 @@ async def states(app: Dibs, jobs: list[Job]) -> list[str]:
 async def test_a_long_train_runs_in_order_with_far_fewer_turns_than_jobs(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran, turns, exchange = [], 0, Worker._exchange
+    ran, turns, exchange = [], 0, Trips.exchange
 
-    async def counted(*given: Any) -> Any:
+    async def counted(*given: Any, **wanted: Any) -> Any:
         nonlocal turns
         turns += 1
-        return await exchange(*given)
+        return await exchange(*given, **wanted)
 
     @app.job
     async def work(n: int) -> int:
         ran.append(n)
         return n * n
 
-    monkeypatch.setattr(Worker, "_exchange", counted)
+    monkeypatch.setattr(Trips, "exchange", counted)
     jobs = await train(app, 200)
     await drain(app, convoys=True)
 
@@ -395,10 +396,10 @@ async def test_progress_of_a_follower_is_noted(app: Dibs) -> None:
 async def test_a_heartbeat_that_finds_the_head_settled_is_no_loss_for_who_follows(
     app: Dibs, monkeypatch: pytest.MonkeyPatch, looks: Looks
 ) -> None:
-    ran, exchange = [], Worker._exchange
+    ran, exchange = [], Trips.exchange
 
-    async def slow(worker: Worker, settled: Any, places: int, rides: list[Any], *more: Any) -> Any:
-        answer = await exchange(worker, settled, places, rides, *more)
+    async def slow(trips: Trips, settled: Any, rides: list[Any], places: int, **wanted: Any) -> Any:
+        answer = await exchange(trips, settled, rides, places, **wanted)
         if rides:
             app._core.keeper.look(ride.head for ride in rides)
             await asyncio.sleep(0.1)  # long enough for a beat, before the worker hears that all is well
@@ -410,7 +411,7 @@ async def test_a_heartbeat_that_finds_the_head_settled_is_no_loss_for_who_follow
         if n == 3:
             await ctx.progress(0.5)
 
-    monkeypatch.setattr(Worker, "_exchange", slow)
+    monkeypatch.setattr(Trips, "exchange", slow)
     jobs = await train(app, 5)
     await drain(app, convoys=True)
 

@@ -327,7 +327,7 @@ def test_the_next_tick_is_planned_by_the_clock_of_the_store() -> None:
     worker = Worker(app)
     now = datetime.fromisoformat("2031-01-01T00:04:00+00:00")  # nothing like ours
 
-    asyncio.run(worker._cron.enqueue_due(now))
+    asyncio.run(worker._ticks._cron.enqueue_due(now))
 
-    assert 60 <= worker._cron.seconds(now) < 60.1
-    assert worker._cron.seconds(now + timedelta(minutes=2)) < 0.1
+    assert 60 <= worker._ticks._cron.seconds(now) < 60.1
+    assert worker._ticks._cron.seconds(now + timedelta(minutes=2)) < 0.1

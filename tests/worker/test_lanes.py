@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 from working import drain, finished, working
 
 from dibs import Dibs, Worker
+from dibs.worker.trips import Trip
 
 colour: ContextVar[str] = ContextVar("colour", default="none")
 
@@ -116,17 +118,17 @@ async def test_an_answer_that_came_after_its_leases_begins_nothing(
         await asyncio.sleep(0.3)
 
     worker = Worker(app)
-    exchange, late = worker._exchange, []
+    exchange, late = worker._trips.exchange, []
 
-    async def slow(*asked: object) -> object:
-        lost, taken, left = await exchange(*asked)  # type: ignore[arg-type]
-        if taken and not late:
-            late.append(taken)
-            for held in taken:
+    async def slow(*given: Any, **wanted: Any) -> Trip:
+        trip = await exchange(*given, **wanted)
+        if trip.taken and not late:
+            late.append(trip.taken)
+            for held in trip.taken:
                 held.asked_at -= 0.95  # it was asked for that long ago
-        return lost, taken, left
+        return trip
 
-    monkeypatch.setattr(worker, "_exchange", slow)
+    monkeypatch.setattr(worker._trips, "exchange", slow)
     job = await work.enqueue()
     running = asyncio.create_task(worker.run())
     await finished(app, job)

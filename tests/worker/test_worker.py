@@ -21,6 +21,7 @@ import pytest
 from working import Apps, drain, finished, holds_for, is_idle, state_of, take_back, wait_until, working
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, Job, LeaseLost, NewJob, Retry, Snooze, Worker
+from dibs.worker.trips import Trips
 from naming import named
 
 TOO_LONG = ("TimeoutError", "it took longer than its timeout of 0.2 s")
@@ -121,11 +122,11 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, most, asked = 0, 0, []
-    exchange = Worker._exchange
+    exchange = Trips.exchange
 
-    async def noted(worker: Worker, settled: list[Any], places: int, *more: Any) -> Any:
+    async def noted(trips: Trips, settled: Any, rides: Any, places: int, **wanted: Any) -> Any:
         asked.append(places)
-        return await exchange(worker, settled, places, *more)
+        return await exchange(trips, settled, rides, places, **wanted)
 
     @app.job
     async def work(pauses: int) -> None:
@@ -136,7 +137,7 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
             await asyncio.sleep(0)
         running -= 1
 
-    monkeypatch.setattr(Worker, "_exchange", noted)
+    monkeypatch.setattr(Trips, "exchange", noted)
     await app.enqueue(*(work.new(n % 7) for n in range(2000)))
     await drain(app, concurrency=120)
 
@@ -919,14 +920,14 @@ async def test_what_a_worker_claimed_while_it_was_told_to_stop_is_given_back(
     ran: list[str] = []
     app.job(lambda: ran.append("ran"), name="work")
     [job] = await app.enqueue(NewJob("work"))
-    worker, exchange = Worker(app), Worker._exchange
+    worker, exchange = Worker(app), Trips.exchange
 
-    async def late(*given: Any) -> Any:
-        answer = await exchange(*given)
+    async def late(*given: Any, **wanted: Any) -> Any:
+        answer = await exchange(*given, **wanted)
         worker.stop()
         return answer
 
-    monkeypatch.setattr(Worker, "_exchange", late)
+    monkeypatch.setattr(Trips, "exchange", late)
     await worker.run(handle_signals=False)
 
     back = await app.get(job.id)
@@ -944,14 +945,14 @@ async def test_an_error_that_is_not_the_store_s_ends_the_worker_and_loses_nothin
         return "done"
 
     job = await work.enqueue()
-    exchange, failures = Worker._exchange, [AssertionError("a bug")]
+    exchange, failures = Trips.exchange, [AssertionError("a bug")]
 
-    async def failing(worker: Worker, settled: list[Any], places: int, *more: Any) -> Any:
+    async def failing(trips: Trips, settled: Any, *given: Any, **wanted: Any) -> Any:
         if settled and failures:
             raise failures.pop()
-        return await exchange(worker, settled, places, *more)
+        return await exchange(trips, settled, *given, **wanted)
 
-    monkeypatch.setattr(Worker, "_exchange", failing)
+    monkeypatch.setattr(Trips, "exchange", failing)
     with pytest.raises(AssertionError, match="a bug"):
         await Worker(app).run(until_idle=True)
 

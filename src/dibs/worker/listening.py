@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from dibs.clock import monotonic
 from dibs.contract import ECHO_HINT
-from dibs.engines.stores import Store
+from dibs.engines.store import Store
 from dibs.engines.trouble import TryAgain
 from dibs.events import log
 

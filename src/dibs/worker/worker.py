@@ -17,32 +17,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from dibs import operations, stopping, upkeep
+from dibs import stopping, upkeep
 from dibs.app import Dibs
-from dibs.callbacks import Fate, Teller, swept_fates
+from dibs.callbacks import Fate, Teller
 from dibs.claims import Claim, Holding
 from dibs.clock import SECOND, monotonic
 from dibs.context import Context
-from dibs.contract import STOP_HINT, Mark, split_hint
-from dibs.engines.trouble import Tries
+from dibs.contract import STOP_HINT, split_hint
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
-from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
-from dibs.operations import Patience, Settled, Wish
+from dibs.operations import Patience, Settled
 from dibs.payload import check_names, check_whole
 from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
-from dibs.scripts import Script
-from dibs.settings import Duration, lease_micros, span
+from dibs.settings import Duration, span
 from dibs.states import JobState, Released
-from dibs.tasks import DEFAULT_LEASE
-from dibs.upkeep import Upcoming
 from dibs.worker.aside import Aside
-from dibs.worker.chores import Chores
-from dibs.worker.convoys import Convoys, Done, Ride, started
-from dibs.worker.cron import Cron
+from dibs.worker.convoys import Convoys, Done, Ride
 from dibs.worker.health import Health
 from dibs.worker.lanes import Lanes
 from dibs.worker.listening import Hearing, Suspicion
@@ -50,8 +43,9 @@ from dibs.worker.marks import Marks
 from dibs.worker.places import refuse_while_loading
 from dibs.worker.processes import Processes, is_isolated
 from dibs.worker.pulse import Pulse
+from dibs.worker.ticks import SOON, Ticks
+from dibs.worker.trips import USUAL_LEASE, Line, Trips
 
-SOON = 0.2  # seconds between two ticks at the least
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 LONGEST_ABSENCE = 60.0  # seconds that a worker whose end somebody waits for tries it
@@ -61,7 +55,6 @@ LAST_CHANCE = 5.0  # seconds for handlers that were cancelled
 LAST_CHECK = 2.0  # seconds for those in threads that may ask whether they should end
 MOST_TURNS = 2  # under way at a time
 WORTH_A_SECOND = 50  # jobs: with fewer, a second turn would only split what one can carry
-USUAL_LEASE = lease_micros(DEFAULT_LEASE)
 
 
 class Worker:
@@ -94,7 +87,8 @@ class Worker:
         self._ticking: asyncio.Task[None] | None = None
         self._broken: BaseException | None = None
         self._heard, self._hinted = 0, False
-        self._line: tuple[str, str] | None = None
+        self._line: Line | None = None
+        self._trips = Trips(self._core, self.name, self._queues)
         self._done: list[Done] = []
         self._rides: list[Ride] = []
         self._aside = Aside(self._settle_aside, self._mind_end)
@@ -113,16 +107,14 @@ class Worker:
         self._door, self._state = Doorway(), None
         self._hungry = True
         self._look_at: float | None = None
-        self._last_tick = self._next_tick = 0.0
-        self._said_at = float("-inf")
         self._failures = 0
-        self._cron = Cron(app._core)
         self._pulse = Pulse()
         self._hearing = Hearing(self._core.store, self.name)
         self._suspicion = Suspicion(self._core.settings.poll)
+        self._ticks = Ticks(self._core, self.name, self._queues, self._hearing)
+        self._took = False
         self.settled = 0
         """How many attempts this worker has ended so far, whatever came of them."""
-        self._chores, self._took = Chores(self._core, self._queues), False
         self._marks = Marks(pay=self._core.store.traits.goes_on)
 
     async def run(self, *, until_idle: bool = False, handle_signals: bool = True) -> None:
@@ -139,11 +131,10 @@ class Worker:
         self._broken, self._asked, self._until_idle = None, 0, until_idle
         self._convoys.open()
         self._aside.open()
-        self._next_tick, self._said_at = 0.0, float("-inf")
-        self._chores.begin(monotonic())
         self._loop = loop = asyncio.get_running_loop()
         handled = stopping.handle_signals(loop, self.stop) if handle_signals else []
         self._teller = Teller(self._core.callbacks, self._core.store)
+        self._ticks.open(self._teller.tell)
         deaf = self._hear_losses()
         listening = asyncio.create_task(self._hearing.listen(self._hear), name="dibs-listening")
         self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
@@ -199,10 +190,10 @@ class Worker:
                 raise self._broken
             if self._is_turn_due():
                 self._begin_turn()
-            elif self._ticking is None and monotonic() >= self._next_tick:
+            elif self._ticking is None and monotonic() >= self._ticks.next_at:
                 self._begin_tick()
             elif self._until_idle and self._is_idle():
-                await self._chores.name_last_strangers()
+                await self._ticks.chores.name_last_strangers()
                 if self._is_idle():  # still: somebody may have enqueued meanwhile
                     return
             else:
@@ -239,10 +230,13 @@ class Worker:
         done, self._done = self._done, []
         rides, self._rides = self._rides, []
         heard, hinted, self._hinted = self._heard, self._hinted, False
+        line, self._line = self._line, None
         began, marks = monotonic(), self._marks.get() if done else []
         wanted = 0 if self._stopping else places  # it may have been told so since this turn was planned
         try:
-            lost, taken, left = await self._exchange([one for _, one in done], wanted, rides, marks)
+            lost, taken, left = await self._trips.exchange(
+                [one for _, one in done], rides, wanted, line=line, marks=marks
+            )
         except StoreUnavailable as error:
             self._done, self._rides = done + self._done, rides + self._rides
             await self._back_off(error)
@@ -271,64 +265,20 @@ class Worker:
     async def _mind_catch(self, jobs: int, hinted: bool) -> None:
         """Where there was work there is more; where it is said to be and we get none, start over."""
         if jobs and not self._hungry:
-            self._tick_within(self._hearing.look_after_work())
+            self._ticks.within(self._hearing.look_after_work())
         if hinted and not jobs:  # then it was for later: we need to know when
-            self._tick_within(self._last_tick + SOON - monotonic())
+            self._ticks.soon()
         if self._suspicion.took(jobs):
             log.debug("jobs are ready and this worker gets none: it starts over with new connections")
             await self._core.store.leave_loop()
             self._hungry = True
 
-    async def _exchange(
-        self, settled: list[Settled], places: int, rides: list[Ride], marks: list[Mark]
-    ) -> tuple[list[Settled], list[Holding], list[Settled]]:
-        line, self._line = self._line, None
-        wish = self._wish(places, None if settled else line, marks)
-        return await self._core.store.run_async(lambda _: self._trip(settled, rides, wish))
-
-    def _trip(
-        self, settled: list[Settled], rides: list[Ride], wish: Wish
-    ) -> Script[tuple[list[Settled], list[Holding], list[Settled]]]:
-        asked_at = monotonic()  # of this try: the lease can't have begun earlier
-        convoy = [ride.values(asked_at) for ride in rides]
-        lost: list[Settled] = []
-        jobs: list[Job] = []
-        left: list[Settled] | None = [] if self._core.store.traits.locks_gates else None
-        if not wish.limit:
-            lost = yield from operations.settle_if_held(settled, convoy, left=left)
-        elif not settled:
-            jobs = yield from operations.take(wish)
-        else:
-            lost, jobs = yield from operations.exchange(settled, wish, convoy, left=left)
-        yield from started(rides)
-        return lost, self._core.holdings(jobs, asked_at), left or []
-
-    def _wish(self, places: int, line: tuple[str, str] | None, marks: Sequence[Mark]) -> Wish:
-        registry = self._core.registry
-        return Wish(
-            worker=self.name,
-            lease=USUAL_LEASE,
-            leases=registry.leases(),
-            limit=places,
-            queues=self._queues if line is None else [line[0]],
-            kinds=list(registry.tasks) if line is None else [line[1]],
-            marks=marks,
-        )
-
-    async def _settle_aside(self, done: list[Done], rides: list[Ride], patience: Patience) -> list[Settled]:
+    async def _settle_aside(
+        self, done: list[Done], rides: list[Ride], patience: Patience
+    ) -> Sequence[Settled]:
         """What a turn had to leave: settle it without one, or answer what is left again."""
-        settled, began = [one for _, one in done], monotonic()
-
-        def script(tries: Tries) -> Script[tuple[list[Settled], list[Settled]]]:
-            if tries.number:  # a lock that was waited for long enough
-                return [], settled
-            left: list[Settled] = []
-            convoy = [ride.values(monotonic()) for ride in rides]
-            lost = yield from operations.settle_if_held(settled, convoy, left=left, patience=patience)
-            yield from started(rides)
-            return lost, left
-
-        lost, left = await self._core.store.run_async(script)
+        began = monotonic()
+        lost, _, left = await self._trips.settle([one for _, one in done], rides, patience)
         late = {one.id for one in left}
         self._told([(held, one) for held, one in done if one.id not in late], lost)
         self._convoys.settled([ride for ride in rides if ride.head.job.id not in late], began)
@@ -358,7 +308,7 @@ class Worker:
     def _mind_delay(self, delay: int | None) -> None:
         """What we gave back for later is due then, and nobody announces it."""
         if delay is not None:
-            self._tick_within(delay / SECOND)
+            self._ticks.within(delay / SECOND)
 
     def _has_changed(self) -> None:
         self._changed.set()
@@ -440,7 +390,7 @@ class Worker:
     async def _rest(self) -> None:
         self._changed.clear()
         now = monotonic()
-        wake_at = self._next_tick if self._look_at is None else min(self._next_tick, self._look_at)
+        wake_at = self._ticks.next_at if self._look_at is None else min(self._ticks.next_at, self._look_at)
         await self._change_within(max(wake_at - now, 0.001))
         if self._look_at is not None and monotonic() >= self._look_at:
             self._look_at, self._hungry = None, True
@@ -462,7 +412,7 @@ class Worker:
         queue, kind = split_hint(hint)
         if self._queues is not None and queue and queue not in self._queues:
             return
-        self._tick_within(SOON)
+        self._ticks.within(SOON)
         self._changed.set()
         if kind is not None and kind not in self._core.registry.tasks:
             return
@@ -474,7 +424,7 @@ class Worker:
 
     def _begin_tick(self) -> None:
         """Beside the turns: nobody's job waits for our upkeep."""
-        self._last_tick, self._next_tick = monotonic(), float("inf")
+        self._ticks.begin()
         self._ticking = self._loop.create_task(self._tick(), name="dibs-tick")
         self._ticking.add_done_callback(self._end_tick)
 
@@ -482,52 +432,19 @@ class Worker:
         self._ticking = None
         self._mind_end(tick)
 
-    def _tick_within(self, seconds: float) -> None:
-        self._next_tick = min(self._next_tick, monotonic() + seconds)
-
     async def _tick(self) -> None:
-        """Do the upkeep that is due, plan the next tick; now and then say that we are here."""
-        store = self._core.store
         try:
-            upcoming = await self._look_ahead()
-            if upcoming.overdue:
-                swept = self._core.swept(await store.run_async(lambda _: upkeep.sweep()))
-                self._teller.tell(swept_fates(swept))
-            ticked = await self._cron.enqueue_due(upcoming.now)
+            upcoming = await self._ticks.look(concurrency=self._concurrency, running=len(self._lanes))
+            found = await self._ticks.catch_up(upcoming)
         except StoreUnavailable as error:
             await self._back_off(error)
             return
         self._failures = 0
         self._pulse.beats()
-        self._hungry = self._hungry or upcoming.overdue or upcoming.ready or ticked
+        self._hungry = self._hungry or found
         self._suspicion.ready(upcoming.ready)
         idle, self._took = not self._took and self._free() > 0, False
-        if upcoming.ready and idle:
-            await self._chores.name_strangers(self._last_tick)
-        await self._chores.do(self._last_tick)
-        poll = min(self._hearing.poll(self._core.settings.poll), self._shortest_lease())
-        wait = (
-            poll if upcoming.seconds is None else max(upcoming.seconds, SOON if upcoming.overdue else 0.005)
-        )
-        wait = min(wait, self._cron.seconds(upcoming.now), self._chores.seconds(self._last_tick))
-        wait = wait if wait < poll else _jittered(poll)
-        self._next_tick = min(self._next_tick, self._last_tick + wait)  # what came meanwhile counts, too
-
-    def _shortest_lease(self) -> float:
-        """Seconds. Whoever looks that often sees every lease before it ends, and is there when it does."""
-        return min([USUAL_LEASE, *self._core.registry.leases().values()]) / SECOND
-
-    async def _look_ahead(self) -> Upcoming:
-        """Saying that we are here is a write, and wakes others where stores announce every commit."""
-        store, poll = self._core.store, self._core.settings.poll
-        if self._last_tick - self._said_at < poll * 0.9 and not self._hearing.wants_echo:
-            return await store.run_async(lambda _: upkeep.upcoming())
-        busy = {"concurrency": self._concurrency, "running": len(self._lanes)}
-        kinds = list(self._core.registry.tasks)
-        with self._hearing.calling():
-            said = await store.run_async(lambda _: upkeep.tick(self.name, self._queues, kinds, **busy))
-        self._said_at = self._last_tick
-        return said
+        await self._ticks.finish(upcoming, idle=idle)
 
     async def _back_off(self, error: StoreUnavailable) -> None:
         """The store is away: say so once, wait, try again. Only a worker that is to end gives up."""
@@ -539,7 +456,7 @@ class Worker:
         if self._failures == 1:
             log.warning("the worker lost its store and keeps trying: %s", error)
         pause = min(0.1 * 2**self._failures, LONGEST_BACK_OFF)
-        self._next_tick = 0.0
+        self._ticks.within(0)
         await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
 
     # -- the end --------------------------------------------------------------------------------
@@ -609,8 +526,3 @@ async def _cancelled(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _jittered(seconds: float) -> float:
-    """Workers that started together should not do their upkeep together."""
-    return seconds * (0.9 + 0.1 * random.random())  # noqa: S311
