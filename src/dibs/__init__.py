@@ -24,7 +24,7 @@ from dibs.errors import (
     UnsupportedConnection,
 )
 from dibs.jobs import Job, JobError, NewJob
-from dibs.operations import Queue
+from dibs.looks import Queue
 from dibs.pipeline_faces import NewPipeline, SyncNewPipeline
 from dibs.pipelines import Branch, Pipeline
 from dibs.running import Cancel, Fail, Snooze

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from dibs.errors import NotFound, NotStale, Refused
 from dibs.jobs import Job
-from dibs.operations import ENOUGH_RACES, get
+from dibs.looks import get
+from dibs.operations import ENOUGH_RACES
 from dibs.scripts import Script, Step
 from dibs.states import WAITING, WORKER_DIED, JobState
 from dibs.upkeep import BATCH

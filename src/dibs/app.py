@@ -23,7 +23,7 @@ from dibs.every import EveryDecorator
 from dibs.gates import Slots, Trains
 from dibs.jobs import Job, NewJob
 from dibs.lifespan import Lifespan, Resources
-from dibs.operations import Queue
+from dibs.looks import Queue
 from dibs.pipeline_faces import NewPipeline, Pipelines
 from dibs.running import claim_or_give_back, handler_for, run_claimed
 from dibs.schedules import Missed, ScheduleInfo

@@ -23,7 +23,7 @@ from dibs.states import JobState
 from dibs.upkeep import Swept
 
 if TYPE_CHECKING:
-    from dibs.engines.stores import Store
+    from dibs.engines.store import Store
 
 NAMES = ("succeeded", "failed", "retried", "cancelled", "lost")
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.jobs import Job, job_from_row
-from dibs.operations import find
+from dibs.looks import find
 from dibs.scripts import Row, Script, Step
 from dibs.states import FINISHED, WAITING, JobState
 

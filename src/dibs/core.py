@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs import acts, doctor, operations, payload, pipelines, trains, upkeep
+from dibs import acts, doctor, looks, operations, payload, pipelines, trains, upkeep
 from dibs.callbacks import Callbacks
 from dibs.changes import Topic
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
 from dibs.doctor import Examined
-from dibs.engines.stores import Operation, Store, connect
+from dibs.engines.store import Operation, Store
+from dibs.engines.stores import connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.events import Events
@@ -23,7 +24,8 @@ from dibs.ids import may_have_steps, parse_id
 from dibs.jobs import Job, NewJob
 from dibs.leases import Keeper
 from dibs.lifespan import Lifespan
-from dibs.operations import Queue, Settled, Standing, Wish
+from dibs.looks import Queue
+from dibs.operations import Settled, Standing, Wish
 from dibs.pipelines import Pipeline, Plan
 from dibs.progress import Later
 from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
@@ -207,14 +209,14 @@ class Core:
 
     def get(self, id: UUID | str) -> Operation[Job | None]:
         parsed = parse_id(id)
-        return lambda _: operations.get(parsed)
+        return lambda _: looks.get(parsed)
 
     def find(self, limit: int, after: UUID | str | None, **filter: Any) -> Operation[list[Job]]:
         limit = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         if limit <= 0:
             return _nothing
         checked, start = self._filter(**filter), None if after is None else parse_id(after)
-        return lambda _: operations.find(checked, limit=limit, after=start)
+        return lambda _: looks.find(checked, limit=limit, after=start)
 
     def topic(self, job_id: UUID | str | None, pipeline_id: UUID | str | None, queue: str | None) -> Topic:
         """What is to be watched: one of these, or everything."""
@@ -231,10 +233,10 @@ class Core:
 
     def counts(self, queue: str | None) -> Operation[dict[str, int]]:
         checked = None if queue is None else payload.check_name(queue, "queue")
-        return lambda _: operations.counts(checked)
+        return lambda _: looks.counts(checked)
 
     def queues(self) -> Operation[list[Queue]]:
-        return lambda _: operations.queues()
+        return lambda _: looks.queues()
 
     def workers(self) -> Operation[list[WorkerInfo]]:
         silence = span(3 * self.settings.poll, what="poll")
@@ -307,7 +309,7 @@ class Core:
 
     def current_of_slot(self, key: str | tuple[Any, ...]) -> Operation[Job | None]:
         slot = slot_name(key)
-        return lambda _: operations.current_of(slot)
+        return lambda _: looks.current_of(slot)
 
     def pipeline(self, id: UUID | str) -> Operation[Pipeline | None]:
         parsed, filter = parse_id(id), self._filter(pipeline_id=id)
@@ -347,7 +349,7 @@ class Core:
 
     def prune(self, older_than: Duration, state: Any) -> Operation[int]:
         age = span(older_than, what="older_than")
-        states = operations.check_states(state)
+        states = looks.check_states(state)
         if states is not None and (live := [one for one in states if one not in FINISHED]):
             raise BadRequest(f"{live[0]} jobs can't be pruned, only {', '.join(sorted(FINISHED))} ones")
         return lambda _: upkeep.prune(age, FINISHED if states is None else states)
@@ -359,7 +361,7 @@ class Core:
             raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
         given = {name: equal[name] for name in _NAMES_TO_FIND if equal.get(name) is not None}
         pipeline = equal.get("pipeline_id")
-        states = operations.check_states(state)
+        states = looks.check_states(state)
         return {
             **dict.fromkeys(_NAMES_TO_FIND),
             **{name: _name_to_find(value, name) for name, value in given.items()},

@@ -10,7 +10,7 @@ from typing import Any
 from dibs.clock import monotonic
 from dibs.contract import ECHO_HINT
 from dibs.doctor import Echo
-from dibs.engines.stores import Operation, Store
+from dibs.engines.store import Operation, Store
 from dibs.scripts import Script, Step
 
 SENDS = 12

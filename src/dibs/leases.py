@@ -18,7 +18,7 @@ from dibs.errors import DibsError
 
 if TYPE_CHECKING:
     from dibs.claims import Holding
-    from dibs.engines.stores import Store
+    from dibs.engines.store import Store
 
 # Called, from a thread, with the claim whose standing has changed.
 Tell = Callable[["Holding"], object]

@@ -15,8 +15,9 @@ from uuid import UUID
 from msgspec import Struct, structs
 
 from dibs.contract import SETTLEMENT_COLUMNS, Mark
-from dibs.errors import BadRequest, LeaseLost
+from dibs.errors import LeaseLost
 from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
+from dibs.looks import current_ids
 from dibs.payload import decode
 from dibs.scripts import Row, Rows, Script, Step
 from dibs.states import JobState
@@ -51,7 +52,7 @@ def enqueue(
     answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
     holders = {answer["holder"] for answer in answers if not answer["is_new"]}
     known |= yield from _rows_by_id(holders)
-    current = yield from _current(known.values())
+    current = yield from current_ids(known.values())
     if not holders <= known.keys():
         return (yield from _enqueue_again(rows, ours, batch, answers, races))
     stored = {
@@ -459,75 +460,3 @@ def lease_lost(id: UUID, token: int) -> LeaseLost:
         f"job {id} is no longer held by the claim with token {token}: its lease ran out and the job "
         "was taken back, or it was settled otherwise; nothing was changed"
     )
-
-
-# -- Look ---------------------------------------------------------------------------------------
-
-
-def get(id: UUID) -> Script[Job | None]:
-    rows = yield Step("get", {"ids": [id]})
-    jobs = yield from _with_current(rows)
-    return jobs[0] if jobs else None
-
-
-def find(filter: Mapping[str, Any], *, limit: int, after: UUID | None) -> Script[list[Job]]:
-    rows = yield Step("find", {**filter, "limit": limit, "after": after})
-    return (yield from _with_current(rows))
-
-
-def _with_current(rows: Rows) -> Script[list[Job]]:
-    current = yield from _current(rows)
-    return [job_from_row(row, is_current=row["id"] in current) for row in rows]
-
-
-def _current(rows: Collection[Row]) -> Script[set[UUID]]:
-    """Those of a slot that run, or that started last: asked only about slots whose jobs no longer run."""
-    started = [row for row in rows if row["slot"] is not None and row["token"] is not None]
-    running = {row["id"] for row in started if row["state"] == JobState.running}
-    slots = sorted({row["slot"] for row in started if row["id"] not in running})
-    latest = (yield Step("current", {"slots": slots})) if slots else ()
-    return running | {row["id"] for row in latest}
-
-
-def current_of(slot: str) -> Script[Job | None]:
-    """The job of a slot that started last, running or not."""
-    latest = yield Step("current", {"slots": [slot]})
-    return (yield from get(latest[0]["id"])) if latest else None
-
-
-def counts(queue: str | None) -> Script[dict[str, int]]:
-    rows = yield Step("counts", {"queue": queue})
-    found = {row["state"]: row["jobs"] for row in rows}
-    return {state.value: found.get(state.value, 0) for state in JobState}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """A queue that has live jobs or a setting."""
-
-    name: str
-    paused: bool
-    limit: int | None
-    counts: dict[str, int]
-
-
-def queues() -> Script[list[Queue]]:
-    rows = yield Step("queues", {})
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        queue = found.setdefault(
-            row["name"],
-            {"paused": bool(row["paused"]), "limit": row["max_running"], "counts": {}},
-        )
-        if row["state"] is not None:
-            queue["counts"][row["state"]] = row["jobs"]
-    return [Queue(name=name, **queue) for name, queue in sorted(found.items())]
-
-
-def check_states(states: Any) -> list[JobState] | None:
-    if states is None:
-        return None
-    try:
-        return [JobState(state) for state in ([states] if isinstance(states, str) else states)]
-    except (ValueError, TypeError) as error:
-        raise BadRequest(f"{error}; the states are {', '.join(JobState)}") from None

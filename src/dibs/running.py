@@ -14,7 +14,7 @@ import msgspec
 from dibs.claims import CancelAsked, Claim, Holding, StopAsked, SyncClaim
 from dibs.context import Context
 from dibs.core import Around, Core
-from dibs.engines.stores import Operation
+from dibs.engines.store import Operation
 from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
 from dibs.jobs import Job

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dibs.operations import Settled, lease_lost, settle_if_held
 
 if TYPE_CHECKING:
-    from dibs.engines.stores import Store
+    from dibs.engines.store import Store
 
 Waiting = list[tuple[Settled, "asyncio.Future[None]"]]
 

@@ -23,7 +23,7 @@ from dibs.echoes import echo
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.gates import SyncSlots, SyncTrains
 from dibs.jobs import Job, NewJob
-from dibs.operations import Queue
+from dibs.looks import Queue
 from dibs.pipeline_faces import SyncNewPipeline, SyncPipelines
 from dibs.running import handler_for, run_job_sync
 from dibs.schedules import ScheduleInfo

@@ -20,7 +20,7 @@ from dibs.ids import first_id_at
 from dibs.states import JobState
 
 if TYPE_CHECKING:
-    from dibs.engines.stores import Store
+    from dibs.engines.store import Store
 
 QUICKEST_LOOK, QUICK_LOOK, SLOWEST_LOOK = 0.05, 0.25, 1.0  # seconds between two looks
 SHARE, HURRIED_SHARE = 20, 4  # a look may take one part in so many of the time

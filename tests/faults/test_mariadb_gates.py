@@ -16,7 +16,8 @@ from rig import Place, Places, age, answers_within, blocks, convoy_of, mutate, t
 from dibs import Dibs, DibsError, Job, NewJob, operations
 from dibs.engines import trouble
 from dibs.engines.mysql.engine import MySQL
-from dibs.engines.sql import placeholders, schema_files, schema_version, statements
+from dibs.engines.schemas import schema_files, schema_version, statements
+from dibs.engines.sql import placeholders
 from servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dibs.cli.demo_records import Event, Log, Record, count
-from dibs.engines.sql import schema_version
+from dibs.engines.schemas import schema_version
 from servers import PostgreSQL
 
 DIBS = [sys.executable, "-c", "from dibs.cli import main; main()"]

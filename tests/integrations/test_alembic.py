@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import dibs.integrations.alembic
 from dibs import BadRequest, Dibs, NewJob
 from dibs.engines import migrations, sql
-from dibs.engines.sql import schema_files, schema_version, statements
+from dibs.engines.schemas import schema_files, schema_version, statements
 from guides import write_project
 from stores_by_hand import bare_store, by_hand, sqlalchemy_url
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dibs.engines.migrations import dialect_named, pending, table_names, undo, undoing
-from dibs.engines.sql import schema_files
+from dibs.engines.schemas import schema_files
 
 DIALECTS = ["sqlite", "postgresql", "mysql"]
 

@@ -13,7 +13,8 @@ from dibs.contract import GATE_QUESTIONS, QUESTIONS
 from dibs.engines.memory.engine import Memory
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql import SqlEngine, placeholders, schema_files, statements
+from dibs.engines.schemas import schema_files, statements
+from dibs.engines.sql import SqlEngine, placeholders
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 

@@ -10,7 +10,7 @@ import pytest
 
 from dibs import Change, Dibs, NewJob, StoreUnavailable, watching
 from dibs.changes import mark, version
-from dibs.engines.stores import MemoryStore
+from dibs.engines.memory.store import MemoryStore
 from dibs.ids import new_id
 from dibs.jobs import Job
 from dibs.scripts import Rows, Step

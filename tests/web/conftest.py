@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from serving import make_web
 
 from dibs import Dibs, watching
-from dibs.engines.stores import MemoryStore
+from dibs.engines.memory.store import MemoryStore
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 from serving import WRITER, client_of, make_web
 
 from dibs import Dibs, NewJob
-from dibs.engines.stores import MemoryStore
+from dibs.engines.memory.store import MemoryStore
 from dibs.ids import new_id
 from dibs.integrations.fastapi import router
 

@@ -11,7 +11,8 @@ from dibs.cli.config import settings_of
 from dibs.cli.options import AsJson, Url
 from dibs.cli.printing import print_json
 from dibs.engines.migrations import dialect_named
-from dibs.engines.sql import Dialect, schema_files
+from dibs.engines.schemas import schema_files
+from dibs.engines.sql import Dialect
 from dibs.settings import Settings
 
 EXAMPLE = "Example: dibs migrate --url postgresql://localhost/shop"

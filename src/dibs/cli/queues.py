@@ -10,7 +10,7 @@ from dibs.cli.config import open_store, store_name
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import note, print_json, print_table
 from dibs.lines import one_line
-from dibs.operations import Queue
+from dibs.looks import Queue
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
 

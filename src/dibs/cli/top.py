@@ -29,7 +29,7 @@ from dibs.durations import spoken
 from dibs.errors import StoreUnavailable
 from dibs.jobs import Job
 from dibs.lines import one_line
-from dibs.operations import Queue
+from dibs.looks import Queue
 from dibs.scripts import Script, Step
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs

@@ -29,7 +29,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from dibs.clock import wall
-from dibs.operations import Queue, queues
+from dibs.looks import Queue, queues
 from dibs.scripts import Row, Script, Step
 from dibs.upkeep import WorkerInfo, workers
 

@@ -11,7 +11,8 @@ from importlib.resources import files
 
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql import Dialect, schema_files, schema_version, statements
+from dibs.engines.schemas import schema_files, schema_version, statements
+from dibs.engines.sql import Dialect
 from dibs.engines.sqlite.engine import SQLite
 from dibs.errors import BadRequest
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from dibs.drift import Look, SchemaProblem, compare
 from dibs.engines.migrations import pending, table_names
-from dibs.engines.sql import Dialect, Query, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import Dialect, Query
 
 # Yields a statement of its own, or the name of a block, and is sent the rows.
 Looking = Generator[str | Query, Any, list[SchemaProblem]]

@@ -5,7 +5,7 @@ rows, so that one plan serves blocking and awaited connections, dibs' own and th
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -88,24 +88,6 @@ class Dialect:
             case _:
                 word = self.spellings[name]
                 return word.replace("$1", first or "").replace("$2", second or "")
-
-
-def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
-    """(version, SQL) of each migration, oldest first."""
-    folder = files(__package__).joinpath(dialect, "schema")
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".sql"):  # beside them there may be the folder `down`
-            yield int(file.name.split("_")[0]), file.read_text()
-
-
-def schema_version(dialect: str) -> int:
-    return max(version for version, _ in schema_files(dialect))
-
-
-def statements(text: str) -> list[str]:
-    """The statements of a migration file, one by one."""
-    bare = re.sub(r"--.*", "", text)
-    return [statement.strip() for statement in bare.split(";") if statement.strip()]
 
 
 @lru_cache(maxsize=1024)

@@ -30,7 +30,8 @@ from dibs.engines.migrations import (
     table_names,
     undoing,
 )
-from dibs.engines.sql import Dialect, schema_files
+from dibs.engines.schemas import schema_files
+from dibs.engines.sql import Dialect
 from dibs.errors import UnknownEngine
 from dibs.settings import read_settings
 

@@ -10,7 +10,7 @@ from dibs.app import Dibs
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
 from dibs.integrations.exposition import CONTENT_TYPE, Durations, Labels, series
-from dibs.operations import Queue, queues
+from dibs.looks import Queue, queues
 from dibs.outbox import Outbox, OutboxEvent, Standing
 from dibs.scripts import Script, Step
 from dibs.states import FINISHED, JobState

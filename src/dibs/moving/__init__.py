@@ -13,7 +13,7 @@ if it was done and pruned meanwhile.
 """
 
 from dibs.app import Dibs
-from dibs.engines.stores import Operation
+from dibs.engines.store import Operation
 from dibs.moving.alone import alone, alone_sync
 from dibs.moving.carrying import moving
 from dibs.moving.comparing import give_all_back, introduce, looking, without_mover

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from dibs import acts, operations
+from dibs import acts, looks
 from dibs.errors import Refused
 from dibs.moving.reports import Log, Moved, Planned, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, ask, counts, departed, question
@@ -40,9 +40,9 @@ def introduce() -> Moving[tuple[UUID, UUID]]:
 
 def copy_settings() -> Moving[int]:
     """What is paused there is paused here before its jobs come; a limit that is set here stays."""
-    theirs = {queue.name: queue for queue in (yield from ask("target", operations.queues))}
+    theirs = {queue.name: queue for queue in (yield from ask("target", looks.queues))}
     copied = 0
-    for queue in (yield from ask("source", operations.queues)):
+    for queue in (yield from ask("source", looks.queues)):
         here = theirs.get(queue.name)
         setting: dict[str, Any] = {}
         if queue.paused and not (here and here.paused):
@@ -137,7 +137,7 @@ def looking() -> Moving[Planned]:
     jobs = yield from counts("source")
     running = jobs.pop(JobState.running)
     jobs["departed"] = len((yield from departed("source")))
-    settings = yield from ask("source", operations.queues)
+    settings = yield from ask("source", looks.queues)
     return Planned(
         jobs={state: number for state, number in jobs.items() if number},
         running=running,

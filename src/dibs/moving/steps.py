@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from dibs import operations
+from dibs import looks
 from dibs.app import Dibs
 from dibs.engines.trouble import Tries
 from dibs.scripts import Rows, Script, Step
@@ -92,4 +92,4 @@ def departed(side: Side) -> Moving[Rows]:
 
 
 def counts(side: Side) -> Moving[dict[str, int]]:
-    return (yield from ask(side, lambda: operations.counts(None)))
+    return (yield from ask(side, lambda: looks.counts(None)))

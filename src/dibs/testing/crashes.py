@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from dibs.app import Dibs
-from dibs.engines.stores import Operation, Store
+from dibs.engines.store import Operation, Store
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, StoreUnavailable
 from dibs.scripts import Rows, Script, Step

@@ -37,7 +37,8 @@ from dibs.engines.mysql.values import (
     chunks,
     later,
 )
-from dibs.engines.sql import Dialect, Plan, Query, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import Dialect, Plan, Query
 from dibs.jobs import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WORKER_DIED, JobState, put_back, swept

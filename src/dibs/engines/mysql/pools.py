@@ -20,7 +20,8 @@ from dibs.engines.migrations import pending, schema_table
 from dibs.engines.mysql.engine import OLDEST, MySQL
 from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.schema_looks import look_at_mysql
-from dibs.engines.sql import Copy, Query, placeholders, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import Copy, Query, placeholders
 from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async

@@ -17,7 +17,8 @@ from dibs.engines.postgresql.gates import (
     is_bare,
     settled_gate,
 )
-from dibs.engines.sql import LOOKS, Copy, Dialect, Plan, Query, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import LOOKS, Copy, Dialect, Plan, Query
 from dibs.jobs import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Step
 

@@ -25,7 +25,8 @@ from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import BEGIN, NOT_PREPARED, PREPARED_TWICE, Manners
 from dibs.engines.schema_looks import look_at_postgresql
-from dibs.engines.sql import Copy, Query, placeholders, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import Copy, Query, placeholders
 from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async

@@ -13,7 +13,8 @@ import msgspec
 from dibs.clock import from_micros, to_micros
 from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.moves import MovingEngine, columns
-from dibs.engines.sql import Dialect, Plan, Query, Writers, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import Dialect, Plan, Query, Writers
 from dibs.engines.sqlite.convoys import SqliteConvoys
 from dibs.engines.sqlite.facts import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import SqliteGates, gate_of, has_gate, slots_of

@@ -12,7 +12,8 @@ from dibs.drift import SchemaProblem
 from dibs.engines.inherited import inherited
 from dibs.engines.migrations import pending, schema_table
 from dibs.engines.schema_looks import look_at_sqlite
-from dibs.engines.sql import Copy, Query, schema_version
+from dibs.engines.schemas import schema_version
+from dibs.engines.sql import Copy, Query
 from dibs.engines.sqlite.engine import OLDEST, SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsupportedConnection

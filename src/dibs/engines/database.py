@@ -1,0 +1,87 @@
+"""What stores behind a database server have in common."""
+
+from typing import Any, TypeVar
+
+from dibs.drift import SchemaProblem
+from dibs.engines.connections import Engine, bind_async, bind_sync
+from dibs.engines.schemas import schema_version
+from dibs.engines.store import Operation, again, again_async
+from dibs.engines.trouble import Tries
+from dibs.errors import SchemaOutdated
+from dibs.scripts import Rows, Step, run, run_async
+
+T = TypeVar("T")
+
+
+class DatabaseStore:
+    """A database behind a server: a pool of connections in each colour, tables of a certain version."""
+
+    _engine: Engine
+    _name: str
+    _sync: Any
+    _async: Any
+    _checked = False
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        self.open()
+        if within is not None:
+            return run(operation(Tries()), bind_sync(within, self._engine, None))
+        return again(lambda tries: run(operation(tries), self._execute))
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        if not self._checked:
+            await self.open_async()
+        if within is not None:
+            return await run_async(operation(Tries()), bind_async(within, self._engine, None))
+        return await again_async(lambda tries: run_async(operation(tries), self._execute_async))
+
+    def _execute(self, step: Step) -> Rows:
+        rows: Rows = self._sync.execute(step)
+        return rows
+
+    async def _execute_async(self, step: Step) -> Rows:
+        rows: Rows = await self._async.execute(step)
+        return rows
+
+    def open(self) -> None:
+        if not self._checked:
+            self._check(self.schema_version())
+
+    async def open_async(self) -> None:
+        if not self._checked:
+            self._check(await self.schema_version_async())
+
+    def close(self) -> None:
+        self._sync.close()
+
+    async def close_async(self) -> None:
+        await self._async.close()
+        self._sync.close()
+
+    async def leave_loop(self) -> None:
+        await self._async.leave_loop()
+
+    def migrate(self) -> list[int]:
+        return again(lambda _: self._sync.migrate())
+
+    async def migrate_async(self) -> list[int]:
+        return await again_async(lambda _: self._async.migrate())
+
+    def schema_version(self) -> int:
+        version: int = again(lambda _: self._sync.schema_version())
+        return version
+
+    async def schema_version_async(self) -> int:
+        return await again_async(lambda _: self._async.schema_version())
+
+    def check_schema(self) -> list[SchemaProblem]:
+        return again(lambda _: self._sync.check_schema())
+
+    async def check_schema_async(self) -> list[SchemaProblem]:
+        return await again_async(lambda _: self._async.check_schema())
+
+    def _check(self, found: int) -> None:
+        needed = schema_version(self._engine.dialect.name)
+        if found < needed:
+            raise SchemaOutdated(found, needed, self._name)
+        self._checked = True

@@ -1,0 +1,135 @@
+"""A SQLite file as a store."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from dibs.contract import STOP_HINT
+from dibs.drift import SchemaProblem
+from dibs.engines.connections import bind_async, bind_sync, has_begun
+from dibs.engines.listeners import Listeners
+from dibs.engines.schemas import schema_version
+from dibs.engines.sqlite.file import SqliteFile
+from dibs.engines.stepped import SteppedSQLite
+from dibs.engines.store import Operation, again
+from dibs.engines.trouble import Tries
+from dibs.errors import BadRequest, UnsupportedConnection
+from dibs.scripts import Rows, Step, run, run_async
+from dibs.settings import Settings
+
+T = TypeVar("T")
+
+GLANCE = 0.02  # seconds between two looks at whether somebody committed to the file
+
+
+class SqliteStore:
+    """A SQLite file. Awaited calls run on the file's own thread, whole operations at a time."""
+
+    traits = SteppedSQLite.traits
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = SteppedSQLite(settings.prefix)
+        self._path = _sqlite_path(settings.url)
+        if self._path == ":memory:":
+            self.traits = replace(SteppedSQLite.traits, durable=False, shared=False)
+        self._file = SqliteFile(self._engine, self._path)
+        self._listeners = Listeners()
+        self._migrated = False
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        if within is not None:
+            self._open_beside(within)
+            return run(operation(Tries()), bind_sync(within, self._engine, self._path))
+        self.open()
+        return again(lambda tries: run(operation(tries), self._execute))
+
+    def _execute(self, step: Step) -> Rows:
+        rows = self._file.execute(step)
+        self._listeners.announce(step, rows)
+        return rows
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        if within is not None:
+            if not self._migrated:  # else the thread may be waiting for this very transaction
+                await self._on_thread(lambda: self._open_beside(within))
+            return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
+        return await self._on_thread(lambda: self.run(operation))
+
+    def open(self) -> None:
+        if not self._migrated:
+            again(lambda _: self._file.migrate())
+            self._migrated = True
+
+    async def open_async(self) -> None:
+        await self._on_thread(self.open)
+
+    def close(self) -> None:
+        self._file.close()
+
+    async def close_async(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    async def leave_loop(self) -> None: ...
+
+    def migrate(self) -> list[int]:
+        self._migrated = True
+        return again(lambda _: self._file.migrate())
+
+    async def migrate_async(self) -> list[int]:
+        return await self._on_thread(self.migrate)
+
+    def schema_version(self) -> int:
+        return again(lambda _: self._file.schema_version())
+
+    async def schema_version_async(self) -> int:
+        return await self._on_thread(self.schema_version)
+
+    def check_schema(self) -> list[SchemaProblem]:
+        return again(lambda _: self._file.check_schema())
+
+    async def check_schema_async(self) -> list[SchemaProblem]:
+        return await self._on_thread(self.check_schema)
+
+    def _open_beside(self, within: Any) -> None:
+        """Making the tables would wait for the caller's own transaction, so it has to come first."""
+        if self._migrated:
+            return
+        if self.schema_version() >= schema_version("sqlite"):
+            self._migrated = True
+            return
+        if has_begun(within) and self._path != ":memory:":
+            raise UnsupportedConnection(
+                "this app's tables are not made yet, and your open transaction keeps dibs from making them; "
+                "call app.open() (or app.sync.open()) once before you begin"
+            )
+        self.open()
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Commits of others show in `data_version`, which costs a few microseconds to read."""
+        with self._listeners.listening(hear):
+            before: int | None = None
+            told: set[tuple[Any, int, str]] = set()
+            while True:
+                await asyncio.sleep(GLANCE)
+                now = self._file.changes_by_others()
+                if now is None or now == before or (asked := self._file.asked_to_cancel()) is None:
+                    continue
+                before = now
+                hear("")
+                for worker in {worker for _, _, worker in asked - told}:
+                    hear(STOP_HINT + worker)
+                told = asked
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._file.own_thread(), work)
+
+
+def _sqlite_path(url: str) -> str:
+    """`sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite://` for a store in memory."""
+    parts = urlsplit(url)
+    if parts.netloc or parts.query:
+        raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
+    return unquote(parts.path.removeprefix("/")) or ":memory:"

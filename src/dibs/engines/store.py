@@ -1,0 +1,59 @@
+"""What every store is: run an operation, in either colour, again where that may help."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from dibs.contract import Traits
+from dibs.drift import SchemaProblem
+from dibs.engines.trouble import Tries, TryAgain
+from dibs.scripts import Script
+
+T = TypeVar("T")
+
+# An operation is started anew for every try, so it is given as a way to make its script.
+Operation = Callable[[Tries], Script[T]]
+
+
+class Store(Protocol):
+    """One place where jobs live."""
+
+    traits: Traits
+
+    def run(self, operation: Operation[T], within: Any = None) -> T: ...
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T: ...
+    def open(self) -> None: ...
+    async def open_async(self) -> None: ...
+    def close(self) -> None: ...
+    async def close_async(self) -> None: ...
+    def migrate(self) -> list[int]: ...
+    async def migrate_async(self) -> list[int]: ...
+    def schema_version(self) -> int: ...
+    async def schema_version_async(self) -> int: ...
+    def check_schema(self) -> list[SchemaProblem]: ...
+    async def check_schema_async(self) -> list[SchemaProblem]: ...
+    async def leave_loop(self) -> None:
+        """Give back what belongs to the running event loop, which is about to end."""
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` whenever there may be something new; never returns, may raise `TryAgain`."""
+
+
+def again(work: Callable[[Tries], T]) -> T:
+    """Run the whole of it again on a deadlock, a lost race or a lost connection."""
+    tries = Tries()
+    while True:
+        try:
+            return work(tries)
+        except TryAgain as trouble:
+            time.sleep(tries.pause(trouble))
+
+
+async def again_async(work: Callable[[Tries], Awaitable[T]]) -> T:
+    tries = Tries()
+    while True:
+        try:
+            return await work(tries)
+        except TryAgain as trouble:
+            await asyncio.sleep(tries.pause(trouble))
