@@ -25,7 +25,7 @@ from dibs.jobs import Job, NewJob
 from dibs.leases import Keeper
 from dibs.lifespan import Lifespan
 from dibs.looks import Queue
-from dibs.operations import Settled, Standing, Wish
+from dibs.operations import NewRow, Settled, Standing, Wish
 from dibs.pipelines import Pipeline, Plan
 from dibs.progress import Later
 from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
@@ -147,9 +147,7 @@ class Core:
 
     def settlement(self, held: Holding, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
         job = held.job
-        children = [self.registry.prepare(new, parent=job) for new in then]
-        for new in then:
-            new.take_fresh()
+        children = self._children(job, then) if then else ()
         retry = self.registry.options(job.kind).retry
         to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
         starts_pipeline = children and job.pipeline_id is None
@@ -168,6 +166,12 @@ class Core:
             job.slot,
         )
         return Settled(values=values, children=children, steps_of=self._steps_of(job), unique=job.unique)
+
+    def _children(self, job: Job, then: Sequence[NewJob]) -> list[NewRow]:
+        children = [self.registry.prepare(new, parent=job) for new in then]
+        for new in then:
+            new.take_fresh()
+        return children
 
     def _steps_of(self, job: Job) -> UUID | None:
         """The pipeline in which others may wait for this job; chained jobs don't pay for such pipelines."""

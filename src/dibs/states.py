@@ -135,11 +135,14 @@ class Settlement(Struct, frozen=True, gc=False):
     message: str | None = None
 
 
+_SUCCEEDED = JobState.succeeded  # an enum takes its time to find its members
+
+
 def settle(attempts: int, max_attempts: int, outcome: Outcome, retry: Retry, chance: float) -> Settlement:
     """Turn what happened into what the job becomes. No clock, no store: a value."""
     match outcome:
         case Succeeded(result):
-            return Settlement(JobState.succeeded, "succeeded", result=result)
+            return Settlement(_SUCCEEDED, "succeeded", result=result)
         case Raised(error, retry=True) if retry.again and attempts < max_attempts:
             delay = retry.delay(attempts, chance)
             return Settlement(_waiting(delay), "retried", delay=delay, error=error)

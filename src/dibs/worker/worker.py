@@ -105,7 +105,7 @@ class Worker:
         self._changed = asyncio.Event()
         self._stopping = self._hurried = False
         self._door, self._state = Doorway(), None
-        self._hungry = True
+        self._hungry, self._resting = True, False
         self._look_at: float | None = None
         self._failures = 0
         self._pulse = Pulse()
@@ -391,7 +391,11 @@ class Worker:
         self._changed.clear()
         now = monotonic()
         wake_at = self._ticks.next_at if self._look_at is None else min(self._ticks.next_at, self._look_at)
-        await self._change_within(max(wake_at - now, 0.001))
+        self._resting = True
+        try:
+            await self._change_within(max(wake_at - now, 0.001))
+        finally:
+            self._resting = False
         if self._look_at is not None and monotonic() >= self._look_at:
             self._look_at, self._hungry = None, True
 
@@ -413,14 +417,18 @@ class Worker:
         if self._queues is not None and queue and queue not in self._queues:
             return
         self._ticks.within(SOON)
+        if kind is None or kind in self._core.registry.tasks:
+            self._hear_of_work(queue, kind)
         self._changed.set()
-        if kind is not None and kind not in self._core.registry.tasks:
-            return
+
+    def _hear_of_work(self, queue: str, kind: str | None) -> None:
         self._heard += 1
         # Nothing else waited for us, so the one job that we hear of is all there is to look for.
         self._line = (queue, kind) if kind is not None and not self._hungry and not self._turns else None
         self._hungry = self._hinted = True
         self._look_at = monotonic() + SECOND_LOOK
+        if self._resting and self._is_turn_due():
+            self._begin_turn()  # at once: it is the longer way to wake who rests
 
     def _begin_tick(self) -> None:
         """Beside the turns: nobody's job waits for our upkeep."""

@@ -395,7 +395,7 @@ state = 'running',
         token = nextval('dibs_token'),
         claimed_at = {now},
         lease_until = {now} + interval '1 microsecond' * coalesce(
-            cast(cast(:leases as jsonb) ->> job.kind as bigint), cast(:lease as bigint)
+            cast((select cast(:leases as jsonb)) ->> job.kind as bigint), cast(:lease as bigint)
         )
 
 -- fragment: header
