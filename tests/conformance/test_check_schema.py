@@ -22,6 +22,16 @@ BREAKAGES = {
         "postgresql": ["create index dibs_jobs_ready on dibs_jobs (queue, kind, priority desc, run_at, id)"],
         "mariadb": ["create index dibs_jobs_ready on dibs_jobs (queue, state, kind)"],
     },
+    "index dibs_finished_state of dibs_finished is missing": {
+        "sqlite": ["drop index dibs_finished_state"],
+        "postgresql": ["drop index dibs_finished_state"],
+        "mariadb": ["drop index dibs_finished_state on dibs_finished"],
+    },
+    "index dibs_finished_slot_token of dibs_finished is missing": {
+        "sqlite": ["drop index dibs_finished_slot_token"],
+        "postgresql": ["drop index dibs_finished_slot_token"],
+        "mariadb": ["drop index dibs_finished_slot_token on dibs_finished"],
+    },
     "index dibs_jobs_unique_key of dibs_jobs is wrong": {
         "sqlite": [
             "drop index dibs_jobs_unique_key",

@@ -96,6 +96,27 @@ def test_several_states_may_be_asked_for(app: Face, one_of_each: dict[str, UUID]
     assert set(_ids(found)) == {one_of_each["failed"], one_of_each["ready"]}
 
 
+@pytest.mark.parametrize(
+    "states",
+    [["failed"], ["cancelled", "failed"], ["failed", "ready"], ["ready"], ["succeeded", "cancelled"]],
+    ids="+".join,
+)
+def test_jobs_of_several_states_come_page_by_page_newest_first(
+    app: Face, make: Make, states: list[str]
+) -> None:
+    ended = ("failed", "succeeded", "cancelled", "cancelled", "failed", "succeeded", "failed", "cancelled")
+    jobs = [job for state in ended for job in (make.finished(state, tags=["a"]), make.ready(tags=["a"]))]
+    make.finished("failed"), make.finished("cancelled"), make.ready()
+    newest_first = [job.id for job in reversed(jobs) if job.state in states]
+
+    pages, after = [], None
+    while page := _ids(app.find(state=states, tags=["a"], limit=2, after=after)):
+        pages += page
+        after = page[-1]
+
+    assert pages == newest_first
+
+
 @pytest.mark.parametrize("state", ["tired", ["ready", "tired"], 5], ids=repr)
 def test_a_state_that_does_not_exist_is_refused(app: Face, state: object) -> None:
     with pytest.raises(BadRequest):

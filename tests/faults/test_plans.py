@@ -12,12 +12,16 @@ import pytest
 import scenes
 from rig import Place, Places, blocks
 
+from dibs import Dibs
+from dibs.acts import FIRST_ID
 from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql import placeholders
+from dibs.engines.sql import Query, placeholders
+from dibs.scripts import Step
 from servers import PostgreSQL
 
 AROUND = 100_000
 READY, RUNNING = 20, 200
+FEW = 30  # that have finished otherwise than most
 MOST_BUFFERS = 500  # 8 kB each; a walk over the jobs around would be some thousands
 MOST_STEPS = 60_000  # of SQLite's machine; a walk over the jobs around would be a million
 
@@ -65,6 +69,8 @@ def surrounded(postgresql: PostgreSQL, template: str) -> str:
 def _surround(place: Place, around: int = AROUND) -> None:
     scenes.crowd(place, around, state="scheduled")
     scenes.crowd(place, around, state="succeeded", table="dibs_finished")
+    scenes.crowd(place, FEW, state="failed", table="dibs_finished")
+    scenes.crowd(place, FEW, state="cancelled", table="dibs_finished")
     scenes.crowd(place, RUNNING, state="running")
     scenes.crowd(place, READY, state="ready", kind="work")
     scenes.crowd(place, READY, state="ready", kind="work", queue="other")
@@ -301,6 +307,50 @@ def _walks(node: Mapping[str, Any]) -> bool:
     return node["Node Type"] == "Seq Scan" or thrown * node["Actual Loops"] > 10 * RUNNING
 
 
+# What people ask for who look for trouble, and how many such jobs there are.
+LOOKS: dict[str, tuple[str, Mapping[str, Any], int]] = {
+    "list what failed": ("find", {"states": ["failed"], "after": None}, FEW),
+    "list what did not succeed": ("find", {"states": ["failed", "cancelled"], "after": None}, 2 * FEW),
+    "retry what failed": ("find_oldest", {"states": ["failed"], "after": FIRST_ID}, FEW),
+}
+
+
+def _asked(app: Dibs, question: str, filter: Mapping[str, Any]) -> Query:
+    """The one query that answers it."""
+    anything = dict.fromkeys(("queue", "kind", "train", "slot", "pipeline_id"))
+    step = Step(question, {**anything, "tags": [], "limit": 500, **filter})
+    query = next(app._core.store._engine.answer(step))
+    assert isinstance(query, Query)
+    return query
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_postgresql_finds_what_failed_however_much_succeeded(crowded: Place, mode: str) -> None:
+    app = crowded.app()
+    crowded.sql(f"set plan_cache_mode = {mode}")
+
+    found = []
+    for name, (question, filter, many) in LOOKS.items():
+        query = _asked(app, question, filter)
+        plan = _explain(crowded, blocks(app)[query.name], query.params)
+        found += list(_complaints(name, plan, "dibs_finished_state"))
+        assert plan["Actual Rows"] == many
+
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_postgresql_does_not_look_for_live_jobs_among_the_finished(crowded: Place, mode: str) -> None:
+    query = _asked(app := crowded.app(), "find", {"states": ["running"], "after": None})
+    crowded.sql(f"set plan_cache_mode = {mode}")
+
+    plan = _explain(crowded, blocks(app)[query.name], query.params)
+
+    read = [node for node in _nodes(plan) if node.get("Relation Name") == "dibs_finished"]
+    assert plan["Actual Rows"] == RUNNING
+    assert [node["Node Type"] for node in read if node["Actual Loops"]] == []
+
+
 # -- SQLite -------------------------------------------------------------------------------------
 
 SQLITE_HOT: dict[str, tuple[Mapping[str, Any], str]] = {
@@ -338,6 +388,25 @@ def test_sqlite_reads_only_what_a_statement_is_about(sqlite: Place, analyzed: bo
             assert steps <= MOST_STEPS, f"{name} takes {steps} steps"
     before = _claim_steps(sqlite)
     assert before <= MOST_STEPS, f"a claim takes {before} steps"
+
+
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "never analyzed"])
+def test_sqlite_finds_what_failed_however_much_succeeded(sqlite: Place, analyzed: bool) -> None:
+    app = sqlite.app()
+    app.sync.migrate()
+    _surround(sqlite)
+    connection = sqlite.connect()
+    if analyzed:
+        connection.execute("analyze")
+
+    with contextlib.closing(connection):
+        for name, (question, filter, many) in LOOKS.items():
+            query = _asked(app, question, filter)
+            text = blocks(app)[query.name]
+
+            assert len(connection.execute(text, query.params).fetchall()) == many
+            steps = _steps(connection, text, query.params)
+            assert steps <= MOST_STEPS, f"{name} takes {steps} steps"
 
 
 def _is_walk(line: str) -> bool:
@@ -419,12 +488,13 @@ MARIADB_HOT: dict[str, Mapping[str, Any]] = {
 @pytest.fixture(params=["analyzed", "statistics of an empty table"])
 def crowded_mariadb(request: pytest.FixtureRequest, places: Places) -> Place:
     place = places("mariadb")
-    place.sql("alter table dibs_jobs stats_persistent = 1, stats_auto_recalc = 0")
-    place.sql("analyze table dibs_jobs")
+    for table in ("dibs_jobs", "dibs_finished"):
+        place.sql(f"alter table {table} stats_persistent = 1, stats_auto_recalc = 0")
+    place.sql("analyze table dibs_jobs, dibs_finished")
     _surround(place, MARIADB_AROUND)
     scenes.crowd(place, 1000, state="ready", kind="ahead")
     if request.param == "analyzed":
-        place.sql("analyze table dibs_jobs")
+        place.sql("analyze table dibs_jobs, dibs_finished")
     return place
 
 
@@ -437,6 +507,16 @@ def test_mariadb_reads_only_what_a_statement_is_about(crowded_mariadb: Place) ->
     assert walked >= MARIADB_AROUND
     assert {name: rows for name, rows in read.items() if rows > MOST_ROWS} == {}
     assert read["lock_first"] >= 3
+
+
+def test_mariadb_finds_what_failed_however_much_succeeded(crowded_mariadb: Place) -> None:
+    app = crowded_mariadb.app()
+    with contextlib.closing(crowded_mariadb.connect()) as connection:
+        for name, (question, filter, many) in LOOKS.items():
+            query = _asked(app, question, filter)
+            read = _rows_read(connection, blocks(app)[query.name], query.params)
+
+            assert many <= read <= 10 * many, f"{name} reads {read} rows"
 
 
 def _rows_read(connection: Any, text: str, given: Mapping[str, Any]) -> int:

@@ -326,6 +326,21 @@ def _described(engine: Engine) -> dict[str, object]:
     }
 
 
+def test_an_index_that_was_made_beforehand_is_found_there(url: str) -> None:
+    """As on a large store, where it is made beside those who work."""
+    engine = create_engine(sqlalchemy_url(url))
+    _operate(engine, "dibs_upgrade", to=7)
+    columns = "(state)" if url.startswith("mysql") else "(state, id) where state <> 'succeeded'"
+    by_hand(url, f"create index dibs_finished_state on dibs_finished {columns}")
+
+    _operate(engine, "dibs_upgrade", to=8)
+
+    engine.dispose()
+    app = Dibs(url).sync
+    assert (app.schema_version(), app.check_schema()) == (8, [])
+    app.close()
+
+
 def test_an_async_engine_does_the_same(url: str) -> None:
     drivers = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
     scheme, rest = url.split(":", 1)

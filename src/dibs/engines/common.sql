@@ -63,6 +63,77 @@ from (
 order by job.id
 limit :limit
 
+-- name: find_in_states
+-- As `find`, when `succeeded` is not asked for: what else has finished is found by the index on states, however
+-- many succeeded. (That they did not is said for the index, in its own words.)
+select {job_columns:job}
+from (
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_jobs job
+        where {if:live} and {>matches}
+        order by job.id desc
+        limit :limit
+    ) live
+    union all
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_finished job
+        where {if:failed} and job.state = 'failed' and job.state <> 'succeeded' and {>matches}
+        order by job.id desc
+        limit :limit
+    ) failed
+    union all
+    select *
+    from (
+        select {job_columns:job}
+        from dibs_finished job
+        where {if:cancelled} and job.state = 'cancelled' and job.state <> 'succeeded' and {>matches}
+        order by job.id desc
+        limit :limit
+    ) cancelled
+) job
+order by job.id desc
+limit :limit
+
+-- name: find_oldest_in_states
+-- As `find_oldest`, in the same way.
+select job.id
+from (
+    select *
+    from (
+        select job.id
+        from dibs_jobs job
+        where {if:live} and job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) live
+    union all
+    select *
+    from (
+        select job.id
+        from dibs_finished job
+        where {if:failed} and job.state = 'failed' and job.state <> 'succeeded'
+          and job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) failed
+    union all
+    select *
+    from (
+        select job.id
+        from dibs_finished job
+        where {if:cancelled} and job.state = 'cancelled' and job.state <> 'succeeded'
+          and job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) cancelled
+) job
+order by job.id
+limit :limit
+
 -- fragment: matches
 (cast(:after as {uuid}) is null or job.id < cast(:after as {uuid}))
           and {>is_wanted}

@@ -18,7 +18,8 @@ from dibs.engines.sql import Dialect, Query
 # Yields a statement of its own, or the name of a block, and is sent the rows.
 Looking = Generator[str | Query, Any, list[SchemaProblem]]
 
-_MADE = re.compile(r"(create|alter) ")
+# What makes something. MySQL's migrations also prepare statements: it has no `add column if not exists`.
+_MADE = re.compile(r"(create|alter|set|prepare|execute|deallocate) ")
 _LINE = re.compile(
     r"(?P<key>(?:[A-Z]+ )*KEY |CONSTRAINT |PRIMARY )?(?:`(?P<name>[^`]+)` ?)?(?P<definition>.*)"
 )

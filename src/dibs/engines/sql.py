@@ -13,6 +13,7 @@ from typing import Any
 
 from dibs.jobs import JOB_COLUMNS, STORED_TYPES
 from dibs.scripts import Rows, Step
+from dibs.states import FINISHED, JobState
 
 # What a job takes along unchanged when it moves between the live and the finished table.
 KEPT_COLUMNS = (
@@ -31,6 +32,9 @@ _PARAM = re.compile(r"(?<!:):([a-z_]+)")
 
 # Seconds between two looks at a job that is claimed by name and that somebody else has locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
+
+# As the one, for states of which `succeeded` is none.
+IN_STATES = {"find": "find_in_states", "find_oldest": "find_oldest_in_states"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,21 @@ class SqlEngine:
 
     def _block(self, step: Step) -> Plan:
         return (yield Query(step.question, self.adapt(step.params)))
+
+    def _find(self, **filter: Any) -> Plan:
+        return (yield Query(*self._finding("find", filter)))
+
+    def _find_oldest(self, **filter: Any) -> Plan:
+        return (yield Query(*self._finding("find_oldest", filter)))
+
+    def _finding(self, block: str, filter: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """The block that need not look at all that succeeded, if they are not asked for."""
+        states = filter["states"]
+        if states is None or JobState.succeeded in states:
+            return block, self.adapt(filter)
+        wanted = {state.value: state in states for state in (JobState.failed, JobState.cancelled)}
+        live = not FINISHED.issuperset(states)
+        return IN_STATES[block], self.adapt({**filter, **wanted, "live": live})
 
     def _set_queue(self, **setting: Any) -> Plan:
         sets = setting["paused"] or setting["max_running"] is not None

@@ -71,6 +71,7 @@ SPELLINGS = {
     "uuid": "char",
     "texts": "char",
     "false": "false",
+    "if": ":$1",
     "true": "true",
     "in_ids": "in (:$1)",
     "in_texts": "in (:$1)",
@@ -440,14 +441,11 @@ class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
     def _glance(self, ids: Sequence[UUID]) -> Plan:
         return (yield Query("glance", {"ids": as_ids(ids)}))
 
-    def _find(
-        self, states: Sequence[str] | None, tags: Sequence[str], block: str = "find", **filter: Any
-    ) -> Plan:
+    def _finding(self, block: str, filter: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        name, params = super()._finding(block, filter)
+        states = filter["states"]
         names = None if states is None else ",".join(states)
-        return (yield Query(block, {**self.adapt(filter), "states": names, "tags": as_json(tags)}))
-
-    def _find_oldest(self, **filter: Any) -> Plan:
-        return (yield from self._find(**filter, block="find_oldest"))
+        return name, {**params, "states": names, "tags": as_json(filter["tags"])}
 
     def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
         opening = yield from self._opening(look=False)

@@ -31,6 +31,7 @@ SPELLINGS = {
     "text": "text",
     "texts": "text[]",
     "false": "false",
+    "if": "cast(:$1 as boolean)",
     "id": "cast(:$1 as uuid)",
     "by_id": "",
     "if_free": "for update skip locked",

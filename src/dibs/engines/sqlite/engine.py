@@ -35,6 +35,7 @@ SPELLINGS = {
     "text": "text",
     "texts": "text",
     "false": "0",
+    "if": ":$1",
     "id": ":$1",
     "by_id": "",
     "if_free": "",
