@@ -427,7 +427,7 @@ class JobDecorator:
         core = self._app._core
         if task not in core.schedules.implied:
             raise BadRequest(f"{task.kind!r} is a job already; @app.job goes on a function")
-        del core.registry.tasks[task.kind]
+        core.registry.remove(task)
         new = self(task.function)
         core.schedules.hand_over(task, new)
         return new

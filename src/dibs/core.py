@@ -139,7 +139,7 @@ class Core:
         return Wish(
             worker=worker_name() if worker is None else payload.check_name(worker, "worker"),
             lease=lease_micros(DEFAULT_LEASE if lease is None else lease),
-            leases=self.registry.leases() if lease is None else {},
+            leases=self.registry.leases if lease is None else {},
             **what,
         )
 

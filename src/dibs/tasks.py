@@ -266,20 +266,23 @@ class Registry:
 
     settings: Settings
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
+    """Those of the kinds whose lease is not the usual one, in microseconds."""
 
     def add(self, task: Task[..., Any]) -> None:
         if task.kind in self.tasks:
             raise BadRequest(f"the kind {task.kind!r} is already registered; give one of them a name=")
         self.tasks[task.kind] = task
+        if (lease := lease_micros(task.options.lease)) != lease_micros(DEFAULT_LEASE):
+            self.leases[task.kind] = lease
+
+    def remove(self, task: Task[..., Any]) -> None:
+        del self.tasks[task.kind]
+        self.leases.pop(task.kind, None)
 
     def options(self, kind: str) -> Options:
         task = self.tasks.get(kind)
         return DEFAULTS if task is None else task.options
-
-    def leases(self) -> dict[str, int]:
-        """The kinds whose lease is not the usual one."""
-        leases = {kind: lease_micros(task.options.lease) for kind, task in self.tasks.items()}
-        return {kind: lease for kind, lease in leases.items() if lease != DEFAULT_LEASE * 1_000_000}
 
     def prepare(self, new: NewJob, parent: Job | None = None) -> NewRow:
         """Check a new job whole, and resolve what it leaves open. Nothing has been written yet."""

@@ -87,7 +87,7 @@ class Ticks:
 
     def _shortest_lease(self) -> float:
         """Seconds. Whoever looks that often sees every lease before it ends, and is there when it does."""
-        return min([USUAL_LEASE, *self._core.registry.leases().values()]) / SECOND
+        return min([USUAL_LEASE, *self._core.registry.leases.values()]) / SECOND
 
 
 def _jittered(seconds: float) -> float:

@@ -79,7 +79,8 @@ class Trips:
             jobs = yield from operations.take(wish)
         else:
             lost, jobs = yield from operations.exchange(settled, wish, convoy, left=left)
-        yield from started(rides)
+        if rides:
+            yield from started(rides)
         return Trip(lost, self._core.holdings(jobs, asked_at), left or [])
 
     def _wish(self, places: int, line: Line | None, marks: Sequence[Mark]) -> Wish:
@@ -87,7 +88,7 @@ class Trips:
         return Wish(
             worker=self._name,
             lease=USUAL_LEASE,
-            leases=registry.leases(),
+            leases=registry.leases,
             limit=places,
             queues=self._queues if line is None else [line[0]],
             kinds=list(registry.tasks) if line is None else [line[1]],

@@ -248,8 +248,9 @@ class Worker:
             self._asked -= places  # not when the task ends: what was taken counts from now on
         self._failures = 0
         self._pulse.beats()
-        done, rides = self._aside.put(done, rides, left)
-        self._told(done, lost)
+        if done:
+            done, rides = self._aside.put(done, rides, left)
+            self._told(done, lost)
         self._convoys.settled(rides, began)
         self._convoys.note(done, taken)
         self._took = self._took or bool(taken)
@@ -324,7 +325,7 @@ class Worker:
         An answer that came after we were told to stop, or so late that its leases are as good as over, begins
         nothing: all are given back.
         """
-        leases = self._core.registry.leases()
+        leases = self._core.registry.leases
         tell = self._tell  # bound once, not per job
         kept = [Kept(held, leases.get(held.job.kind, USUAL_LEASE), tell) for held in claims]
         if kept and (self._stopping or min(one.deadline for one in kept) <= monotonic()):
