@@ -7,6 +7,7 @@ DibsError
 │   └── NotStale            too early to recover: its lease may still be held
 ├── LeaseLost               this claim no longer holds its job; nothing was changed
 ├── StoreUnavailable        the store can't be reached or does not answer
+│   └── StoreRefused        it does not let us in: wrong credentials, no such database
 ├── NotPermitted            the store does not let this user do it
 ├── UnsafeStore             the store is set up so that it may lose jobs
 ├── SchemaOutdated          the store's tables are missing or too old
@@ -53,6 +54,10 @@ class LeaseLost(DibsError):
 
 class StoreUnavailable(DibsError):
     """The store could not be reached, or stopped answering."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The store does not let us in, and will not until its URL or its users are put right."""
 
 
 class NotPermitted(DibsError):

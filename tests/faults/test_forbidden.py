@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, Worker
+from dibs import Dibs, NewJob, NotPermitted, StoreRefused, StoreUnavailable, Worker
 from dibs.cli import app as cli
 from dibs.outbox import Outbox
 from servers import MariaDB, PostgreSQL, Redis, mysql_connection
@@ -151,6 +152,113 @@ def test_an_outbox_that_may_not_be_written_says_so_too(forbidding: Places) -> No
         outbox.redrive_many()
 
     outbox.close()
+
+
+# -- stores that do not let us in ---------------------------------------------------------------
+
+Refusing = Callable[[str], str]
+REFUSED = {
+    "postgresql, user": r"PostgreSQL at .*nobody",
+    "postgresql, database": r"PostgreSQL at .*nowhere",
+    "mariadb, password": r"MySQL at .*Access denied for user 'clerk'",
+    "mariadb, database": r"MySQL at .*nowhere",
+    "redis, no password": r"Redis at .*password",
+    "redis, password": r"Redis at .*password",
+    "redis, database": r"Redis at .*, database 99.* out of range",
+    "sqlite, folder": r"SQLite can't open .*its folder must be there",
+    "sqlite, no database": r"jobs\.db.*holds something else",
+}
+
+
+@pytest.fixture
+def refusing(request: pytest.FixtureRequest, tmp_path: Path) -> Refusing:
+    """A store that will not have us, whoever tries how often."""
+
+    def place(how: str) -> str:
+        match how.split(", "):
+            case ["postgresql", wrong]:
+                server: PostgreSQL = request.getfixturevalue("postgresql")
+                return _as(server.url(), "nobody") if wrong == "user" else server.url("nowhere")
+            case ["mariadb", wrong]:
+                mariadb: MariaDB = request.getfixturevalue("mariadb")
+                mariadb.make_user("clerk", "secret")
+                return _as(mariadb.url(), "clerk:s3cret") if wrong == "password" else mariadb.url("nowhere")
+            case ["redis", "database"]:
+                return request.getfixturevalue("own_redis").url(99)
+            case ["redis", wrong]:
+                redis: Redis = request.getfixturevalue("own_redis")
+                assert redis.say("CONFIG SET requirepass secret") == "+OK\r\n"
+                return redis.url() if wrong == "no password" else _as(redis.url(), ":s3cret")
+            case ["sqlite", "folder"]:
+                return f"sqlite:///{tmp_path}/no/such/folder/jobs.db"
+        (tmp_path / "jobs.db").write_text("this is a letter, not a database " * 100)
+        return f"sqlite:///{tmp_path}/jobs.db"
+
+    return place
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("how", REFUSED)
+def test_who_is_not_let_in_is_told_so_at_once(how: str, colour: str, refusing: Refusing) -> None:
+    app = Dibs(refusing(how))
+    began = time.monotonic()
+
+    with pytest.raises(StoreRefused, match=REFUSED[how]) as told:
+        if colour == "sync":
+            app.sync.enqueue(NewJob("greet"))
+        else:
+            asyncio.run(_enqueue_and_close(app))
+
+    app.sync.close()
+    assert time.monotonic() - began < 5
+    assert "s3cret" not in str(told.value)
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_a_worker_that_is_not_let_in_ends_instead_of_trying_for_ever(how: str, refusing: Refusing) -> None:
+    async def work() -> None:
+        app = Dibs(refusing(how))
+        app.job(name="greet")(lambda: None)
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(StoreRefused, match=REFUSED[how]):
+                    await Worker(app).run()
+        finally:
+            await app.close()
+
+    asyncio.run(work())
+
+
+def test_a_worker_that_has_worked_keeps_trying_when_it_is_not_let_in_any_more(own_redis: Redis) -> None:
+    ran: list[int] = []
+
+    async def work() -> None:
+        app = Dibs(own_redis.url(), poll=0.1)
+
+        @app.job
+        def greet(number: int) -> None:
+            ran.append(number)
+
+        worker = Worker(app)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            tasks.create_task(worker.run())
+            await greet.enqueue(1)
+            while not ran:
+                await asyncio.sleep(0.01)
+            own_redis.say("CONFIG SET requirepass secret", "AUTH secret", "CLIENT KILL TYPE pubsub")
+            own_redis.say("AUTH secret", "CLIENT KILL TYPE normal SKIPME yes")
+            while worker.health().reason is None:
+                await asyncio.sleep(0.01)
+            own_redis.say("AUTH secret", "CONFIG SET requirepass ''")
+            await greet.enqueue(2)
+            while len(ran) < 2:
+                await asyncio.sleep(0.01)
+            worker.stop()
+        await app.close()
+
+    asyncio.run(work())
+
+    assert ran == [1, 2]
 
 
 # -- stores that take no changes ----------------------------------------------------------------

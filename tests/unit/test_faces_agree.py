@@ -73,7 +73,7 @@ def test_both_faces_can_be_opened_by_with() -> None:
     "name",
     """Dibs Context Retry Snooze Cancel Fail NewJob Job JobState JobError Claim DibsError LeaseLost BadRequest
     NotFound Refused NotStale UnknownEngine StoreUnavailable SchemaOutdated UnsupportedConnection
-    ClaimInTransaction NotPermitted""".split(),  # noqa: SIM905
+    ClaimInTransaction NotPermitted StoreRefused""".split(),  # noqa: SIM905
 )
 def test_every_documented_name_imports_from_dibs(name: str) -> None:
     assert hasattr(dibs, name)

@@ -24,7 +24,7 @@ from dibs.app import Dibs
 from dibs.claims import CancelAsked, Claim, Holding
 from dibs.context import Context
 from dibs.core import Core
-from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
+from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
 from dibs.failures import describe
 from dibs.jobs import Job, NewJob
 from dibs.lifespan import Lifespan
@@ -35,7 +35,7 @@ from dibs.worker import messages, places
 from dibs.worker.messages import Answer, Completed, Load, Ready, Run, Said, Stop, ToWorker, Unable
 
 PR_SET_PDEATHSIG = 1
-ERRORS = {error.__name__: error for error in (BadRequest, LeaseLost, StoreUnavailable)}
+ERRORS = {error.__name__: error for error in (BadRequest, LeaseLost, StoreRefused, StoreUnavailable)}
 
 
 class Stopped(BaseException):

@@ -18,6 +18,8 @@ class Pulse:
         self._phase: Phase = "not started"
         self._beat_at = self._missed_at = monotonic()
         self._trouble: str | None = None
+        self.has_beaten = False
+        """Whether the store has ever answered."""
 
     def becomes(self, phase: Phase) -> None:
         self._phase = phase
@@ -25,7 +27,7 @@ class Pulse:
 
     def beats(self) -> None:
         """The store answered."""
-        self._beat_at, self._trouble = monotonic(), None
+        self._beat_at, self._trouble, self.has_beaten = monotonic(), None, True
 
     def misses(self, error: Exception) -> None:
         """The store did not."""

@@ -24,7 +24,7 @@ from dibs.claims import Claim, Holding
 from dibs.clock import SECOND, monotonic
 from dibs.context import Context
 from dibs.contract import STOP_HINT, split_hint
-from dibs.errors import BadRequest, DibsError, LeaseLost, StoreUnavailable
+from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.leases import Kept
@@ -121,6 +121,7 @@ class Worker:
         """Work until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing is left to claim.
 
         A store that goes away is waited for; with `until_idle` for a minute, then it is `StoreUnavailable`.
+        One that does not let us in from the start, for a wrong password, say, is `StoreRefused` at once.
 
         Beside a server that has plans of its own for signals, leave them to it: `handle_signals=False`.
         """
@@ -456,12 +457,17 @@ class Worker:
         await self._ticks.finish(upcoming, idle=idle)
 
     async def _back_off(self, error: StoreUnavailable) -> None:
-        """The store is away: say so once, wait, try again. Only a worker that is to end gives up."""
+        """The store is away: say so once, wait, try again.
+
+        Only a worker that is to end gives up, and one that was never let in.
+        """
         self._failures += 1
         self._pulse.misses(error)
         self._hearing.lost_store()
         if self._until_idle and self._pulse.lost_for() > LONGEST_ABSENCE:
             raise error  # somebody waits for the end of it
+        if isinstance(error, StoreRefused) and not self._pulse.has_beaten:
+            raise error
         if self._failures == 1:
             log.warning("the worker lost its store and keeps trying: %s", error)
         pause = min(0.1 * 2**self._failures, LONGEST_BACK_OFF)

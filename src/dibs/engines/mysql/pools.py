@@ -23,7 +23,14 @@ from dibs.engines.schema_looks import look_at_mysql
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Copy, Query, placeholders
 from dibs.engines.trouble import TryAgain, not_permitted
-from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.errors import (
+    BadRequest,
+    NotPermitted,
+    SchemaOutdated,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownEngine,
+)
 from dibs.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
@@ -133,9 +140,7 @@ def judge(error: BaseException, url: str) -> BaseException:
     if number in NOT_PERMITTED:
         return forbidden(error, url)
     if number in REFUSED:
-        return StoreUnavailable(
-            f"{store_name(url)} refused us: {error.args[-1]}; check the URL, then try again"
-        )
+        return StoreRefused(f"{store_name(url)} refused us: {error.args[-1]}; check the URL, then try again")
     if number == TOO_LARGE:
         return StoreUnavailable(
             f"{store_name(url)} takes no statement of that size; raise max_allowed_packet"

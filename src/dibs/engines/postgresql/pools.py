@@ -28,7 +28,7 @@ from dibs.engines.schema_looks import look_at_postgresql
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Copy, Query, placeholders
 from dibs.engines.trouble import TryAgain, not_permitted
-from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.errors import NotPermitted, SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async
 
 CONNECT_TIMEOUT = 10
@@ -498,9 +498,10 @@ def _grants(said: str, who: str) -> str:
 
 # libpq gives no SQLSTATE for a connection that was refused, only the server's words. In another language
 # they are not recognised, and the caller hears of it after the usual tries.
+NO_HOST = re.compile("failed to resolve host|Name or service not known")  # yet: it may be about to start
 HOPELESS = re.compile(
     r'FATAL:\s+(database|role) ".*" does not exist|FATAL:.*authentication failed|no pg_hba\.conf entry'
-    r"|failed to resolve host|Name or service not known|invalid URI|invalid sslmode"
+    rf"|{NO_HOST.pattern}|invalid URI|invalid sslmode"
 )
 
 
@@ -511,4 +512,5 @@ def _is_hopeless(error: BaseException) -> bool:
 
 def _refused(error: BaseException, url: str) -> StoreUnavailable:
     said = str(error).strip().splitlines()[-1].rpartition("FATAL:")[2].strip()
-    return StoreUnavailable(f"{store_name(url)} can't be used: {said}; check the URL, then try again")
+    kind = StoreUnavailable if NO_HOST.search(said) else StoreRefused
+    return kind(f"{store_name(url)} can't be used: {said}; check the URL, then try again")

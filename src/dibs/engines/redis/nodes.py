@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from dibs.engines.redis.facts import OLDEST, read_info
 from dibs.engines.trouble import TryAgain, not_permitted
-from dibs.errors import BadRequest, StoreUnavailable, UnknownEngine, UnsafeStore
+from dibs.errors import BadRequest, StoreRefused, StoreUnavailable, UnknownEngine, UnsafeStore
 
 DEFAULT_PORT = 6379
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
@@ -102,9 +102,7 @@ class Nodes:
             advice = "let it run scripts on its keys and hear its channel with ACL SETUSER"
             return not_permitted(self.name, self._user, str(error), advice)
         if code in REFUSED or isinstance(error, exceptions.AuthenticationError):
-            return StoreUnavailable(
-                f"{self.name} refused us: {error}; check the user and the password in the URL, then try again"
-            )
+            return self._refused(error, "the user and the password in the URL")
         if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
             return TryAgain(error, self.name, unsure=True)
         return error
@@ -112,10 +110,15 @@ class Nodes:
     def unreachable(self, error: BaseException) -> BaseException:
         """Connecting failed, so nothing can have been done."""
         judged = self.judge(error)
+        if isinstance(judged, driver().ResponseError):  # the greeting failed, as for a database it has not
+            judged = self._refused(error, "the URL")
         self.lost()
         if isinstance(judged, TryAgain):
             judged.unsure = False
         return judged
+
+    def _refused(self, error: BaseException, to_check: str) -> StoreRefused:
+        return StoreRefused(f"{self.name} refused us: {error}; check {to_check}, then try again")
 
     def check(self, info: str, engine: Any) -> "Generator[Command, Any, None]":
         """Refuse a server that is too old, or that may drop jobs when its memory is full."""

@@ -16,7 +16,7 @@ from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Copy, Query
 from dibs.engines.sqlite.engine import OLDEST, SQLite
 from dibs.engines.trouble import TryAgain
-from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsupportedConnection
+from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection
 from dibs.scripts import Rows, Step, run
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ WHAT_TO_DO = {
     "SQLITE_IOERR": "look after its disk, then try again",
     "SQLITE_CORRUPT": "bring back a copy of it that is whole",
 }
+REFUSING = ("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_READONLY")  # until a person has done that
 
 
 class SqliteFile:
@@ -183,7 +184,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
                 raise TryAgain(error, f"SQLite file {self.path}") from error
-            raise StoreUnavailable(f"SQLite can't open {self.path}: {error}; {_what_to_do(error)}") from error
+            raise _unusable(f"SQLite can't open {self.path}", error) from error
         return connection
 
     def _sorted(self, error: sqlite3.Error) -> BaseException:
@@ -203,7 +204,7 @@ class SqliteFile:
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
             return TryAgain(error, f"SQLite file {self.path}")
         if name.startswith(tuple(WHAT_TO_DO)):
-            return StoreUnavailable(f"SQLite file {self.path}: {error}; {_what_to_do(error)}")
+            return _unusable(f"SQLite file {self.path}", error)
         return error
 
 
@@ -233,6 +234,11 @@ def _only(cursor: sqlite3.Cursor) -> int:
 
 def _errorname(error: sqlite3.Error) -> str:
     return getattr(error, "sqlite_errorname", "") or ""
+
+
+def _unusable(what: str, error: sqlite3.Error) -> StoreUnavailable:
+    kind = StoreRefused if _errorname(error).startswith(REFUSING) else StoreUnavailable
+    return kind(f"{what}: {error}; {_what_to_do(error)}")
 
 
 def _what_to_do(error: sqlite3.Error) -> str:
