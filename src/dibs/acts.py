@@ -12,7 +12,7 @@ from dibs.errors import NotFound, NotStale, Refused
 from dibs.jobs import Job
 from dibs.looks import get
 from dibs.operations import ENOUGH_RACES
-from dibs.scripts import Script, Step
+from dibs.scripts import Rows, Script, Step
 from dibs.states import WAITING, WORKER_DIED, JobState
 from dibs.upkeep import BATCH
 
@@ -134,8 +134,10 @@ def _ended(job: Job) -> str:
     return "been cancelled" if job.state == JobState.cancelled else str(job.state)
 
 
-def change_many(question: str, filter: Mapping[str, Any], **extra: Any) -> Script[int]:
-    """Cancel or retry all that match now, page by page; how many were changed.
+def change_many(
+    question: str, filter: Mapping[str, Any], note: Callable[[Rows], object] = len, **extra: Any
+) -> Script[int]:
+    """Cancel or retry all that match now, page by page; how many were changed. `note` is told which.
 
     Retried oldest first: on a train each goes behind those of the pages before it. Cancelled newest first:
     the head of a train ends after those behind it, which so are never let go in between.
@@ -151,7 +153,9 @@ def change_many(question: str, filter: Mapping[str, Any], **extra: Any) -> Scrip
             break
         ids = [row["id"] for row in page]
         after = ids[-1]
-        changed += len((yield Step(question, {"ids": sorted(ids), **extra})))
+        rows = yield Step(question, {"ids": sorted(ids), **extra})
+        note(rows)
+        changed += len(rows)
     return changed
 
 

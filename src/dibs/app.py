@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import UUID
 
-from dibs.callbacks import C, cancel_fates, swept_fates
+from dibs.callbacks import C, Fate, cancel_fates, swept_fates
 from dibs.changes import Change, Topic
 from dibs.claims import Claim, with_docs
 from dibs.context import Context
@@ -355,7 +355,10 @@ class Dibs:
 
     async def cancel_many(self, *, reason: str | None = None, **filter: Any) -> int:
         """Cancel all jobs that match, with the filters of `find`; how many were."""
-        return await self._core.store.run_async(self._core.cancel_many(reason, **filter))
+        ended: list[Fate] = []
+        number = await self._core.store.run_async(self._core.cancel_many(reason, ended, **filter))
+        await self._core.callbacks.tell_now(self._core.store, ended)
+        return number
 
     async def retry_many(self, **filter: Any) -> int:
         """Retry all jobs that match, with the filters of `find`; how many were."""

@@ -7,7 +7,7 @@ forgotten. Where nobody subscribed nothing is done, and nothing is built.
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from dibs.clock import monotonic
 from dibs.errors import BadRequest, DibsError
 from dibs.events import Event, log
 from dibs.jobs import Job, JobError, job_from_row
-from dibs.scripts import Script, Step
+from dibs.scripts import Rows, Script, Step
 from dibs.states import JobState
-from dibs.upkeep import Swept
+from dibs.upkeep import BATCH, Swept
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store
@@ -103,9 +103,9 @@ class Callbacks:
 
     async def tell_now(self, store: "Store", fates: Iterable[Fate]) -> None:
         """For whoever settles by hand: told before the call returns."""
-        if wanted := [fate for fate in fates if self.want(fate.name)]:
+        for wanted in _pages([fate for fate in fates if self.want(fate.name)]):
             try:
-                events = await store.run_async(lambda _: told(wanted))
+                events = await store.run_async(_telling_of(wanted))
             except DibsError as error:
                 self.complain("away", f"{len(wanted)} events could not be told", error)
                 return
@@ -113,9 +113,9 @@ class Callbacks:
                 await self.tell(event)
 
     def tell_now_sync(self, store: "Store", fates: Iterable[Fate]) -> None:
-        if wanted := [fate for fate in fates if self.want(fate.name)]:
+        for wanted in _pages([fate for fate in fates if self.want(fate.name)]):
             try:
-                events = store.run(lambda _: told(wanted))
+                events = store.run(_telling_of(wanted))
             except DibsError as error:
                 self.complain("away", f"{len(wanted)} events could not be told", error)
                 return
@@ -178,6 +178,14 @@ def _in_loop(callback: Callback) -> Callback:
     return lambda event: asyncio.run(callback(event))
 
 
+def _pages(fates: list[Fate]) -> Iterator[list[Fate]]:
+    return (fates[first : first + BATCH] for first in range(0, len(fates), BATCH))
+
+
+def _telling_of(fates: list[Fate]) -> Callable[[object], Script[list[JobEvent]]]:
+    return lambda _: told(fates)
+
+
 def told(fates: Sequence[Fate]) -> Script[list[JobEvent]]:
     """The events of these fates, with each job as the store has it."""
     rows = yield Step("get", {"ids": list({fate.id for fate in fates})})
@@ -213,6 +221,11 @@ def cancel_fates(job: Job) -> list[Fate]:
     """What a cancel tells: a job that waited has ended by it. One that ran has a holder, and that tells."""
     ended_waiting = job.state == JobState.cancelled and job.worker is None
     return [Fate("cancelled", job.id, 0)] if ended_waiting else []
+
+
+def cancelled_fates(rows: Rows) -> list[Fate]:
+    """The same of many, by what the store answered for each."""
+    return [Fate("cancelled", row["id"], 0) for row in rows if row["worker"] is None]
 
 
 class Teller:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs import acts, doctor, looks, operations, payload, pipelines, trains, upkeep
-from dibs.callbacks import Callbacks
+from dibs.callbacks import Callbacks, Fate, cancelled_fates
 from dibs.changes import Topic
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
@@ -29,7 +29,7 @@ from dibs.operations import NewRow, Settled, Standing, Wish
 from dibs.pipelines import Pipeline, Plan
 from dibs.progress import Later
 from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
-from dibs.scripts import Script
+from dibs.scripts import Rows, Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
 from dibs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
@@ -273,9 +273,15 @@ class Core:
         checked = self._filter(**filter)
         return lambda _: acts.change_many("retry", checked)
 
-    def cancel_many(self, reason: str | None, **filter: Any) -> Operation[int]:
+    def cancel_many(self, reason: str | None, ended: list[Fate], **filter: Any) -> Operation[int]:
+        """`ended` is filled with what is to be told of those that waited."""
         checked, why = self._filter(**filter), self.check_reason(reason)
-        return lambda _: acts.change_many("cancel", checked, reason=why)
+        return lambda _: acts.change_many("cancel", checked, self._noting(ended), reason=why)
+
+    def _noting(self, ended: list[Fate]) -> Callable[[Rows], object]:
+        if not self.callbacks.want("cancelled"):
+            return len
+        return lambda rows: ended.extend(cancelled_fates(rows))
 
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
@@ -319,9 +325,9 @@ class Core:
         parsed, filter = parse_id(id), self._filter(pipeline_id=id)
         return lambda _: pipelines.look(parsed, filter)
 
-    def cancel_pipeline(self, id: UUID | str, reason: str | None) -> Operation[int]:
+    def cancel_pipeline(self, id: UUID | str, reason: str | None, ended: list[Fate]) -> Operation[int]:
         parsed, filter, why = parse_id(id), self._filter(pipeline_id=id), self.check_reason(reason)
-        return lambda _: pipelines.change("cancel", parsed, filter, reason=why)
+        return lambda _: pipelines.change("cancel", parsed, filter, self._noting(ended), reason=why)
 
     def retry_pipeline(self, id: UUID | str) -> Operation[int]:
         failed = ("failed", "cancelled")

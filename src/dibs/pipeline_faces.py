@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
+from dibs.callbacks import Fate
 from dibs.claims import with_docs
 from dibs.core import Core
 from dibs.jobs import Job, NewJob
@@ -68,7 +69,10 @@ class Pipelines:
 
     async def cancel(self, id: UUID | str, reason: str | None = None) -> int:
         """End all of its jobs that wait, ask those that run to stop; how many."""
-        return await self._core.store.run_async(self._core.cancel_pipeline(id, reason))
+        ended: list[Fate] = []
+        number = await self._core.store.run_async(self._core.cancel_pipeline(id, reason, ended))
+        await self._core.callbacks.tell_now(self._core.store, ended)
+        return number
 
     async def retry(self, id: UUID | str) -> int:
         """Let all of its failed and cancelled jobs run again, in their order; how many."""
@@ -85,7 +89,10 @@ class SyncPipelines:
         return self._core.store.run(self._core.pipeline(id))
 
     def cancel(self, id: UUID | str, reason: str | None = None) -> int:
-        return self._core.store.run(self._core.cancel_pipeline(id, reason))
+        ended: list[Fate] = []
+        number = self._core.store.run(self._core.cancel_pipeline(id, reason, ended))
+        self._core.callbacks.tell_now_sync(self._core.store, ended)
+        return number
 
     def retry(self, id: UUID | str) -> int:
         return self._core.store.run(self._core.retry_pipeline(id))

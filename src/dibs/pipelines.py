@@ -5,7 +5,7 @@ waits for; the store keeps that (ADR 18), so that any process can let the next o
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from dibs.errors import BadRequest, NotFound, Refused
 from dibs.ids import may_have_steps, new_pipeline_id, parse_id
 from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
 from dibs.operations import NewRow, new_job
-from dibs.scripts import Row, Script, Step
+from dibs.scripts import Row, Rows, Script, Step
 from dibs.states import FINISHED, JobState
 
 PAGE = 1000
@@ -213,12 +213,18 @@ def _after(jobs: Sequence[Job], edges: Sequence[Row]) -> dict[UUID, tuple[UUID, 
     return {id: tuple(parents) for id, parents in {**chained, **found}.items()}
 
 
-def change(question: str, id: UUID, filter: Mapping[str, object], **extra: object) -> Script[int]:
+def change(
+    question: str,
+    id: UUID,
+    filter: Mapping[str, object],
+    note: Callable[[Rows], object] = len,
+    **extra: object,
+) -> Script[int]:
     """Cancel or retry all jobs of a pipeline; how many were changed."""
     some = yield Step("find", {**filter, "states": None, "limit": 1, "after": None})
     if not some:
         raise NotFound(id, "pipeline")
-    return (yield from change_many(question, filter, **extra))
+    return (yield from change_many(question, filter, note, **extra))
 
 
 def parents_of(job: Job) -> Script[list[Job]]:

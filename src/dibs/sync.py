@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from dibs.callbacks import cancel_fates, swept_fates
+from dibs.callbacks import Fate, cancel_fates, swept_fates
 from dibs.changes import Change, Topic
 from dibs.claims import SyncClaim
 from dibs.contract import Traits
@@ -204,7 +204,10 @@ class SyncDibs:
         return self._core.store.run(self._core.delete(id))
 
     def cancel_many(self, *, reason: str | None = None, **filter: Any) -> int:
-        return self._core.store.run(self._core.cancel_many(reason, **filter))
+        ended: list[Fate] = []
+        number = self._core.store.run(self._core.cancel_many(reason, ended, **filter))
+        self._core.callbacks.tell_now_sync(self._core.store, ended)
+        return number
 
     def retry_many(self, **filter: Any) -> int:
         return self._core.store.run(self._core.retry_many(**filter))

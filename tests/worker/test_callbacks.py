@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from working import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
-from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, Retry, callbacks
+from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry, callbacks
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
 
@@ -98,6 +98,39 @@ async def test_a_cancel_of_a_job_that_waits_is_told_by_who_cancels(app: Dibs, fa
 
     told = [(each.name, each.job.id, each.job.state, each.job.message, each.error) for each in heard]
     assert told == [("cancelled", job.id, "cancelled", "not needed", None)]
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.parametrize("how", ["cancel_many", "pipeline"])
+async def test_a_cancel_of_many_tells_of_each_that_waited(app: Dibs, face: str, how: str) -> None:
+    plan = app.pipeline("nightly")
+    steps = [plan.add(NewJob("work"))]
+    for _ in range(3):
+        steps.append(plan.add(NewJob("work"), after=steps[-1:]))
+    await plan.enqueue()
+    await app.claim_job(steps[0].id)
+    heard = _hear_all(app)
+
+    side = app.sync if face == "sync" else app
+    cancel = side.cancel_many if how == "cancel_many" else side.pipelines.cancel
+    asked = {"kind": "work"} if how == "cancel_many" else {"id": plan.id}
+    if face == "sync":
+        number = await asyncio.to_thread(cancel, reason="not needed", **asked)
+    else:
+        number = await cancel(reason="not needed", **asked)
+
+    told = {(each.name, each.job.id, each.job.state, each.job.message) for each in heard}
+    assert (number, len(heard)) == (4, 3)  # the first has a holder, and that tells
+    assert told == {("cancelled", step.id, "cancelled", "not needed") for step in steps[1:]}
+
+
+async def test_a_cancel_of_very_many_tells_of_each_once(app: Dibs) -> None:
+    jobs = await app.enqueue(*(NewJob("work") for _ in range(1_100)))
+    heard = _hear_all(app, "awaited")
+
+    assert await app.cancel_many(kind="work") == 1_100
+
+    assert sorted(each.job.id for each in heard) == sorted(job.id for job in jobs)
 
 
 async def test_a_cancel_that_its_holder_carries_out_meanwhile_is_told_once(
