@@ -438,3 +438,27 @@ def test_callers_who_meet_a_key_while_its_holder_ends_are_not_undone(locking: Pl
         finally:
             over.set()
         ending.result()
+
+
+def test_a_callers_transaction_that_lost_a_deadlock_says_what_to_do(locking: Place) -> None:
+    app = locking.apps(1)[0].sync
+
+    def enqueue(connection: Any, key: str) -> BaseException | None:
+        try:
+            app.enqueue(NewJob("work", unique=key), within=connection)
+        except Exception as error:
+            connection.rollback()
+            return error
+        return None
+
+    with contextlib.closing(locking.connect()) as one, contextlib.closing(locking.connect()) as other:
+        for connection, key in ((one, "a"), (other, "b")):
+            connection.execute("begin")
+            enqueue(connection, key)
+        ends = together(lambda: enqueue(one, "b"), lambda: enqueue(other, "a"))
+        one.rollback()
+        other.rollback()
+
+    [lost] = [error for error in ends if error is not None]
+    assert type(lost).__module__.split(".")[0] in ("psycopg", "pymysql")
+    assert "run the whole of it again" in lost.__notes__[0]

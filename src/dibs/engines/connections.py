@@ -26,6 +26,11 @@ Colour = Literal["sync", "async"]
 Engine = PostgreSQL | SQLite | MySQL
 
 NO_SUCH_TABLE = 1146  # as MySQL counts
+AGAIN = {"40001", "40P01", 1213, 1205, 1020}  # serialization, deadlock, lock wait, record changed
+UNDONE = (
+    "the database undid this in favour of another transaction, and dibs repeats nothing within= yours: "
+    "roll it back, then run the whole of it again"
+)
 
 Execute = Callable[[Step], Rows]
 ExecuteAsync = Callable[[Step], Awaitable[Rows]]
@@ -171,10 +176,15 @@ def _check_transaction(adapter: Adapter, within: object) -> None:
 
 @contextmanager
 def _explained(adapter: Adapter) -> Iterator[None]:
-    """A connection without our tables leads somewhere else; anything else is the caller's to see."""
+    """A connection without our tables leads somewhere else; anything else is the caller's to see.
+
+    An undone transaction stays the driver's own error: whoever runs transactions again looks for that.
+    """
     try:
         yield
     except Exception as error:
+        if _is_undone(error):
+            error.add_note(UNDONE)
         if _lacks_tables(error):
             raise NoTables(
                 f"there are no dibs tables where this {adapter.label} leads: is it another database, or "
@@ -184,11 +194,20 @@ def _explained(adapter: Adapter) -> Iterator[None]:
 
 
 def _lacks_tables(error: BaseException) -> bool:
+    return "no such table" in str(error) or not {"42P01", NO_SUCH_TABLE}.isdisjoint(_codes(error))
+
+
+def _is_undone(error: BaseException) -> bool:
+    return not AGAIN.isdisjoint(_codes(error))
+
+
+def _codes(error: BaseException) -> set[object]:
+    """What the database calls it: an SQLSTATE, or a number; also where another error is around it."""
     causes = (error, error.__cause__, _origin(error))
-    return "no such table" in str(error) or any(
-        getattr(cause, "sqlstate", None) == "42P01" or getattr(cause, "args", ())[:1] == (NO_SUCH_TABLE,)
-        for cause in causes
-    )
+    first = (argument for cause in causes for argument in getattr(cause, "args", ())[:1])
+    return {getattr(cause, "sqlstate", None) for cause in causes} | {
+        one for one in first if isinstance(one, int)
+    }
 
 
 def _origin(error: BaseException) -> Any:
