@@ -196,6 +196,19 @@ def test_one_app_serves_one_event_loop_after_another(url: str) -> None:
     assert [asyncio.run(enqueue_and_close()) for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what that loop left open
+def test_an_app_that_was_used_in_a_loop_that_is_over_can_be_closed_in_another(url: str) -> None:
+    import asyncio
+
+    app = Dibs(url)
+    asyncio.run(app.counts())
+
+    asyncio.run(app.close())
+
+    assert sum(asyncio.run(app.counts()).values()) == 0
+    asyncio.run(app.close())
+
+
 # -- From an earlier version --------------------------------------------------------------------
 
 

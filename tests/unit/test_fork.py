@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from dibs import Dibs, NewJob
 from faces import Make, SyncFace
 
 pytestmark = [
-    pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True),
+    pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 
@@ -30,6 +33,17 @@ def _in_child(work: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _pool(app: Dibs, colour: str) -> str:
+    """What holds the connections of this colour, as monkeypatch names it."""
+    store: Any = app._core.store
+    owner = getattr(store, "_file", None) or getattr(store, f"_{colour}")
+    return f"{type(owner).__module__}.{type(owner).__name__}"
+
+
+def _lost(self: Any) -> None:
+    raise AssertionError("this process had a connection, and it is gone")
 
 
 def test_parent_and_child_share_the_store_through_the_blocking_face(url: str) -> None:
@@ -112,3 +126,47 @@ def test_a_child_keeps_claims_of_its_own(url: str) -> None:
     assert code == 0
     assert job is not None
     assert (job.state, job.errors) == ("succeeded", [])
+
+
+def test_a_child_that_only_closes_leaves_the_connections_to_its_parent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Dibs(url)
+    with asyncio.Runner() as runner:
+        runner.run(app.counts())
+        app.sync.counts()
+
+        codes = [_in_child(app.sync.close), _in_child(lambda: asyncio.run(app.close()))]
+
+        monkeypatch.setattr(f"{_pool(app, 'sync')}._connect", _lost)
+        monkeypatch.setattr(f"{_pool(app, 'async')}._connect", _lost)
+        app.sync.counts()
+        runner.run(app.counts())
+        runner.run(app.close())
+    assert codes == [0, 0]
+
+
+def test_a_child_does_not_wait_for_what_threads_of_its_parent_hold(url: str) -> None:
+    app, holding, over = Dibs(url, pool_size=1), threading.Event(), threading.Event()
+    app.sync.counts()
+
+    def hold() -> None:
+        with _way_in(app):
+            holding.set()
+            over.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(hold)
+        holding.wait()
+        code = _in_child(lambda: app.sync.counts() and None)
+        over.set()
+
+    held.result()
+    app.sync.close()
+    assert code == 0
+
+
+def _way_in(app: Dibs) -> Any:
+    """What a call has while it is under way."""
+    store: Any = app._core.store
+    return store._file._lock if hasattr(store, "_file") else store._sync._places

@@ -31,6 +31,7 @@ class AsyncPool(ABC):
         self._places = asyncio.Semaphore(size)
 
     async def close(self) -> None:
+        self._follow_loop()  # what another process, or a loop that is over, has is not ours to end
         self._age += 1
         idle, self._idle = self._idle, deque()
         await asyncio.gather(*(self._end(connection) for connection in idle))
@@ -103,6 +104,7 @@ class SyncPool(ABC):
         self._places = threading.Semaphore(size)
 
     def close(self) -> None:
+        self._mind_fork()
         self._age += 1
         while (connection := self._take_idle()) is not None:
             self._end(connection)

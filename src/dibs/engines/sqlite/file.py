@@ -2,11 +2,13 @@
 
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from dibs.drift import SchemaProblem
 from dibs.engines.inherited import inherited
@@ -48,6 +50,7 @@ class SqliteFile:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._thread = _writer_thread()
+        _files.add(self)
 
     def own_thread(self) -> ThreadPoolExecutor:
         """The thread for awaited calls; one that did not come through fork()."""
@@ -246,6 +249,19 @@ def _what_to_do(error: sqlite3.Error) -> str:
     name = _errorname(error)
     fitting = (advice for known, advice in WHAT_TO_DO.items() if name.startswith(known))
     return next(fitting, "check the URL, then try again")
+
+
+_files: "WeakSet[SqliteFile]" = WeakSet()
+
+
+def _leave_parent() -> None:
+    """In a child, before anything else: a thread that it does not have may hold the lock, for good."""
+    for file in list(_files):
+        file._mind_fork()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_leave_parent)
 
 
 def _writer_thread() -> ThreadPoolExecutor:
