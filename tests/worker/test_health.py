@@ -221,6 +221,7 @@ def test_silence_of_the_store_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_not_hearing_is_only_a_note() -> None:
     noted = pulse.Pulse()
     noted.becomes("working")
+    noted.beats()
 
     deaf = noted.health(10, {}, "no such channel")
 

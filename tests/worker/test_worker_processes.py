@@ -377,6 +377,20 @@ def test_processes_that_never_come_up_are_given_up(start: Start, tmp_path: Path,
     assert "Traceback" not in said
 
 
+def test_processes_that_their_store_does_not_let_in_are_given_up(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    write_jobs(tmp_path, lease=60)
+
+    with processes(tmp_path, postgresql.url("nowhere")) as start:
+        supervisor = start("--processes", "2")
+
+        assert supervisor.ended(60) == 1
+        said = supervisor.said()
+    assert 'database "nowhere" does not exist' in said
+    assert "no worker process came up, 3 times in a row" in said
+
+
 @on_sqlite
 def test_who_drains_with_a_broken_app_is_told_so(start: Start, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(next(iter(BROKEN.values())))

@@ -51,6 +51,8 @@ class Pulse:
             return f"the worker is {self._phase}"
         if self._trouble is not None:
             return f"the store has been lost for {self.lost_for():.1f} s: {self._trouble}"
+        if not self.has_beaten:
+            return "the worker has yet to hear from its store"
         if now - self._beat_at > SILENCE * poll + SLACK:
             return f"nothing was heard from the store for {now - self._beat_at:.0f} s"
         return None
