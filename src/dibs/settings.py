@@ -73,8 +73,8 @@ def read_settings(given: Mapping[str, Any], environ: Mapping[str, str] = os.envi
             chosen[field.name] = given[field.name]
         elif text := environ.get(f"DIBS_{field.name.upper()}"):
             chosen[field.name] = _from_text(field.name, text)
-    if isinstance(chosen.get("keep_for"), int | float):
-        chosen["keep_for"] = timedelta(seconds=chosen["keep_for"])
+    if "keep_for" in chosen:
+        chosen["keep_for"] = timedelta(microseconds=micros(chosen["keep_for"], what="keep_for"))
     return Settings(**chosen)
 
 
@@ -118,7 +118,7 @@ def _from_text(name: str, text: str) -> Any:
         "poll": float,
         "stale_after": float,
         "max_payload": int,
-        "keep_for": lambda seconds: timedelta(seconds=float(seconds)),
+        "keep_for": float,
         "pooled": _YES_OR_NO.__getitem__,
     }
     try:

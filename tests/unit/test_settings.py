@@ -56,7 +56,7 @@ def test_what_is_given_beats_the_environment() -> None:
 
 
 @pytest.mark.parametrize("variable", ["POOL_SIZE", "POLL", "STALE_AFTER", "MAX_PAYLOAD", "KEEP_FOR"])
-@pytest.mark.parametrize("text", ["many", "-1", "nan"])
+@pytest.mark.parametrize("text", ["many", "-1", "nan", "inf"])
 def test_a_variable_that_is_no_number_is_named(variable: str, text: str) -> None:
     with pytest.raises(BadRequest, match=f"(?i){variable}"):
         read_settings({}, {f"DIBS_{variable}": text})
