@@ -297,7 +297,20 @@ def test_a_handler_without_a_name_needs_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["oracle://x/y", "nonsense", "", "http://x", "://", "sqlit:///x.db"], ids=named
+    "url",
+    [
+        "oracle://x/y",
+        "nonsense",
+        "",
+        "http://x",
+        "://",
+        "sqlit:///x.db",
+        "postgresql",
+        "redis",
+        "memory",
+        "sqlite:x",
+    ],
+    ids=named,
 )
 def test_an_unknown_scheme_names_what_is_known(url: str) -> None:
     with pytest.raises(UnknownEngine, match="sqlite"):
@@ -358,6 +371,12 @@ def test_a_file_that_is_no_database_says_so(face: str, tmp_path: Path) -> None:
     with open_face(face, f"sqlite:///{tmp_path}/jobs.db") as app:
         with pytest.raises(StoreUnavailable, match=r"jobs\.db"):
             app.counts()
+
+
+@pytest.mark.parametrize("path", ["jobs", "1x", "-1", "0/1"])
+def test_a_redis_address_with_a_database_that_is_no_number_is_refused(path: str) -> None:
+    with pytest.raises(BadRequest, match=f"{path}.*redis://host/0"):
+        Dibs(f"redis://127.0.0.1/{path}")
 
 
 def test_a_sqlite_address_with_a_host_is_refused() -> None:

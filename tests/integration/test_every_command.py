@@ -167,7 +167,8 @@ def test_a_server_that_is_not_there_is_named(
     monkeypatch.setattr(trouble, "PAUSES", (0.0,))  # nor will it be in two seconds
     Path("jobs_here.py").write_text(JOBS)
 
-    done = run(TABLE[name].words, f"{scheme}://127.0.0.1:{closed}/shop")
+    database = "0" if scheme == "redis" else "shop"
+    done = run(TABLE[name].words, f"{scheme}://127.0.0.1:{closed}/{database}")
 
     assert done.exit_code == 1, done.output
     [said] = lines(done.stdout if name == "doctor" else done.stderr)  # a doctor's findings are its answer

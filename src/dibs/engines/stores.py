@@ -14,7 +14,8 @@ from dibs.settings import Settings
 
 def connect(settings: Settings) -> Store:
     """The store that a URL names; nothing is opened yet."""
-    scheme = settings.url.split("://", 1)[0].split("+", 1)[0].lower()
+    name, is_url, _ = settings.url.partition("://")
+    scheme = name.split("+", 1)[0].lower() if is_url else ""
     try:
         _ = urlsplit(settings.url).port
     except ValueError:  # whose message quotes the URL, and what it takes for a port may be a password
@@ -34,7 +35,7 @@ def connect(settings: Settings) -> Store:
         case "redis" | "rediss" | "valkey" | "valkeys":
             return RedisStore(settings)
         case _:
-            is_one = "://" in settings.url and scheme.isalnum()  # else it may be a password that we quote
+            is_one = scheme.isalnum()  # else it may be a password that we quote
             named = f"{scheme!r} URLs" if is_one else "a URL that does not begin with NAME://"
             raise UnknownEngine(
                 f"no store for {named}; dibs knows memory://, sqlite:///file.db, "

@@ -53,7 +53,9 @@ class Nodes:
         self._start = (parts.hostname or "localhost", parts.port or DEFAULT_PORT)
         self._at = self._start
         self._others: list[tuple[str, int]] = []
-        self.database = parts.path.lstrip("/") or "0"
+        self.database = parts.path.removeprefix("/") or "0"
+        if not self.database.isdecimal():  # redis-py would take the first one
+            raise BadRequest(f"{self.database!r} is no database of Redis: they have numbers, redis://host/0")
 
     @property
     def name(self) -> str:
