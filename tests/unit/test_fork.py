@@ -170,3 +170,20 @@ def _way_in(app: Dibs) -> Any:
     """What a call has while it is under way."""
     store: Any = app._core.store
     return store._file._lock if hasattr(store, "_file") else store._sync._places
+
+
+def test_a_child_works_while_threads_of_its_parent_are_in_the_store(url: str) -> None:
+    app, over = Dibs(url), threading.Event()
+
+    def use() -> None:
+        while not over.is_set():
+            app.sync.counts()
+
+    with ThreadPoolExecutor(2) as threads:
+        using = [threads.submit(use) for _ in range(2)]
+        codes = [_in_child(lambda: app.sync.counts() and None) for _ in range(20)]
+        over.set()
+
+    assert [one.result() for one in using] == [None, None]
+    assert codes == [0] * 20
+    app.sync.close()

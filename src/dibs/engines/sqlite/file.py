@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 30
 OWN_TIMEOUT = 1  # seconds, where we may be waiting for ourselves
+FORK_PATIENCE = 1  # seconds for a thread that is in the file while another one forks
 
 # Each answers whether this thread has a transaction of its own open on a file, by means that it knows.
 OWN_TRANSACTIONS: list[Callable[[str], bool]] = []
@@ -254,14 +255,27 @@ def _what_to_do(error: sqlite3.Error) -> str:
 _files: "WeakSet[SqliteFile]" = WeakSet()
 
 
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    """Keep others out of SQLite for a moment: what they lock in there a child would find locked for good."""
+    _forking.held = [lock for file in list(_files) if (lock := file._lock).acquire(timeout=FORK_PATIENCE)]
+
+
+def _after_fork() -> None:
+    for lock in _forking.held:
+        lock.release()
+
+
 def _leave_parent() -> None:
-    """In a child, before anything else: a thread that it does not have may hold the lock, for good."""
+    """In a child, before anything else: a thread that it does not have may hold our own lock, too."""
     for file in list(_files):
         file._mind_fork()
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_leave_parent)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_leave_parent)
 
 
 def _writer_thread() -> ThreadPoolExecutor:
