@@ -277,6 +277,14 @@ def test_a_running_job_does_not_depart(app: Face, make: Make) -> None:
     claim.succeed()
 
 
+def test_who_may_not_depart_keeps_nobody_behind_it_here(app: Face) -> None:
+    *_, last = app.enqueue(*(NewJob("work", train="t") for _ in range(3)), NewJob("work"))
+
+    rows = put(app, "depart", store=ELSEWHERE, after=None, limit=1)
+
+    assert [row["id"] for row in rows] == [last.id]
+
+
 def test_jobs_depart_in_the_order_of_their_ids_and_no_more_than_asked(app: Face, make: Make) -> None:
     jobs = [make.ready(kind=f"kind {n % 3}") if n % 2 else make.succeeded() for n in range(7)]
     first, *_, last = order = sorted(job.id for job in jobs)

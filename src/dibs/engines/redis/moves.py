@@ -23,7 +23,13 @@ class RedisMoves:
         return [{"id": UUID(id)} for id in (yield self.call("identify", new=new))]
 
     def _depart(self, store: UUID, after: UUID | None, limit: int) -> Plan:
-        found, _ = yield self.call("depart", store=store, after=after, limit=min(limit, MOST_AT_ONCE))
+        found: list[Any] = []
+        seen = str(after or "")
+        while not found:
+            which = {"after": seen or None, "limit": min(limit, MOST_AT_ONCE)}
+            (found, seen), _ = yield self.call("depart", store=store, **which)
+            if not seen:
+                break
         return [{"id": UUID(id), "job": _moved_text(flat)} for id, flat in found]
 
     def _departed(self, limit: int) -> Plan:

@@ -2,7 +2,8 @@
 -- Take jobs that don't run out of this store, for another one, in the order of their ids.
 --
 -- As in `find`, every set that may hold ids gives its first ones; what comes after the last of a set that has
--- more to give is left for the next time, so that nothing is passed by.
+-- more to give is left for the next time, so that nothing is passed by. Answers how far it looked, if not to the
+-- end: nobody up to there may mean that there is somebody behind.
 
 local function first_ids()
   local start = some(given.after) and '(' .. given.after or '-'
@@ -58,5 +59,5 @@ local function answer_depart()
       answers[#answers + 1] = {id, text}
     end
   end
-  return answers
+  return {answers, horizon or ''}
 end
