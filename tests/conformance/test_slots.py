@@ -332,6 +332,17 @@ def test_preempt_asks_the_running_one_to_stop_and_is_next(app: Face) -> None:
     assert app.get(old.job.id).message == f"pre-empted by {newest.id}"
 
 
+def test_of_several_that_pre_empt_in_one_call_the_one_that_goes_next_is_the_reason(app: Face) -> None:
+    app.enqueue(NewJob("work", slot="s"))
+    [old] = app.claim()
+
+    *_, newest = app.enqueue(*(NewJob("work", slot="s", slot_policy="preempt") for _ in range(2)))
+    old.cancel()
+
+    assert app.get(old.job.id).message == f"pre-empted by {newest.id}"
+    assert app.get(newest.id).state == "ready"
+
+
 def test_a_success_that_comes_first_wins_over_preemption(app: Face) -> None:
     old = app.claim_job(put(app).id)
     newest = put(app, slot_policy="preempt")

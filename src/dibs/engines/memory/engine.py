@@ -72,7 +72,8 @@ class Memory(Convoyed):
     # -- enqueue --------------------------------------------------------------------------------
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Rows:
-        stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        with self._opening_once():
+            stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
         return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
 
     def _store(self, new: Record) -> tuple[UUID, UUID, bool]:
@@ -225,9 +226,10 @@ class Memory(Convoyed):
                 self._apply(job, given)
                 applied.append({"id": job["id"]})
         won = {row["id"] for row in applied}
-        for child in children:
-            if child[_PARENT] in won:
-                self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
+        with self._opening_once():
+            for child in children:
+                if child[_PARENT] in won:
+                    self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
         self._date_ends([ride for ride in rides if ride["id"] in won])
         return applied
 

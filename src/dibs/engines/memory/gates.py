@@ -5,7 +5,8 @@ question that changes who is at a gate ends with that, and nothing else makes a 
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -50,6 +51,7 @@ class Gated:
 
     def __init__(self) -> None:
         self._gates_by_key: dict[Key, Gate] = {}
+        self._to_open: dict[Key, Gate] | None = None
 
     def _clock(self) -> int:
         raise NotImplementedError
@@ -215,8 +217,22 @@ class Gated:
 
     # -- who may go -----------------------------------------------------------------------------
 
+    @contextmanager
+    def _opening_once(self) -> Iterator[None]:
+        """Gates are opened when all jobs of a call are there: who goes next is known only then."""
+        self._to_open = {}
+        try:
+            yield
+        finally:
+            gates, self._to_open = self._to_open.values(), None
+        for gate in gates:
+            self._open_gate(gate)
+
     def _open_gate(self, gate: Gate) -> None:
         """Let through who may go, and only them; the last one leaves no trace."""
+        if self._to_open is not None:
+            self._to_open[gate.key] = gate
+            return
         if gate.is_train:
             self._open_train(gate)
         else:

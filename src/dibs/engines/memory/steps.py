@@ -62,7 +62,8 @@ class Stepped(Gated):
         for parent, child in edges:
             steps.parents.setdefault(child, {})[parent] = False
             steps.children.setdefault(parent, []).append(child)
-        stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
+        with self._opening_once():
+            stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
         self._go_on()
         return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
 
