@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gates_opening import Opening, finished, with_job, with_look, without_look
+from gates_convoys import Convoying
+from gates_opening import finished, with_job, with_look, without_look
 from gates_words import (
     ENDS,
     GIFTS,
@@ -33,7 +34,7 @@ from dibs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gates(Opening):
+class Gates(Convoying):
     """What the jobs are, how much may go wrong, and which guard is missing, if any."""
 
     workers: int = 2
@@ -91,6 +92,7 @@ class Gates(Opening):
         yield from self._overtakes(world)
         for hold in world.holds:
             yield from self._settles(world, hold)
+        yield from self._in_convoys(world)
         yield from self._time(world)
         if world.gate.locked_by is None:
             yield from self._sweeps(world)
@@ -212,13 +214,14 @@ class Gates(Opening):
         return world._replace(holds=tuple(sorted((*world.holds, Hold(worker, id, token)))))
 
     def _idle(self, world: World) -> set[int]:
-        return set(range(self.workers)) - {hold.worker for hold in world.holds}
+        return set(range(self.workers)) - {busy.worker for busy in (*world.holds, *world.convoys)}
 
     # -- settle
 
     def _settles(self, world: World, hold: Hold) -> Steps:
-        job = world.jobs[hold.job]
-        held = (job.state, job.token) == (JobState.running, hold.token)
+        if any(convoy.head == hold for convoy in world.convoys):
+            return  # with those behind it
+        held = self._is_held(world, hold)
         for end in ENDS if held else ("succeed",):
             if end in GIFTS and world.gifts == self.gifts:
                 continue
@@ -363,7 +366,8 @@ class Gates(Opening):
     def _time(self, world: World) -> Steps:
         for id, job in enumerate(world.jobs):
             if job.state == JobState.running and not job.expired:
-                yield Deed("expire", id), with_job(world, id, job._replace(expired=True))
+                late = with_job(world, id, job._replace(expired=True))
+                yield Deed("expire", id), self._without_lease(late, id)
             if job.state == JobState.scheduled and self.kinds[id].gate != "slot":
                 yield Deed("stage", id), with_job(world, id, job._replace(state=JobState.ready))
 
@@ -444,12 +448,11 @@ class Gates(Opening):
         if world.losses == self.losses:
             return
         for hold in world.holds:
-            looks = tuple(look for look in world.looks if look.actor != hold.worker)
-            rest = tuple(one for one in world.holds if one != hold)
-            yield (
-                Deed("die", hold.job, hold.worker),
-                world._replace(holds=rest, looks=looks, losses=world.losses + 1),
+            left = self._let_go_of(world, hold)._replace(
+                looks=tuple(look for look in world.looks if look.actor != hold.worker),
+                convoys=tuple(convoy for convoy in world.convoys if convoy.worker != hold.worker),
             )
+            yield Deed("die", hold.job, hold.worker), left._replace(losses=world.losses + 1)
         for look in world.looks:
             if look.verb == "advance":
                 yield (
