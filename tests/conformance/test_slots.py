@@ -343,6 +343,17 @@ def test_of_several_that_pre_empt_in_one_call_the_one_that_goes_next_is_the_reas
     assert app.get(newest.id).state == "ready"
 
 
+def test_whoever_is_superseded_in_its_own_call_pre_empts_nobody(app: Face) -> None:
+    app.enqueue(NewJob("work", slot="s"))
+    [old] = app.claim()
+
+    policies = ("wait", "preempt", "replace")
+    app.enqueue(*(NewJob("work", slot="s", slot_policy=policy) for policy in policies))
+    old.release()
+
+    assert app.get(old.job.id).state != "cancelled"
+
+
 def test_a_success_that_comes_first_wins_over_preemption(app: Face) -> None:
     old = app.claim_job(put(app).id)
     newest = put(app, slot_policy="preempt")

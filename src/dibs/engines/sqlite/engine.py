@@ -128,7 +128,7 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         if job["slot_policy"] == "replace":
             waiting = yield Query("slot_waiting", {"name": job["slot"]})
             for other in waiting:
-                yield from self._end(other["id"], JobState.cancelled, f"superseded by {job['id']}")
+                yield from self._take_out(other["id"], JobState.cancelled, f"superseded by {job['id']}")
         job["position"] = yield from self._position(job)
         later = job["slot"] is not None and job["state"] == JobState.scheduled
         job["state"] = JobState.scheduled if later else JobState.blocked
@@ -273,11 +273,15 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         return standing
 
     def _end(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Plan:
+        ended = yield from self._take_out(id, state, message, errors)
+        return (yield from self._leave_gate(ended, state))
+
+    def _take_out(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Any:
         """Out of the live table without a settlement."""
         change = {"id": str(id), "state": state.value, "message": message, "errors": errors}
         [ended] = yield Query("end", change)
         yield Query("forget", {"id": str(id)})
-        return (yield from self._leave_gate(ended, state))
+        return ended
 
     def _retry(self, ids: Sequence[UUID]) -> Plan:
         changed: list[Row] = [*(yield Query("retry_scheduled", self.adapt({"ids": ids})))]
