@@ -122,21 +122,22 @@ class Task(Generic[P, R]):
         if not self._has_templates:
             return NewJob(self.kind, bound, **self._using)
         own_gate = "train" in self._using or "slot" in self._using
-        self._refuse_silent_change("train", "slot", self.options.train)
-        self._refuse_silent_change("slot", "train", self.options.slot)
+        self.refuse_silent_change(self._using)
         own_unique = "unique" in self._using
         keys = {} if own_gate else self.gate(bound)
         if self.options.unique is not None and not own_unique:
             keys["unique"] = self.unique(bound)
         return NewJob(self.kind, bound, **self._using, **keys, _own_gate=own_gate, _own_unique=own_unique)
 
-    def _refuse_silent_change(self, gate: str, other: str, template: object) -> None:
+    def refuse_silent_change(self, said: Mapping[str, Any]) -> None:
         """One gate in place of another is a thing to say: who leaves a train may overtake it."""
-        if template is not None and self._using.get(other) is not None and gate not in self._using:
-            raise BadRequest(
-                f"{self.kind!r} has {gate}={template!r}, and a job has a train or a slot, not both: "
-                f"say using({other}=…, {gate}=None) if this one is to leave it"
-            )
+        for gate, other in (("train", "slot"), ("slot", "train")):
+            template = getattr(self.options, gate)
+            if template is not None and said.get(other) is not None and gate not in said:
+                raise BadRequest(
+                    f"{self.kind!r} has {gate}={template!r}, and a job has a train or a slot, not both: "
+                    f"say using({other}=…, {gate}=None) if this one is to leave it"
+                )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         return await self._enqueue_one(self.new(*args, **kwargs), self._within)
@@ -319,9 +320,12 @@ class Registry:
     def _gate(self, new: NewJob, task: Task[..., Any] | None, options: Options) -> tuple[Any, ...]:
         """Its train, or its slot with policy and limit: as the job says, else as its kind does."""
         train, slot, policy, limit = new.train, new.slot, new.slot_policy, new.slot_limit
-        if train is None and slot is None and task is not None and not new._own_gate:
-            given = task.gate(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
-            train, slot = given.get("train"), given.get("slot")
+        if task is not None and not new._own_gate:
+            if train is None and slot is None:
+                given = task.gate(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
+                train, slot = given.get("train"), given.get("slot")
+            elif train is None or slot is None:
+                task.refuse_silent_change({"slot": slot} if train is None else {"train": train})
         if slot is not None:
             policy = options.slot_policy if policy is None else policy
             limit = options.slot_limit if limit is None else limit

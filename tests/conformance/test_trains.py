@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 from uuid import UUID
@@ -469,6 +470,26 @@ def test_a_slot_in_place_of_a_train_must_be_said(app: Face) -> None:
     job = app.enqueue_task(deploy.using(slot="s").using(train=None), 1)
     assert (job.train, job.slot) == (None, "s")
     assert app.enqueue_task(report.using(train="t", slot=None), 1).train == "t"
+
+
+def test_a_job_by_kind_does_not_leave_the_gate_of_its_kind_unsaid(app: Face) -> None:
+    @app.job(train="dest_{dest_id}")
+    def deploy(dest_id: int) -> None: ...
+
+    @app.job(slot=("report", "{year}"))
+    def report(year: int) -> None: ...
+
+    with pytest.raises(BadRequest, match=r"has train='dest_\{dest_id\}'.* using\(slot=…, train=None\)"):
+        app.enqueue(NewJob("deploy", args={"dest_id": 1}, slot="s"))
+    with pytest.raises(BadRequest, match=r"using\(train=…, slot=None\)"):
+        app.enqueue(NewJob("report", args={"year": 2026}, train="t"))
+
+    assert sum(app.counts().values()) == 0
+    [own, free] = app.enqueue(
+        NewJob("deploy", args={"dest_id": 1}, train="mine"),
+        pickle.loads(pickle.dumps(deploy.using(slot="s", train=None).new(1))),
+    )
+    assert (own.train, free.train, free.slot) == ("mine", None, "s")
 
 
 @pytest.mark.parametrize("slot", [["report", 7], 7, {"a"}], ids=repr)
