@@ -51,6 +51,24 @@ def transaction(place: Place, isolation: str = "read committed") -> Iterator[Any
         yield connection
 
 
+@contextlib.contextmanager
+def slow_commit(place: Place, app: Dibs) -> Iterator[Any]:
+    """To enqueue within, committed a moment after the last word; None where a store knows no such thing."""
+    if not app.traits.joins_caller:
+        yield None
+        return
+    with contextlib.closing(_begun(place)) as connection:
+        yield connection
+        time.sleep(0.02)  # others come meanwhile, and must wait
+        connection.commit()
+
+
+def _begun(place: Place) -> Any:
+    connection = place.connect()
+    connection.execute("begin immediate" if place.kind == "sqlite" else "begin")
+    return connection
+
+
 # -- Enqueue ------------------------------------------------------------------------------------
 
 
@@ -61,21 +79,19 @@ def producers_make_one_head(place: Place, *, producers: int = 8, each: int = 2) 
     def produce(nth: int) -> list[Any]:
         if nth % 4:
             return [_put(apps[nth], train="t").id for _ in range(each)]
-        with transaction(place) as connection:
-            jobs = [apps[nth].sync.enqueue(NewJob("work", train="t"), within=connection)[0]]
-            time.sleep(0.02)  # others come meanwhile, and must wait
-            jobs += [apps[nth].sync.enqueue(NewJob("work", train="t"), within=connection)[0]]
-            connection.commit()
-            return [job.id for job in jobs]
+        with slow_commit(place, apps[nth]) as within:
+            put = [apps[nth].sync.enqueue(NewJob("work", train="t"), within=within) for _ in range(2)]
+        return [job.id for [job] in put]
 
     by_producer = together(*((lambda nth=nth: produce(nth)) for nth in range(producers)))
     total = sum(map(len, by_producer))
     counts = apps[0].sync.counts()
     if (counts["ready"], counts["blocked"]) != (1, total - 1):
         return f"heads: {counts['ready']} are ready and {counts['blocked']} blocked, of {total}"
-    places = place.sql("select count(distinct position), count(*) from dibs_jobs")
-    if places[0][0] != places[0][1]:
-        return f"places: {places[0][1]} jobs have {places[0][0]} places"
+    if apps[0].traits.joins_caller:
+        [(places, jobs)] = place.sql("select count(distinct position), count(*) from dibs_jobs")
+        if places != jobs:
+            return f"places: {jobs} jobs have {places} places"
     order = _drained(apps[0], total)
     for ids in by_producer:
         if [id for id in order if id in set(ids)] != ids:
@@ -83,30 +99,47 @@ def producers_make_one_head(place: Place, *, producers: int = 8, each: int = 2) 
     return None
 
 
-def producers_of_a_slot_make_one_turn(place: Place, *, producers: int = 8) -> str | None:
+def producers_of_a_slot_make_one_turn(
+    place: Place, *, producers: int = 8, policy: str = "wait"
+) -> str | None:
+    _put_by_many(place, producers, slot="s", slot_policy=policy)
+    app = place.app()
+    counts = {state: many for state, many in app.sync.counts().items() if many}
+    others = {"replace": {"cancelled": producers - 1}, "drop": {}}.get(policy, {"blocked": producers - 1})
+    if counts != {"ready": 1, **others}:
+        return f"turns: {counts}, of {producers}"
+    _drained(app, 1 + counts.get("blocked", 0))
+    return None
+
+
+def producers_of_a_key_store_one_job(place: Place, *, producers: int = 8, **options: Any) -> str | None:
+    jobs = _put_by_many(place, producers, unique="key", **options)
+    stored = sum(place.app().sync.counts().values())
+    answered = len({job.id for job in jobs})
+    new = sum(job.is_new for job in jobs)
+    if (stored, answered, new) != (1, 1, 1):
+        return f"{stored} are stored, {answered} were answered, {new} of them as new"
+    return None
+
+
+def _put_by_many(place: Place, producers: int, **options: Any) -> list[Any]:
+    """A job each at the same moment, every fourth in a slow transaction of its own."""
     apps = place.apps(producers)
 
     def produce(nth: int) -> Any:
         if nth % 4:
-            return _put(apps[nth], slot="s")
-        with transaction(place) as connection:
-            [job] = apps[nth].sync.enqueue(NewJob("work", slot="s"), within=connection)
-            time.sleep(0.02)
-            connection.commit()
-            return job
+            return _put(apps[nth], **options)
+        with slow_commit(place, apps[nth]) as within:
+            [job] = apps[nth].sync.enqueue(NewJob("work", **options), within=within)
+        return job
 
-    together(*((lambda nth=nth: produce(nth)) for nth in range(producers)))
-    counts = apps[0].sync.counts()
-    if (counts["ready"], counts["blocked"]) != (1, producers - 1):
-        return f"turns: {counts['ready']} are ready and {counts['blocked']} blocked, of {producers}"
-    _drained(apps[0], producers)
-    return None
+    return together(*((lambda nth=nth: produce(nth)) for nth in range(producers)))
 
 
 def an_open_producer_is_not_overtaken(place: Place) -> str | None:
     """Who was first at the gate is first on the train, however late it commits."""
     app, other = place.apps(2)
-    with transaction(place) as connection:
+    with contextlib.closing(_begun(place)) as connection:
         [first] = app.sync.enqueue(NewJob("work", train="t"), within=connection)
         early = answers_within(0.3, lambda: _put(other, train="t"), then=connection.commit)
     if early:

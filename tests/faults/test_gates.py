@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import statistics
-import time
 from collections.abc import Callable
-from typing import Any
 
 import gate_scenes as gates
 import psycopg
 import pytest
 import scenes
-from rig import Place, exchange, together
+from rig import Place, exchange
 from test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
 
 from dibs import Dibs, NewJob
@@ -112,9 +109,6 @@ def test_a_mutant_of_the_gates_is_caught(places: Places, mutant: Mutant) -> None
 
 SCENES = [
     *dict.fromkeys(mutant.scene for mutant in MUTANTS),
-    gates.producers_of_a_slot_make_one_turn,
-    gates.an_open_producer_is_not_overtaken,
-    gates.of_two_siblings_one_wins,
     gates.a_ready_row_that_is_locked_is_waited_for,
     gates.what_an_exchange_lets_through_is_claimed_with_it,
 ]
@@ -161,44 +155,6 @@ def _count_deadlocks(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
     monkeypatch.setattr(trouble.Tries, "pause", noted)
     return met
-
-
-@pytest.mark.parametrize(
-    ("producers", "each"),
-    [pytest.param(12, 2, id="small"), pytest.param(50, 4, id="full", marks=pytest.mark.long)],
-)
-def test_producers_of_one_train_make_one_head(postgres: Place, producers: int, each: int) -> None:
-    assert gates.producers_make_one_head(postgres, producers=producers, each=each) is None
-
-
-@pytest.mark.parametrize("producers", [12, pytest.param(50, marks=pytest.mark.long)])
-def test_producers_of_one_slot_make_one_turn(postgres: Place, producers: int) -> None:
-    assert gates.producers_of_a_slot_make_one_turn(postgres, producers=producers) is None
-
-
-@pytest.mark.parametrize("producers", [12, pytest.param(50, marks=pytest.mark.long)])
-def test_producers_of_one_key_store_one_job(postgres: Place, producers: int) -> None:
-    apps = postgres.apps(producers)
-
-    def produce(nth: int) -> Any:
-        new = NewJob("work", unique="key", unique_for=60)
-        if nth % 4:
-            return apps[nth].sync.enqueue(new)[0]
-        with gates.transaction(postgres) as connection:
-            [job] = apps[nth].sync.enqueue(new, within=connection)
-            time.sleep(0.02)
-            connection.commit()
-            return job
-
-    jobs = together(*((lambda nth=nth: produce(nth)) for nth in range(producers)))
-
-    assert len({job.id for job in jobs}) == 1
-    assert [job.is_new for job in jobs].count(True) == 1
-
-
-@pytest.mark.parametrize("rounds", [50, pytest.param(1000, marks=pytest.mark.long)])
-def test_of_two_racing_claims_of_siblings_one_wins(postgres: Place, rounds: int) -> None:
-    assert gates.of_two_siblings_one_wins(postgres, rounds=rounds) is None
 
 
 # -- Announcements ------------------------------------------------------------------------------
@@ -256,39 +212,3 @@ def test_what_an_exchange_claims_itself_is_announced_to_nobody(
 
     assert len(taken) == 1
     assert heard() == []
-
-
-# -- Cost ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("gate", ["train", "slot"])
-def test_a_place_costs_the_same_behind_a_hundred_thousand(postgres: Place, gate: str) -> None:
-    app = postgres.apps(1)[0]
-    first, first_advance = _enqueue_times(app, gate, 1000), _advance_times(app, 200)
-    for _ in range(100):
-        app.sync.enqueue(*(NewJob("work", **{gate: "g"}) for _ in range(1000)))
-
-    long, long_advance = _enqueue_times(app, gate, 1000), _advance_times(app, 200)
-
-    assert app.sync.counts()["blocked"] >= 100_000
-    assert statistics.median(long) <= 2 * statistics.median(first)
-    assert statistics.median(long_advance) <= 2 * statistics.median(first_advance)
-
-
-def _enqueue_times(app: Dibs, gate: str, many: int) -> list[float]:
-    return [_timed(lambda: app.sync.enqueue(NewJob("work", **{gate: "g"}))) for _ in range(many)]
-
-
-def _advance_times(app: Dibs, many: int) -> list[float]:
-    def advance() -> None:
-        [claim] = app.sync.claim()
-        claim.succeed()
-
-    return [_timed(advance) for _ in range(many)]
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

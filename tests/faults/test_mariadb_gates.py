@@ -148,26 +148,6 @@ def test_producers_who_meet_at_a_key_store_one_job(store: Place, options: dict[s
     assert sum(store.app().sync.counts().values()) == 1
 
 
-@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.long)])
-def test_of_two_who_claim_siblings_by_name_exactly_one_wins(store: Place, rounds: int) -> None:
-    assert siblings_claimed_by_name(store, rounds) == ""
-
-
-def siblings_claimed_by_name(place: Place, rounds: int = 30) -> str:
-    apps = place.apps(2)
-    for number in range(rounds):
-        jobs = apps[0].sync.enqueue(*(NewJob("work", slot=f"s{number}") for _ in range(2)))
-        pairs = list(zip(apps, jobs, strict=True))
-        claims = together(*[lambda app=app, job=job: app.sync.claim_job(job.id) for app, job in pairs])
-        won = [claim is not None for claim in claims]
-        if sorted(won) != [False, True]:
-            return f"{sum(won)} of two siblings were claimed"
-        loser = apps[0].sync.get(jobs[won.index(False)].id)
-        if (loser.state, loser.attempts) != ("blocked", 0):
-            return f"who lost is {loser.state} after {loser.attempts} attempts"
-    return ""
-
-
 def test_workers_and_producers_at_the_same_gates_never_run_two(store: Place) -> None:
     assert storm(store) == ""
 

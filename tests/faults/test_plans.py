@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,7 +13,7 @@ import pytest
 import scenes
 from rig import Place, Places, blocks
 
-from dibs import Dibs
+from dibs import Dibs, NewJob
 from dibs.acts import FIRST_ID
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import Query, placeholders
@@ -147,7 +148,7 @@ def test_postgresql_reads_only_what_a_statement_is_about(crowded: Place, mode: s
 def _complaints(name: str, plan: Mapping[str, Any], index: str) -> Iterator[str]:
     nodes = list(_nodes(plan))
     walked = [(node["Node Type"], node.get("Alias")) for node in nodes if _walks(node)]
-    read = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    read = _buffers(plan)
     if walked:
         yield f"{name} walks over dibs_jobs: {walked}"
     if index and index not in {node.get("Index Name") for node in nodes}:
@@ -237,6 +238,61 @@ def _explain_kept(connection: Any, name: str, text: str, given: Mapping[str, Any
     return plan[0]["Plan"]
 
 
+@pytest.mark.long
+def test_a_plain_claim_reads_no_more_because_a_hundred_thousand_wait_at_gates(places: Places) -> None:
+    """As many plain jobs that are not due cost the same: indexes are deeper in a table of that size."""
+    crowds: dict[str, Callable[[int], Mapping[str, Any]]] = {
+        "plain": lambda n: {"delay": 0 if n < 10 else 31_536_000},
+        "trains": lambda n: {"train": f"t{n % 10}"},
+        "slots": lambda n: {"slot": f"s{n % 10}"},
+    }
+
+    read = {beside: _read_by_plain_claims(places("postgresql"), crowd) for beside, crowd in crowds.items()}
+
+    print(read)
+    for way, usual in read["plain"].items():
+        for beside in ("trains", "slots"):
+            more = {what: (many, usual[what]) for what, many in read[beside][way].items()}
+            assert all(many <= 1.1 * usually for many, usually in more.values()), (way, beside, more)
+
+
+def _read_by_plain_claims(
+    place: Place, crowd: Callable[[int], Mapping[str, Any]]
+) -> dict[str, dict[str, float]]:
+    """What a claim of ten reads, in each of its ways; ten of the crowd run, the others wait."""
+    app = place.app()
+    for first in range(0, AROUND, 1000):
+        app.sync.enqueue(*(NewJob("crowd", **crowd(n)) for n in range(first, first + 1000)))
+    assert len(app.sync.claim(limit=20, lease=3600)) == 10
+    app.sync.enqueue(*(NewJob("work") for _ in range(1000)))
+    assert app.sync.counts()["ready"] == 1000
+    for name, value in SESSION.items():
+        place.sql(f"set {name} = '{value}'")
+    place.sql("vacuum analyze dibs_jobs, dibs_finished, dibs_gates")
+    texts = blocks(app)
+    ways = ("claim by walking", "claim of named lines", "claim of a line")
+    read = {}
+    for way in ways:
+        block, given, _ = HOT[way]
+        plans = [_explain(place, texts[block], {**given, "limit": 10}, keep=True) for _ in range(9)]
+        measures = {"rows": _rows, "buffers": _buffers}
+        read[way] = {what: statistics.median(map(count, plans)) for what, count in measures.items()}
+    return read
+
+
+def _rows(plan: Mapping[str, Any]) -> int:
+    """Of all scans together."""
+    return sum(
+        int(node["Actual Rows"] * node["Actual Loops"])
+        for node in _nodes(plan)
+        if "Scan" in node["Node Type"]
+    )
+
+
+def _buffers(plan: Mapping[str, Any]) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_postgresql_does_not_compare_each_claim_with_each_job(crowded: Place, mode: str) -> None:
     """Once a batch of 500 settlements cost 250,000 comparisons, because the planner expected one row."""
@@ -266,13 +322,13 @@ def _compared(node: Mapping[str, Any]) -> int:
     return int(node.get("Rows Removed by Join Filter", 0) * max(node["Actual Loops"], 1))
 
 
-def _explain(place: Place, text: str, given: Mapping[str, Any]) -> Any:
-    """The plan of the statement as it was really run, with all that it read; nothing is kept."""
+def _explain(place: Place, text: str, given: Mapping[str, Any], *, keep: bool = False) -> Any:
+    """The plan of the statement as it was really run, with all that it read; nothing is kept, unless told."""
     statement, order = placeholders(text, "numeric")
     connection = place._raw
     assert connection is not None
     with contextlib.closing(connection.cursor()) as cursor:
-        with connection.transaction(force_rollback=True):
+        with connection.transaction(force_rollback=not keep):
             cursor.execute(f"prepare hot as {statement}")
             values = ", ".join(_literal(given[name]) for name in order)
             cursor.execute(f"explain (analyze, buffers, format json) execute hot({values})")

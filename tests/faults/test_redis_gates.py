@@ -81,28 +81,6 @@ def test_producers_who_meet_at_a_key_store_one_job(
     assert misplaced(client) == []
 
 
-@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.long)])
-def test_of_two_who_claim_siblings_by_name_exactly_one_wins(on_redis: Place, rounds: int) -> None:
-    apps = [on_redis.app() for _ in range(2)]
-    winners = set()
-
-    for round in range(rounds):
-        jobs = apps[0].sync.enqueue(*(NewJob("work", slot=f"s{round}") for _ in range(2)))
-        claims = together(
-            *[
-                lambda app=app, job=job: app.sync.claim_job(job.id)
-                for app, job in zip(apps, jobs, strict=True)
-            ]
-        )
-        won = [claim is not None for claim in claims]
-        assert sorted(won) == [False, True]
-        loser = apps[0].sync.get(jobs[won.index(False)].id)
-        assert (loser.state, loser.attempts) == ("blocked", 0)
-        winners.add(won.index(True))
-
-    assert winners == {0, 1} or rounds < 1000, "the same one won each time"
-
-
 def test_workers_and_producers_at_the_same_gates_never_run_two(on_redis: Place, client: redis.Redis) -> None:
     """Who claims looks whether anybody else of its train or slot is running; jobs fail and come back."""
     seen: list[int] = []
