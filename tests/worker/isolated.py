@@ -81,6 +81,15 @@ def tells_plainly(ctx: Context, folder: str) -> None:
 
 
 @app.job
+def still_there(pid: int) -> bool:
+    """Whether that process may still do something."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@app.job
 async def inside(n: int = 1) -> dict[str, int]:
     return {"pid": os.getpid(), "n": n}
 

@@ -261,6 +261,22 @@ async def test_a_cancelled_job_is_ended(app: Dibs, jobs: Any, folder: str, colou
         assert read(folder, "cleaned up") is not None
 
 
+@pytest.mark.parametrize("kind", ["sleeps", "sleeps_awaited", "hold_the_gil"])
+async def test_who_preempts_an_isolated_job_starts_when_its_process_has_ended(
+    app: Dibs, jobs: Any, folder: str, kind: str
+) -> None:
+    async with working(app):
+        old = await getattr(jobs, kind).using(slot="s").enqueue(folder)
+        pid = await began(folder)
+        new = await jobs.still_there.using(slot="s", slot_policy="preempt").enqueue(pid)
+        done = await finished(app, new)
+
+    assert (done.state, done.result) == ("succeeded", False)
+    stopped = await finished(app, old)
+    assert (stopped.state, stopped.message) == ("cancelled", f"pre-empted by {new.id}")
+    assert stopped.finished_at <= done.claimed_at
+
+
 async def test_a_lost_lease_ends_the_process(app: Dibs, jobs: Any, folder: str) -> None:
     async with working(app):
         job = await jobs.sleeps.enqueue(folder)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
 from working import finished, state_of, wait_until, working
 
-from dibs import Dibs
+from dibs import Dibs, LeaseLost
 
 
 async def test_a_handler_that_awaits_is_stopped_for_the_job_that_preempts_it(app: Dibs) -> None:
@@ -52,3 +53,27 @@ async def test_a_plain_function_that_hears_nothing_is_waited_for_by_the_job_that
 
         assert (await finished(app, new)).state == "succeeded"
     assert beside == [False]
+
+
+async def test_who_preempts_a_dead_worker_starts_when_its_lease_has_ended(app: Dibs) -> None:
+    @app.job(slot="s", slot_policy="preempt")
+    async def report(year: int) -> int:
+        return year
+
+    old = await report.enqueue(2025)
+    corpse = await app.claim_job(old.id, worker="dead", lease=1.5)
+    assert corpse is not None
+    async with working(app):
+        new = await report.enqueue(2026)
+        await asyncio.sleep(0.5)
+        assert (await state_of(app, old), await state_of(app, new)) == ("running", "blocked")
+
+        done = await finished(app, new)
+
+    stopped = await finished(app, old)
+    assert (done.state, done.result, stopped.state) == ("succeeded", 2026, "cancelled")
+    assert stopped.message == f"pre-empted by {new.id}"
+    assert done.claimed_at is not None
+    assert done.claimed_at >= corpse.lease_until
+    with pytest.raises(LeaseLost):
+        await corpse.succeed()
