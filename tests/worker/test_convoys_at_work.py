@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import threading
 import time
 from contextvars import ContextVar
@@ -103,6 +104,29 @@ async def test_a_long_train_runs_in_order_with_far_fewer_turns_than_jobs(
     assert all(job.worker is not None for job in done)
     for one, next in pairwise(done):
         assert one.claimed_at <= one.finished_at <= next.claimed_at
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+async def test_a_train_of_jobs_that_do_nothing_drains_five_times_as_fast_in_convoys(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # convoys as people have them
+
+    @app.job
+    async def work(n: int) -> None: ...
+
+    async def drained(convoys: bool) -> float:
+        await train(app, 2000)
+        began = time.perf_counter()
+        await drain(app, convoys=convoys)
+        return time.perf_counter() - began
+
+    turns = [(await drained(True), await drained(False)) for _ in range(3)]
+
+    together, one_by_one = (statistics.median(each) for each in zip(*turns, strict=True))
+    print(f"{one_by_one / together:.1f} times as fast")
+    assert one_by_one / together >= 5
 
 
 async def test_plain_functions_ride_too(app: Dibs, looks: Looks) -> None:

@@ -19,6 +19,7 @@ from dibs import Dibs, Job, NewJob
 from dibs.app import SyncDibs
 
 LITTLE = 40
+FULL_SIZE = [pytest.mark.long, pytest.mark.timeout(900)]
 SHARED = ["sqlite", "postgresql", "mariadb", "redis"]
 shared_engines = pytest.mark.parametrize("engine", SHARED, indirect=True)
 
@@ -96,26 +97,28 @@ class Load:
 
 @dataclass
 class Fire:
-    """Three workers of which one is killed, or frozen and killed later, again and again."""
+    """Workers of which one is killed, or frozen and killed later, again and again."""
 
     start: Start
     file: Path
+    workers: int = 3
     ends: dict[int, float] = field(default_factory=dict)  # when each victim could do nothing any more
     chance: random.Random = field(default_factory=lambda: random.Random(7))
 
-    def until(self, crashes: int, load: Load, *, seconds: float = 300) -> None:
+    def until(self, crashes: int, load: Load, *, seconds: float = 600) -> None:
         """Enough workers were ended within runs, then all is done; until then there is always work."""
         deadline = time.monotonic() + seconds
-        alive = [self._worker() for _ in range(3)]
-        while (few := min(self.cut_off(), len(self.ends)) < crashes) or not load.is_done():
+        alive = [self._worker() for _ in range(self.workers)]
+        while min(self.cut_off(), len(self.ends)) < crashes:
+            assert time.monotonic() < deadline, "too few runs were cut off"
+            time.sleep(self.chance.uniform(0.1, 0.5))
+            victim = look(lambda: load.refill() or self._at_work(alive), seconds=60)
+            self._strike(victim)
+            alive.remove(victim)
+            alive.append(self._worker())
+        while not load.is_done():
             assert time.monotonic() < deadline, "the run did not come to its end"
-            if few:
-                look(lambda: load.refill() or self._has_begun(alive[0]), seconds=30)
-                time.sleep(self.chance.uniform(0.05, 0.3))
-                self._strike(alive.pop(0))
-                alive.append(self._worker())
-            else:
-                time.sleep(0.05)
+            time.sleep(0.05)
 
     def cut_off(self) -> int:
         """How many runs an end of their process has ended."""
@@ -124,8 +127,10 @@ class Fire:
     def _worker(self) -> Process:
         return self.start("--concurrency", "8")
 
-    def _has_begun(self, worker: Process) -> bool:
-        return any(run.pid == worker.pid for run in read_record(self.file).runs())
+    def _at_work(self, alive: Sequence[Process]) -> Process | None:
+        """The oldest that is in the middle of something; with few trains another may have no head at all."""
+        busy = {run.pid for run in read_record(self.file).open()}
+        return next((worker for worker in alive if worker.pid in busy), None)
 
     def _strike(self, victim: Process) -> None:
         if self.chance.random() < 0.3:
@@ -137,12 +142,18 @@ class Fire:
             self.ends[victim.pid] = victim.kill()
 
 
-def _fire(load: Load, start: Start, folder: Path, crashes: int) -> Record:
-    fire = Fire(start, folder / "record")
+def _fire(load: Load, start: Start, folder: Path, crashes: int, workers: int = 3) -> Record:
+    fire = Fire(start, folder / "record", workers)
     load.refill()
     fire.until(crashes, load)
     record = read_record(folder / "record")
+    print(
+        f"{len(load.jobs)} jobs, {len(record.runs()) - len(load.jobs)} runs again, "
+        f"{len(fire.ends)} workers ended, {fire.cut_off()} runs cut off"
+    )
     record.close(fire.ends)
+    counts = load.store.counts()
+    assert counts["succeeded"] == sum(counts.values()) == len(load.jobs), "not every job is finished"
     return record
 
 
@@ -154,7 +165,7 @@ def _fire(load: Load, start: Start, folder: Path, crashes: int) -> Record:
     ("trains", "length", "retries", "crashes"),
     [
         pytest.param(6, 8, 3, 3, id="small"),
-        pytest.param(50, 40, 100, 20, id="full-size", marks=pytest.mark.long),
+        pytest.param(50, 40, 100, 20, id="full-size", marks=FULL_SIZE),
     ],
 )
 def test_jobs_of_a_train_start_in_order_and_one_at_a_time_whatever_happens_to_workers(
@@ -181,7 +192,7 @@ def test_jobs_of_a_train_start_in_order_and_one_at_a_time_whatever_happens_to_wo
     ("trains", "length", "crashes"),
     [
         pytest.param(6, 8, 3, id="small"),
-        pytest.param(50, 40, 20, id="full-size", marks=pytest.mark.long),
+        pytest.param(50, 40, 20, id="full-size", marks=FULL_SIZE),
     ],
 )
 def test_a_convoy_that_is_cut_off_is_run_again_from_its_head_in_order_and_never_beside_another(
@@ -217,23 +228,29 @@ def test_a_convoy_that_is_cut_off_is_run_again_from_its_head_in_order_and_never_
 
 @shared_engines
 @pytest.mark.parametrize(
-    ("slots", "count", "crashes"),
+    ("limits", "each", "workers", "crashes"),
     [
-        pytest.param(4, 40, 3, id="small"),
-        pytest.param(10, 1000, 20, id="full-size", marks=pytest.mark.long),
+        pytest.param([1, 2, 1, 2], 10, 3, 3, id="small"),
+        pytest.param([1] * 10, 1000, 4, 20, id="full-size", marks=FULL_SIZE),
     ],
 )
 def test_never_more_than_its_limit_run_in_a_slot_whatever_happens_to_workers(
-    store: SyncDibs, start: Start, tmp_path: Path, slots: int, count: int, crashes: int
+    store: SyncDibs,
+    start: Start,
+    tmp_path: Path,
+    limits: list[int],
+    each: int,
+    workers: int,
+    crashes: int,
 ) -> None:
-    limit = {f"s{n}": 1 + n % 2 for n in range(slots)}
-    names = [f"s{n % slots}" for n in range(count)]
+    limit = {f"s{n}": most for n, most in enumerate(limits)}
+    names = [name for _ in range(each) for name in limit]
     load = Load(
         store,
         lambda: [NewJob("work", slot=name, slot_limit=limit[name], max_attempts=1000) for name in names],
     )
 
-    record = _fire(load, start, tmp_path, crashes)
+    record = _fire(load, start, tmp_path, crashes, workers)
 
     slot_of = {str(job.id): job.slot for job in load.jobs}
     assert set(Counter(slot_of.values())) == set(limit)
