@@ -134,6 +134,10 @@ def _refuse_unsafe(value: Any, what: str) -> None:
         if "\x00" in value:
             raise BadRequest(f"{what} holds the character U+0000, which no store keeps")
         return
+    if kind is dict and {*map(type, value)} <= {str}:  # what nearly all arguments are
+        for part in chain(value, value.values()):
+            _refuse_unsafe(part, what)
+        return
     match value:
         case float() | Decimal():
             if not math.isfinite(value):

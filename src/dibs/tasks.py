@@ -150,11 +150,15 @@ class Task(Generic[P, R]):
     def _has_templates(self) -> bool:
         return (self.options.unique, self.options.train, self.options.slot) != (None, None, None)
 
+    @property
+    def has_gate(self) -> bool:
+        return self.options.train is not None or self.options.slot is not None
+
     def gate(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """The train or slot that the kind's template makes of these arguments."""
-        train, slot = self.options.train, self.options.slot
-        if train is None and slot is None:
+        if not self.has_gate:
             return {}
+        train, slot = self.options.train, self.options.slot
         values = self.signature.with_defaults(bound)
         if train is not None:
             return {"train": train.format(**values)}
@@ -321,10 +325,10 @@ class Registry:
         """Its train, or its slot with policy and limit: as the job says, else as its kind does."""
         train, slot, policy, limit = new.train, new.slot, new.slot_policy, new.slot_limit
         if task is not None and not new._own_gate:
-            if train is None and slot is None:
+            if train is None and slot is None and task.has_gate:
                 given = task.gate(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
                 train, slot = given.get("train"), given.get("slot")
-            elif train is None or slot is None:
+            elif (train is None) != (slot is None):
                 task.refuse_silent_change({"slot": slot} if train is None else {"train": train})
         if slot is not None:
             policy = options.slot_policy if policy is None else policy

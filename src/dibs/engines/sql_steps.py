@@ -45,16 +45,16 @@ class SqlSteps(SqlEngine):
             return self._settle_steps(step, own)
         if step.question in _IN_PIPELINE and step.params["pipeline_id"] and self.finds_by_pipeline:
             return self._block(Step(_IN_PIPELINE[step.question], step.params))
-        if slots := _replaced_slots(step):
+        if step.question in _STORING and (slots := _replaced_slots(step)):
             return self._replace_steps(step, slots, own)
         return super().answer(step, own=own)
 
     def needs_transaction(self, step: Step) -> bool:
         if step.question in _AROUND or "steps" in step.params or step.question == "enqueue_pipeline":
             return True
-        return step.question not in STEP_READS and (
-            bool(_replaced_slots(step)) or super().needs_transaction(step)
-        )
+        if step.question in _STORING and _replaced_slots(step):
+            return True
+        return step.question not in STEP_READS and super().needs_transaction(step)
 
     def ids(self, ids: Iterable[UUID]) -> Any:
         """Ids as the blocks take them."""
@@ -308,8 +308,6 @@ STEP_READS = frozenset({"parents", "pipelines"})
 
 def _replaced_slots(step: Step) -> set[str]:
     """Slots whose waiting jobs make room for a new one of this question."""
-    if step.question not in _STORING:
-        return set()
     return {job[_SLOT] for job in _new_jobs(step) if job[_POLICY] == "replace"}
 
 
