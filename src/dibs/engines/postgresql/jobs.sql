@@ -138,8 +138,8 @@ order by taken.priority desc, taken.run_at, taken.id
 -- Its jobs come in no order. After a pause each step of a plan costs more than its work, so there are few.
 update dibs_jobs job
 set {>leased}
-where job.id = any (array(
-    select ready.id
+where job.ctid = any (array(
+    select ready.ctid
     from dibs_jobs ready
     where ready.state = 'ready'
       and ready.queue = :queue
@@ -209,10 +209,10 @@ share as materialized (
     group by first.queue, first.kind, first.priority, first.run_at, first.id, first.lines
 ),
 picked as materialized (
-    select job.id
+    select job.spot
     from share line
     cross join lateral (
-        select ready.id
+        select ready.ctid as spot
         from dibs_jobs ready
         where {>beyond}
         order by ready.run_at, ready.id
@@ -329,10 +329,10 @@ cross join lateral (
 -- waited for. Materialized: as `in (select … limit n for update skip locked)` the planner may run the
 -- subselect once per row, and lease 50 jobs for a limit of 3.
 shared as materialized (
-    select job.id
+    select job.id, job.spot
     from share
     cross join lateral (
-        select ready.id
+        select ready.id, ready.ctid as spot
         from dibs_jobs ready
         where ready.state = 'ready' and ready.queue = share.queue and ready.kind = share.kind
         order by ready.priority desc, ready.run_at, ready.id
@@ -348,10 +348,10 @@ spare as materialized (
     having (select sum(share.places) from share) > count(*) and (select count(*) from open_line) > 1
 ),
 filled as materialized (
-    select free.id
+    select free.spot
     from spare
     cross join lateral (
-        select near.id
+        select near.spot
         from (
             select open_line.queue, open_line.kind
             from open_line
@@ -359,7 +359,7 @@ filled as materialized (
             order by head.priority desc, head.run_at, head.id
         ) line
         cross join lateral (
-            select ready.id
+            select ready.ctid as spot
             from dibs_jobs ready
             where ready.state = 'ready'
               and ready.queue = line.queue
@@ -372,15 +372,25 @@ filled as materialized (
     ) free
 ),
 picked as materialized (
-    select shared.id from shared
+    select shared.spot from shared
     union all
-    select filled.id from filled
+    select filled.spot from filled
 )
 
 -- fragment: taken
--- By primary key, as an array: of a join the planner believes that it has thousands of rows, and reads
--- the whole table for ten. (Nor may the state stand here as a second guard: without statistics the
--- planner then reads all ready jobs. The lock already guarantees that the row is still ready.)
+-- By where the rows lie, which the locks keep: no index is read again, however large it is. Should somebody have
+-- changed a row just before it was locked, its newest version lies where this statement can't see it; then the
+-- claim is `crowded`. As an array: of a join the planner believes that it has thousands of rows, and reads the
+-- whole table for ten. (Nor may the state stand here as a second guard: without statistics the planner then reads
+-- all ready jobs. The lock already guarantees that the row is still ready.)
+taken as (
+    update dibs_jobs job
+    set {>leased}
+    where job.ctid = any (array(select picked.spot from picked))
+    returning {job_columns:job}
+)
+
+-- fragment: taken_by_id
 taken as (
     update dibs_jobs job
     set {>leased}
@@ -404,7 +414,8 @@ exists (select 1 from open_line where open_line.max_running is not null) as limi
     {>crowded} as crowded
 
 -- fragment: crowded
-(select sum(share.places) from share) > (select count(*) from picked)
+(select count(*) from picked) > (select count(*) from taken)
+        or (select sum(share.places) from share) > (select count(*) from picked)
         and (select count(*) from open_line) > 1
 
 -- name: lock_limits
@@ -452,10 +463,10 @@ share as materialized (
     group by first.queue, first.kind
 ),
 picked as materialized (
-    select job.id
+    select job.spot
     from share
     cross join lateral (
-        select ready.id
+        select ready.ctid as spot
         from dibs_jobs ready
         where ready.state = 'ready' and ready.queue = share.queue and ready.kind = share.kind
         order by ready.priority desc, ready.run_at, ready.id
@@ -485,7 +496,7 @@ picked as materialized (
     from wanted limited
     where limited.max_running is null or limited.max_running > ({>running})
 ),
-{>taken}
+{>taken_by_id}
 select
     false as limited,
     cast(:look as boolean) and {>overdue} as overdue,
@@ -501,7 +512,7 @@ picked as materialized (
     from wanted
     where wanted.max_running is null
 ),
-{>taken}
+{>taken_by_id}
 select
     exists (select 1 from wanted where wanted.max_running is not null)
         or (not exists (select 1 from wanted) and {>may_overtake}) as limited,
