@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from operator import itemgetter
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 from uuid import UUID
@@ -156,7 +155,6 @@ NEW_JOB_COLUMNS = (
 
 STATES = {state.value: state for state in JobState}
 _read_errors = msgspec.json.Decoder(list[JobError]).decode
-_job_columns = itemgetter(*JOB_COLUMNS)
 
 
 def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bool | None = None) -> Job:
@@ -164,43 +162,40 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
 
     Without `is_current` a running job of a slot is current and no other: so it is with what was just claimed.
     """
-    # All at once: a worker does this tens of thousands of times in a second.
-    # fmt: off
-    (id, kind, queue, args, priority, state, attempts, max_attempts,
-     run_at, enqueued_at, claimed_at, finished_at, worker, token, lease_until,
-     train, slot, unique, pipeline_id, parent_id, progress, message,
-     result, errors, tags, meta) = _job_columns(row)
-    # fmt: on
     return Job(
-        id=id,
-        kind=kind,
-        queue=queue,
-        args=decode(args),
-        priority=priority,
-        state=STATES[state],
-        attempts=attempts,
-        max_attempts=max_attempts,
-        run_at=run_at,
-        enqueued_at=enqueued_at,
-        claimed_at=claimed_at,
-        finished_at=finished_at,
-        worker=worker,
-        token=token,
-        lease_until=lease_until,
-        train=train,
-        slot=slot,
-        is_current=(slot is not None and state == "running") if is_current is None else is_current,
-        unique=unique,
-        pipeline_id=pipeline_id,
-        parent_id=parent_id,
-        progress=progress,
-        message=message,
-        result=None if result is None else decode(result),
-        errors=[] if errors == "[]" else _read_errors(errors),
-        tags=[] if tags == "[]" else decode(tags),
-        meta={} if meta == "{}" else decode(meta),
+        id=row["id"],
+        kind=row["kind"],
+        queue=row["queue"],
+        args=decode(row["args"]),
+        priority=row["priority"],
+        state=STATES[row["state"]],
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        run_at=row["run_at"],
+        enqueued_at=row["enqueued_at"],
+        claimed_at=row["claimed_at"],
+        finished_at=row["finished_at"],
+        worker=row["worker"],
+        token=row["token"],
+        lease_until=row["lease_until"],
+        train=row["train"],
+        slot=row["slot"],
+        is_current=_runs_in_slot(row) if is_current is None else is_current,
+        unique=row["unique_key"],
+        pipeline_id=row["pipeline_id"],
+        parent_id=row["parent_id"],
+        progress=row["progress"],
+        message=row["message"],
+        result=None if (result := row["result"]) is None else decode(result),
+        errors=[] if (errors := row["errors"]) == "[]" else _read_errors(errors),
+        tags=[] if (tags := row["tags"]) == "[]" else decode(tags),
+        meta={} if (meta := row["meta"]) == "{}" else decode(meta),
         is_new=is_new,
     )
+
+
+def _runs_in_slot(row: Mapping[str, Any]) -> bool:
+    return row["slot"] is not None and row["state"] == JobState.running
 
 
 class NewJob(msgspec.Struct, frozen=True, gc=False):
