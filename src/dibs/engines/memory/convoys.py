@@ -7,7 +7,8 @@ from typing import Any
 from uuid import UUID
 
 from dibs.contract import CONVOY_COLUMNS
-from dibs.engines.memory.gates import Gate, Record
+from dibs.engines.memory.gates import Gate
+from dibs.engines.memory.shelves import Record
 from dibs.engines.memory.steps import Stepped
 from dibs.scripts import Rows
 from dibs.states import JobState
@@ -15,16 +16,6 @@ from dibs.states import JobState
 
 class Convoyed(Stepped):
     """The memory engine's answers about convoys."""
-
-    _running: dict[UUID, Record]
-    _settings: dict[str, Record]
-    _tokens: Iterator[int]
-
-    def _held(self, id: UUID, token: int) -> Record | None:
-        raise NotImplementedError
-
-    def _row(self, job: Record) -> dict[str, Any]:
-        raise NotImplementedError
 
     def _followers(self, job: UUID, token: int, limit: int) -> Rows:
         head = self._held(job, token)

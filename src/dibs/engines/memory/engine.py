@@ -6,32 +6,26 @@ operation by operation, in `tests/model`.
 
 import heapq
 import threading
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import count
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from dibs.clock import from_micros, store_micros, to_micros
-from dibs.contract import GLANCED_COLUMNS, SETTLEMENT_COLUMNS, Traits
-from dibs.engines.memory.convoys import Convoyed
-from dibs.engines.memory.gates import Record, has_gate, is_gated
-from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.contract import SETTLEMENT_COLUMNS, Traits
+from dibs.engines.memory.gates import has_gate, is_gated
+from dibs.engines.memory.moves import Moving
+from dibs.engines.memory.shelves import UNSET, Line, Record, line_of
+from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 
-TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until")
-KEPT_TIMES = (*TIMES, "unique_until")
-
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 
-Line = tuple[str, str]  # queue, kind
 
-
-class Memory(Convoyed):
+class Memory(Moving):
     """A store in this process. Each one is a world of its own."""
 
     traits = Traits(
@@ -45,21 +39,6 @@ class Memory(Convoyed):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._live: dict[UUID, Record] = {}
-        self._finished: dict[UUID, Record] = {}
-        self._by_unique: dict[str, UUID] = {}
-        self._unique_for: dict[str, UUID] = {}  # finished jobs whose key is still taken
-        self._lines: defaultdict[Line, list[tuple[int, int, UUID]]] = defaultdict(list)
-        self._scheduled: list[tuple[int, UUID]] = []
-        self._running: dict[UUID, Record] = {}
-        self._settings: dict[str, Record] = {}
-        self._here: dict[str, Record] = {}
-        self._last_ticks: dict[str, int] = {}
-        self._tokens = count(1)
-        self._identity: UUID | None = None
-        self._departures: dict[UUID, tuple[UUID, str]] = {}
-        self._arrivals: set[tuple[UUID, UUID]] = set()
-        self._moment = 0
 
     def execute(self, step: Step) -> Rows:
         answer: Callable[..., Rows] = getattr(self, f"_{step.question}")
@@ -146,7 +125,7 @@ class Memory(Convoyed):
 
     def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Rows:
         record = self._live.get(job)
-        if record is None or not self._open(_line(record)):
+        if record is None or not self._open(line_of(record)):
             return self._claimed([], look)
         if record["state"] == JobState.ready:
             return self._claimed([self._lease(record, wish)], look)
@@ -163,7 +142,7 @@ class Memory(Convoyed):
     def _open(self, line: Line, queues: Any = None, kinds: Any = None) -> bool:
         if (queues is not None and line[0] not in queues) or (kinds is not None and line[1] not in kinds):
             return False
-        setting = self._settings.get(line[0], _UNSET)
+        setting = self._settings.get(line[0], UNSET)
         return not setting["paused"] and self._room(line[0], setting["max_running"])
 
     def _room(self, queue: str, max_running: int | None) -> bool:
@@ -175,16 +154,6 @@ class Memory(Convoyed):
     def _best(self, lines: Iterable[Line]) -> Record | None:
         heads = [(head, line) for line in lines if (head := self._head(line)) and self._open(line)]
         return self._live[min(heads)[0][2]] if heads else None
-
-    def _head(self, line: Line) -> tuple[int, int, UUID] | None:
-        """The first of a line that is still what it was when it was put there."""
-        heap = self._lines[line]
-        while heap:
-            job = self._live.get(heap[0][2])
-            if job is not None and job["state"] == JobState.ready and _rank(job) == heap[0]:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
 
     def _lease(self, job: Record, wish: Mapping[str, Any]) -> Record:
         now = self._clock()
@@ -202,12 +171,6 @@ class Memory(Convoyed):
     def _claimed(self, taken: Sequence[Record], look: bool) -> Rows:
         header = {"limited": False, "overdue": look and self._overdue(), "crowded": False}
         return [header | self._row(job) for job in taken] or [header | {"id": None}]
-
-    def _overdue(self) -> bool:
-        now, first = self._clock(), self._next_due()
-        due = first is not None and first <= now
-        due = due or any(at <= now for at in self._offers())
-        return due or any(job["lease_until"] <= now for job in self._running.values())
 
     # -- settle, renew, progress ----------------------------------------------------------------
 
@@ -286,16 +249,6 @@ class Memory(Convoyed):
             staged.append({"id": id})
         self._pass_on(limit)
         return staged
-
-    def _next_due(self) -> int | None:
-        """When the first of those scheduled is due; who is no longer scheduled is forgotten here."""
-        while self._scheduled:
-            run_at, id = self._scheduled[0]
-            job = self._live.get(id)
-            if job is not None and (job["state"], job["run_at"]) == (JobState.scheduled, run_at):
-                return run_at
-            heapq.heappop(self._scheduled)
-        return None
 
     def _sweep(self, limit: int) -> Rows:
         now = self._clock()
@@ -391,228 +344,14 @@ class Memory(Convoyed):
     def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
         if not paused and max_running is None and queue not in self._settings:
             return []  # there is nothing to lift
-        setting = self._settings.setdefault(queue, dict(_UNSET))
+        setting = self._settings.setdefault(queue, dict(UNSET))
         if paused is not None:
             setting["paused"] = paused
         if set_limit:
             setting["max_running"] = max_running
         return []
 
-    # -- look -----------------------------------------------------------------------------------
-
-    def _get(self, ids: Sequence[UUID]) -> Rows:
-        return [self._row(job) for job in self._each(ids)]
-
-    def _find(self, limit: int, after: UUID | None, **filter: Any) -> Rows:
-        found = sorted({**self._live, **self._finished}.items(), reverse=True)
-        matching = (job for id, job in found if (after is None or id < after) and _matches(job, **filter))
-        return [self._row(job) for _, job in zip(range(limit), matching, strict=False)]
-
-    def _find_oldest(self, limit: int, after: UUID, **filter: Any) -> Rows:
-        found = sorted({**self._live, **self._finished}.items())
-        matching = (id for id, job in found if id > after and _matches(job, **filter))
-        return [{"id": id} for _, id in zip(range(limit), matching, strict=False)]
-
-    def _glance(self, ids: Sequence[UUID]) -> Rows:
-        return [self._glanced(job) for job in self._each(ids)]
-
-    def _glance_at_queue(self, queue: str | None, since: UUID, limit: int) -> Rows:
-        ended = {id: job for id, job in self._finished.items() if id > since}
-        both = [sorted(jobs.items(), reverse=True) for jobs in (self._live, ended)]
-        found = [[job for _, job in jobs if queue in (None, job["queue"])][:limit] for jobs in both]
-        return [self._glanced(job) for jobs in found for job in jobs]
-
-    def _counts(self, queue: str | None) -> Rows:
-        jobs = [*self._live.values(), *self._finished.values()]
-        states = Counter(job["state"] for job in jobs if queue in (None, job["queue"]))
-        return [{"state": state, "jobs": jobs} for state, jobs in states.items()]
-
-    def _queues(self) -> Rows:
-        states = Counter((job["queue"], job["state"]) for job in self._live.values())
-        named = {queue for queue, _ in states} | set(self._settings)
-        settings = {name: self._settings.get(name, _UNSET) for name in named}
-        rows = [{"name": q, "state": s, "jobs": n, **settings[q]} for (q, s), n in states.items()]
-        return rows + [{"name": q, "state": None, "jobs": 0, **settings[q]} for q in named]
-
-    def _explain(self, job: UUID) -> Rows:
-        rows = []
-        for record in self._each([job]):
-            setting = self._settings.get(record["queue"], _UNSET)
-            running = sum(other["queue"] == record["queue"] for other in self._running.values())
-            rows.append({**self._row(record), **setting, "running": running, **self._now()[0]})
-        return rows
-
-    def _tick(self, worker: str, forget_after: int, **about: Any) -> Rows:
-        now = self._clock()
-        self._here = {name: row for name, row in self._here.items() if row["seen_at"] >= now - forget_after}
-        known = self._here.get(worker, {"started_at": now})
-        self._here[worker] = {**known, **about, "name": worker, "seen_at": now}
-        return self._upcoming()
-
-    def _upcoming(self) -> Rows:
-        now = self._clock()
-        due = [job["run_at"] for job in self._live.values() if job["state"] == JobState.scheduled]
-        due += self._offers()
-        leases = [job["lease_until"] for job in self._running.values()]
-        upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
-        times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
-        ready = any(job["state"] == JobState.ready for job in self._live.values())
-        return [{"overdue": self._overdue(), "ready": ready, **times}]
-
-    def _leave(self, worker: str) -> Rows:
-        return [{"name": worker}] if self._here.pop(worker, None) else []
-
-    def _workers(self, silence: int) -> Rows:
-        seen = [row for row in self._here.values() if row["seen_at"] >= self._clock() - silence]
-        return [
-            {**row, **{name: from_micros(row[name]) for name in ("started_at", "seen_at")}}
-            for row in sorted(seen, key=lambda row: row["name"])
-        ]
-
-    def _schedules(self) -> Rows:
-        return [{"name": name, "last_tick": from_micros(at)} for name, at in self._last_ticks.items()]
-
-    def _ready_lines(self, queues: Sequence[str] | None) -> Rows:
-        ready = sorted(line for line in self._lines if self._head(line) is not None)
-        return [
-            {"queue": queue, "kind": kind}
-            for queue, kind in ready
-            if (queues is None or queue in queues) and not self._settings.get(queue, _UNSET)["paused"]
-        ]
-
-    def _backlog(self) -> Rows:
-        since: defaultdict[str, list[int]] = defaultdict(list)
-        for job in self._live.values():
-            if job["state"] == JobState.ready:
-                since[job["queue"]].append(job["run_at"])
-        return [
-            {"queue": queue, "jobs": len(times), "since": from_micros(min(times))}
-            for queue, times in since.items()
-        ]
-
-    def _examine(self) -> Rows:
-        facts = [("version", "memory", "of this process"), ("kept", "jobs", "nowhere")]
-        facts += [("isolation", "own connections", "one question at a time")]
-        return [{"fact": fact, "about": about, "value": value} for fact, about, value in facts]
-
-    def _echo(self, hint: str) -> Rows:
-        return [{"told": hint}]
-
-    def _now(self) -> Rows:
-        return [{"now": from_micros(self._clock())}]
-
-    def _age(self, micros: int) -> Rows:
-        for job in [*self._live.values(), *self._finished.values()]:
-            times = (*TIMES, "unique_until")
-            job |= {name: job[name] - micros for name in times if job[name] is not None}
-            if job["state"] in WAITING:
-                self._wait(job, job["state"])
-        self._age_gates(micros)
-        self._last_ticks = {name: at - micros for name, at in self._last_ticks.items()}
-        return []
-
-    # -- from one store to another --------------------------------------------------------------
-
-    def _identify(self, new: UUID | None) -> Rows:
-        self._identity = self._identity or new
-        return [] if self._identity is None else [{"id": self._identity}]
-
-    def _depart(self, store: UUID, after: UUID | None, limit: int) -> Rows:
-        holding = {gate.held_by for gate in self._gates_by_key.values()}
-        ended = {id: job for id, job in self._finished.items() if id not in holding}
-        jobs = {**{id: job for id, job in self._live.items() if self._may_depart(job)}, **ended}
-        leaving = sorted(id for id in jobs if after is None or id > after)
-        return [self._part_with(jobs[id], store) for id in leaving[:limit]]
-
-    def _may_depart(self, job: Record) -> bool:
-        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train."""
-        gate = self._gate_of(job) if is_gated(job) else None
-        paused = self._settings.get(job["queue"], _UNSET)["paused"]
-        return job["state"] != JobState.running and (gate is None or (paused and gate.held_by is None))
-
-    def _part_with(self, job: Record, store: UUID) -> Row:
-        if self._finished.pop(job["id"], None) is None:
-            self._forget(job)
-        times = {name: from_micros(job[name]) for name in KEPT_TIMES if job[name] is not None}
-        text = stored_text(job | times)
-        self._departures[job["id"]] = (store, text)
-        return {"id": job["id"], "job": text}
-
-    def _departed(self, limit: int) -> Rows:
-        rows = [{"id": id, "store": to, "job": text} for id, (to, text) in sorted(self._departures.items())]
-        return rows[:limit]
-
-    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Rows:
-        rows = [self._take_in(job, (job.id, store) in self._arrivals) for job in map(read_stored, jobs)]
-        self._arrivals |= {(row["id"], store) for row in rows if row["is_new"]}
-        return rows
-
-    def _take_in(self, job: StoredJob, noted: bool = False) -> Row:
-        holder = job.id if noted or self._known(job.id) else None
-        if holder is None and not job.is_finished:
-            holder = self._by_unique.get(job.unique_key or "")
-        if holder is None:
-            self._settle_in(job)
-        return {"id": job.id, "holder": holder or job.id, "is_new": holder is None}
-
-    def _settle_in(self, job: StoredJob) -> None:
-        record: Record = {name: getattr(job, name) for name in STORED_TYPES}
-        record |= {name: to_micros(record[name]) for name in KEPT_TIMES if record[name] is not None}
-        self._tokens = count(max(next(self._tokens), (job.token or 0) + 1))
-        if job.is_finished:
-            self._finished[job.id] = record
-            if job.unique_until is not None and job.unique_key is not None:
-                self._unique_for[job.unique_key] = job.id
-            return
-        self._live[job.id] = record
-        if job.unique_key is not None:
-            self._by_unique[job.unique_key] = job.id
-        if job.is_gated:
-            self._join_again(record)
-        else:
-            self._wait(record, JobState(job.state))
-
-    def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Rows:
-        rows = [self._take_in(read_stored(self._departures[id][1])) for id in ids if id in self._departures]
-        self._landed("out", store, [row["id"] for row in rows if row["holder"] == row["id"]])
-        return rows
-
-    def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Rows:
-        gone = None if ids is None else set(ids)
-        if way == "in":
-            self._arrivals = {
-                one for one in self._arrivals if one[1] != store or not (gone is None or one[0] in gone)
-            }
-        else:
-            self._departures = {
-                id: one
-                for id, one in self._departures.items()
-                if one[0] != store or not (gone is None or id in gone)
-            }
-        return []
-
     # -- the small moves that the answers are made of -------------------------------------------
-
-    def _clock(self) -> int:
-        return self._moment
-
-    def _known(self, id: UUID) -> bool:
-        return id in self._live or id in self._finished
-
-    def _each(self, ids: Iterable[UUID]) -> list[Record]:
-        found = (self._live.get(id) or self._finished.get(id) for id in ids)
-        return [job for job in found if job is not None]
-
-    def _held(self, id: UUID, token: int) -> Record | None:
-        job = self._running.get(id)
-        return job if job is not None and job["token"] == token else None
-
-    def _wait(self, job: Record, state: JobState) -> None:
-        job["state"] = state
-        if state == JobState.ready:
-            heapq.heappush(self._lines[_line(job)], _rank(job))
-        elif state == JobState.scheduled:
-            heapq.heappush(self._scheduled, (job["run_at"], job["id"]))
 
     def _wait_again(self, job: Record) -> None:
         """A waiting job whose time has come, or has changed."""
@@ -647,17 +386,6 @@ class Memory(Convoyed):
         else:
             del self._live[job["id"]]
 
-    def _row(self, job: Record) -> dict[str, Any]:
-        row = {name: job[name] for name in JOB_COLUMNS}
-        return row | {name: from_micros(row[name]) for name in TIMES if row[name] is not None}
-
-    def _glanced(self, job: Record) -> Row:
-        return {name: job[name] for name in GLANCED_COLUMNS} | {"run_at": from_micros(job["run_at"])}
-
-    def _standing(self, job: Record) -> Row:
-        names = ("id", "token", "cancel_reason")
-        return {"lease_until": from_micros(job["lease_until"])} | {name: job[name] for name in names}
-
 
 _NEW: Record = {
     "attempts": 0,
@@ -676,23 +404,6 @@ _FRESH_BUDGET: Record = {
     "finished_at": None,
     "cancel_reason": None,
 }
-_UNSET: Record = {"paused": False, "max_running": None}
-
-
-def _line(job: Record) -> Line:
-    return job["queue"], job["kind"]
-
-
-def _rank(job: Record) -> tuple[int, int, UUID]:
-    return -job["priority"], job["run_at"], job["id"]
-
-
-def _matches(job: Record, states: Any, tags: Sequence[str], **equal: Any) -> bool:
-    return (
-        (states is None or job["state"] in states)
-        and set(tags) <= set(msgspec.json.decode(job["tags"]))
-        and all(value is None or job[name] == value for name, value in equal.items())
-    )
 
 
 def _with_death(job: Record, now: int) -> str:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from dibs.engines.memory.shelves import Record, Shelves
 from dibs.scripts import Row, Rows
 from dibs.states import PATIENCE, WAITING, JobState, by_time, fits, holds, in_the_way
 
-Record = dict[str, Any]
 Key = tuple[str, str]  # "train" or "slot", and its name
 
 _IN_LINE = (JobState.blocked, JobState.ready)
@@ -43,21 +43,13 @@ class Gate:
         heapq.heappush(self.line, (_turn(job), job["id"]))
 
 
-class Gated:
+class Gated(Shelves):
     """The memory engine's answers about gates, and the moves that its other answers make at them."""
 
-    _live: dict[UUID, Record]
-    _finished: dict[UUID, Record]
-
     def __init__(self) -> None:
+        super().__init__()
         self._gates_by_key: dict[Key, Gate] = {}
         self._to_open: dict[Key, Gate] | None = None
-
-    def _clock(self) -> int:
-        raise NotImplementedError
-
-    def _wait(self, job: Record, state: JobState) -> None:
-        raise NotImplementedError
 
     def _finish(self, job: Record, state: JobState, message: str | None) -> None:
         raise NotImplementedError

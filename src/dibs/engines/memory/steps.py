@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.memory.gates import Gated, Record, has_gate
+from dibs.engines.memory.gates import Gated, has_gate
+from dibs.engines.memory.shelves import Record
 from dibs.jobs import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Rows
 from dibs.states import JobState, by_time, doomed_by

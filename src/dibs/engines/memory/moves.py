@@ -1,0 +1,104 @@
+"""How jobs leave the reference engine for another store, and come from one (ADR 17)."""
+
+from collections.abc import Sequence
+from itertools import count
+from uuid import UUID
+
+from dibs.clock import from_micros, to_micros
+from dibs.engines.memory.gates import is_gated
+from dibs.engines.memory.looks import Looking
+from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
+from dibs.jobs import STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.scripts import Row, Rows
+from dibs.states import JobState
+
+
+class Moving(Looking):
+    """The memory engine's answers to those who move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._identity: UUID | None = None
+        self._departures: dict[UUID, tuple[UUID, str]] = {}
+        self._arrivals: set[tuple[UUID, UUID]] = set()
+
+    def _forget(self, job: Record, state: JobState | None = None) -> None:
+        raise NotImplementedError
+
+    def _identify(self, new: UUID | None) -> Rows:
+        self._identity = self._identity or new
+        return [] if self._identity is None else [{"id": self._identity}]
+
+    def _depart(self, store: UUID, after: UUID | None, limit: int) -> Rows:
+        holding = {gate.held_by for gate in self._gates_by_key.values()}
+        ended = {id: job for id, job in self._finished.items() if id not in holding}
+        jobs = {**{id: job for id, job in self._live.items() if self._may_depart(job)}, **ended}
+        leaving = sorted(id for id in jobs if after is None or id > after)
+        return [self._part_with(jobs[id], store) for id in leaving[:limit]]
+
+    def _may_depart(self, job: Record) -> bool:
+        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train."""
+        gate = self._gate_of(job) if is_gated(job) else None
+        paused = self._settings.get(job["queue"], UNSET)["paused"]
+        return job["state"] != JobState.running and (gate is None or (paused and gate.held_by is None))
+
+    def _part_with(self, job: Record, store: UUID) -> Row:
+        if self._finished.pop(job["id"], None) is None:
+            self._forget(job)
+        times = {name: from_micros(job[name]) for name in KEPT_TIMES if job[name] is not None}
+        text = stored_text(job | times)
+        self._departures[job["id"]] = (store, text)
+        return {"id": job["id"], "job": text}
+
+    def _departed(self, limit: int) -> Rows:
+        rows = [{"id": id, "store": to, "job": text} for id, (to, text) in sorted(self._departures.items())]
+        return rows[:limit]
+
+    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Rows:
+        rows = [self._take_in(job, (job.id, store) in self._arrivals) for job in map(read_stored, jobs)]
+        self._arrivals |= {(row["id"], store) for row in rows if row["is_new"]}
+        return rows
+
+    def _take_in(self, job: StoredJob, noted: bool = False) -> Row:
+        holder = job.id if noted or self._known(job.id) else None
+        if holder is None and not job.is_finished:
+            holder = self._by_unique.get(job.unique_key or "")
+        if holder is None:
+            self._settle_in(job)
+        return {"id": job.id, "holder": holder or job.id, "is_new": holder is None}
+
+    def _settle_in(self, job: StoredJob) -> None:
+        record: Record = {name: getattr(job, name) for name in STORED_TYPES}
+        record |= {name: to_micros(record[name]) for name in KEPT_TIMES if record[name] is not None}
+        self._tokens = count(max(next(self._tokens), (job.token or 0) + 1))
+        if job.is_finished:
+            self._finished[job.id] = record
+            if job.unique_until is not None and job.unique_key is not None:
+                self._unique_for[job.unique_key] = job.id
+            return
+        self._live[job.id] = record
+        if job.unique_key is not None:
+            self._by_unique[job.unique_key] = job.id
+        if job.is_gated:
+            self._join_again(record)
+        else:
+            self._wait(record, JobState(job.state))
+
+    def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Rows:
+        rows = [self._take_in(read_stored(self._departures[id][1])) for id in ids if id in self._departures]
+        self._landed("out", store, [row["id"] for row in rows if row["holder"] == row["id"]])
+        return rows
+
+    def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Rows:
+        gone = None if ids is None else set(ids)
+        if way == "in":
+            self._arrivals = {
+                one for one in self._arrivals if one[1] != store or not (gone is None or one[0] in gone)
+            }
+        else:
+            self._departures = {
+                id: one
+                for id, one in self._departures.items()
+                if one[0] != store or not (gone is None or id in gone)
+            }
+        return []
