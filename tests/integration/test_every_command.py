@@ -203,5 +203,5 @@ def test_a_worker_waits_for_a_server_that_is_not_there_and_says_so(tmp_path: Pat
     finally:
         worker.kill()
 
-    assert "the worker lost its store and keeps trying: PostgreSQL at 127.0.0.1" in said[1]
+    assert "the worker does not reach its store yet and keeps trying: PostgreSQL at 127.0.0.1" in said[1]
     assert (worker.returncode, "Traceback" in rest) == (0, False)

@@ -469,7 +469,8 @@ class Worker:
         if isinstance(error, StoreRefused) and not self._pulse.has_beaten:
             raise error
         if self._failures == 1:
-            log.warning("the worker lost its store and keeps trying: %s", error)
+            what = "lost its store" if self._pulse.has_beaten else "does not reach its store yet"
+            log.warning("the worker %s and keeps trying: %s", what, error)
         pause = min(0.1 * 2**self._failures, LONGEST_BACK_OFF)
         self._ticks.within(0)
         await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
