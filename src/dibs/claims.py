@@ -126,12 +126,13 @@ class Holding:
 
     def settled_by(self, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
         one = self.core.settlement(self, outcome, then)
-        self._refuse_late_children(one)
+        if self._stands is not None:
+            self._refuse_late_children(one, self._stands)
         return one
 
-    def _refuse_late_children(self, one: Settled) -> None:
+    def _refuse_late_children(self, one: Settled, stands: Settled) -> None:
         """The same settlement again is a success; follow-up jobs that it had not would get lost by it."""
-        if self._stands is not None and not set(one.child_ids) <= set(self._stands.child_ids):
+        if not set(one.child_ids) <= set(stands.child_ids):
             raise LeaseLost(
                 f"job {self.job.id} was already settled by this claim, without these follow-up jobs: nothing "
                 "was changed; enqueue them on their own"
@@ -140,7 +141,9 @@ class Holding:
     def is_settled(self, one: Settled, *, committed: bool = True) -> None:
         if committed:  # else the caller may roll it back, and settle otherwise
             self._stands = one
-        self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
+        self.settled = True
+        if self.core.events.wanted(one.settled_as):
+            self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
 
     def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         self.settled = True

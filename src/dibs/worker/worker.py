@@ -297,7 +297,8 @@ class Worker:
                 held.is_lost()
             else:
                 held.is_settled(one)
-                self._mind_delay(one.delay)
+                if one.delay is not None:
+                    self._ticks.within(one.delay / SECOND)  # it is due then, and nobody announces it
         if self._core.callbacks.are_there:
             self._teller.tell(held.fate(one) for held, one in done if one not in lost)
 
@@ -306,11 +307,6 @@ class Worker:
         if not self._core.callbacks.want("lost"):
             return lambda: None
         return self._core.events.subscribe(self._teller.listen_for(self.name), ["lost"])
-
-    def _mind_delay(self, delay: int | None) -> None:
-        """What we gave back for later is due then, and nobody announces it."""
-        if delay is not None:
-            self._ticks.within(delay / SECOND)
 
     def _has_changed(self) -> None:
         self._changed.set()
