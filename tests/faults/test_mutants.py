@@ -47,6 +47,7 @@ class Mutant:
 LOCK = "for update skip locked"
 TAKE = "where job.ctid = any (array(select picked.spot from picked))"
 TAKE_BY_ID = f"where job.id in (select other.id from dibs_jobs other {TAKE.replace('job.', 'other.')})"
+TAKE_OF_LINE = "where job.ctid = any (array(\n    select ready.ctid"
 FENCE = "and ((job.id, job.token) in (select given.id, given.token from given)) is true"
 
 SCHEDULES = [
@@ -74,8 +75,9 @@ POSTGRESQL = [
         scenes.a_claim_never_waits, "waited",
     ),
     Mutant(
-        "claim of a line takes no lock", "claim_line", LOCK, "",
+        "claim of a line takes no lock, and what has moved", "claim_line", LOCK, "",
         scenes.each_taker_of_a_line_gets_jobs_of_its_own, "claimed twice",
+        also=(TAKE_OF_LINE, TAKE_OF_LINE.replace("ctid", "id")),
     ),
     Mutant(
         "claim of a line waits for locks", "claim_line", LOCK, "for update",

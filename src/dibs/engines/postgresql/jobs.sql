@@ -138,8 +138,8 @@ order by taken.priority desc, taken.run_at, taken.id
 -- Its jobs come in no order. After a pause each step of a plan costs more than its work, so there are few.
 update dibs_jobs job
 set {>leased}
-where job.id = any (array(
-    select ready.id
+where job.ctid = any (array(
+    select ready.ctid
     from dibs_jobs ready
     where ready.state = 'ready'
       and ready.queue = :queue
