@@ -251,6 +251,18 @@ def test_a_step_that_another_of_its_pipeline_superseded_takes_those_after_it_alo
     assert at_once.states() == {**ends, "b": "cancelled", "e": "cancelled"}
 
 
+def test_a_step_that_was_superseded_as_soon_as_it_could_go_keeps_its_age(app: Face) -> None:
+    newest = {"slot": "s", "slot_policy": "replace"}
+    pipeline = drawn(app, {"a": "", "b": "a", "c": "a"}, b=newest, c=newest)
+    app.age(60)
+    before = pipeline.job("b").enqueued_at
+
+    pipeline.succeed("a")
+
+    assert pipeline.states() == {"a": "succeeded", "b": "cancelled", "c": "ready"}
+    assert pipeline.job("b").enqueued_at == before
+
+
 def test_a_job_superseded_by_a_step_of_another_pipeline_takes_those_after_it_along(app: Face) -> None:
     pipeline = drawn(app, {"a": "", "b": "a"}, a={"slot": "s"})
 

@@ -94,6 +94,10 @@ delete from dibs_jobs where id {in_ids:ids}
 -- name: keep_enqueued_at
 update dibs_jobs set enqueued_at = :enqueued_at where id = {id:id}
 
+-- name: keep_enqueued_at_of_finished
+-- One of those who got their places in one step may have superseded another.
+update dibs_finished set enqueued_at = :enqueued_at where id = {id:id}
+
 -- name: following_steps
 -- All after this one that still wait, however far.
 with recursive following (id) as (

@@ -272,9 +272,12 @@ class SqlSteps(SqlEngine):
         yield from self._ask("forget_steps", [row["id"] for row in freed])
         jobs = [tuple({**row, **_NOT_STORED}[name] for name in NEW_JOB_COLUMNS) for row in freed]
         yield from self.answer(Step("enqueue", {"jobs": jobs, "fresh": True}), own=own)
+        may_supersede = any(row["slot_policy"] == "replace" for row in freed)
         for row in freed:
             kept = {"id": row["id"], "enqueued_at": row["enqueued_at"]}
             yield Query("keep_enqueued_at", self.adapt(kept))
+            if may_supersede:
+                yield Query("keep_enqueued_at_of_finished", self.adapt(kept))
         return []
 
     def _doom(self, id: UUID, message: str) -> Plan:
