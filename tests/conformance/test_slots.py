@@ -492,6 +492,18 @@ def test_an_offer_that_was_taken_is_not_passed_on(app: Face) -> None:
     assert app.get(second.id).state == "ready"
 
 
+def test_who_gives_way_to_one_that_is_due_keeps_its_place(app: Face) -> None:
+    first, second = put(app), put(app)
+    urgent = put(app, slot_policy="preempt", delay=60)
+
+    app.age(61)
+    app.sweep()
+
+    assert states(app, first, second, urgent) == ["blocked", "blocked", "ready"]
+    app.claim_job(urgent.id).succeed()
+    assert states(app, first, second) == ["ready", "blocked"]
+
+
 def test_a_lone_ready_job_keeps_its_turn(app: Face) -> None:
     job = put(app)
 

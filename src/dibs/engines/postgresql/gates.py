@@ -323,9 +323,10 @@ class PostgresGates(MendingEngine, MovingEngine):
         free = yield from self._lock_free_gates([("slot", row["name"]) for row in restless])
         names = slots_of(free)
         at_slots = yield Query("stage_at_slots", {"names": names, "limit": limit})
-        if any(row["is_over"] for row in restless):
-            yield Query("pass_on", {"names": names})
         yield from self._open_gates(free)
+        if any(row["is_over"] for row in restless):  # and who is due did not take the turn
+            yield Query("pass_on", {"names": names})
+            yield from self._open_gates(free)
         return [*staged, *at_slots]
 
     def _sweep(self, limit: int) -> Plan:
