@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from inspect import getmembers
 from typing import Any
 from uuid import UUID
 
@@ -31,6 +32,7 @@ from draws import (
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
+    RULE_MARKER,
     Bundle,
     RuleBasedStateMachine,
     initialize,
@@ -475,6 +477,14 @@ def outcome_of(claim: SyncClaim, end: End) -> Outcome:
             return Released()
         case _:
             return CancelledBy(*arguments or (None,))
+
+
+def only(machine: type[Agreement], *kept: str) -> type[Agreement]:
+    """The same machine with these of its rules: what is seldom drawn among all of them is drawn often."""
+    rules = [name for name, value in getmembers(machine) if hasattr(value, RULE_MARKER)]
+    assert set(kept) <= set(rules)
+    others = dict.fromkeys(set(rules) - set(kept))
+    return type(machine.__name__, (machine,), others)
 
 
 # -- a run of it --------------------------------------------------------------------------------------------

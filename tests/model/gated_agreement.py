@@ -1,4 +1,4 @@
-"""The same machine with trains, slots, lasting keys and pipelines.
+"""The same machine with trains, convoys, slots, lasting keys and pipelines.
 
 Beside what a user sees it compares the places at the gates, and holds both stores against what ADR 12 and
 18 promise. At the end of each run the machine works everything off: whoever is still there then is stuck.
@@ -16,6 +16,7 @@ from uuid import UUID
 
 from agreement import TICK, Agreement, Twins, some
 from beside import QUEUES, Places, Seen, Side, places_in_memory
+from convoyed_agreement import TRAINS, ConvoyedAgreement
 from draws import End, ends, plain_jobs
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, multiple, precondition, rule
@@ -26,7 +27,6 @@ from dibs.ids import new_pipeline_id
 from dibs.scripts import Script, Step
 from dibs.states import FINISHED, WAITING, JobState
 
-TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
 
 ends_of_heads = st.sampled_from(["advance", "hold"])
@@ -35,6 +35,7 @@ on_trains = st.fixed_dictionaries(
         "train": st.sampled_from([*TRAINS, TRAINS[0]]),
         "on_cancelled": ends_of_heads,
         "on_failed": ends_of_heads,
+        "max_attempts": st.sampled_from([3, 2, 1]),  # who has but one follows nobody
     }
 )
 
@@ -107,7 +108,7 @@ class Drawn:
         return pipeline
 
 
-class GatedAgreement(Agreement):
+class GatedAgreement(ConvoyedAgreement):
     """Memory and one real store, asked the same, with jobs that wait for each other."""
 
     new_jobs = gated_jobs
@@ -126,6 +127,19 @@ class GatedAgreement(Agreement):
     def start_at_gates(self, train: list[dict[str, Any]], slot: list[dict[str, Any]]) -> Any:
         self.both(lambda side: side.age(TICK))  # nobody looks between two beginnings
         jobs = self.enqueue_many([*train, *slot], backwards=False, fresh=True)
+        self.both(lambda side: side.age(TICK))
+        return jobs
+
+    @initialize(
+        target=Agreement.jobs,
+        options=st.one_of(st.just([]), st.lists(steps, min_size=2, max_size=3)),
+        way=ways,
+        on_failed=st.sampled_from(["cancel", "hold"]),
+    )
+    def start_with_steps(self, options: list[dict[str, Any]], way: int, on_failed: str) -> Any:
+        if not options:
+            return multiple()
+        jobs = self.enqueue_steps(options, way, on_failed)
         self.both(lambda side: side.age(TICK))
         return jobs
 
@@ -205,18 +219,24 @@ class GatedAgreement(Agreement):
         """What a sweep makes of it is what a proper delete would have done."""
         seen = self.before.get(job.id)
         if seen is not None and seen["state"] in WAITING and self.is_only_gated(seen):
+            self.moves = 2
+            self.both(
+                lambda side: side.face.sweep()
+            )  # a turn that is over is passed on before gates are mended
             self.store.delete_by_hand(job.id)
             self.memory.face.delete(job.id)
             self.both(lambda side: side.face.sweep())
 
-    @precondition(lambda self: has_pipelines(self.real))
     @rule(
         target=Agreement.jobs,
         options=st.lists(steps, min_size=2, max_size=4),
         way=ways,
         on_failed=st.sampled_from(["cancel", "cancel", "hold"]),
     )
-    def enqueue_pipeline(self, options: list[dict[str, Any]], way: int, on_failed: str) -> Any:
+    def enqueue_pipeline(self, **given: Any) -> Any:
+        return self.enqueue_steps(**given)
+
+    def enqueue_steps(self, options: list[dict[str, Any]], way: int, on_failed: str) -> Any:
         jobs = [each | {"id": next(self.ids)} for each in options]
         pairs = [pair for nth, pair in enumerate(PAIRS) if way & 1 << nth and pair[1] < len(jobs)]
         edges = [(jobs[parent]["id"], jobs[child]["id"]) for parent, child in pairs]
@@ -226,12 +246,14 @@ class GatedAgreement(Agreement):
         return multiple(*(NewJob(**each) for each in jobs))
 
     @precondition(lambda self: self.drawn)
-    @rule(nth=st.integers(0, 9), verb=st.sampled_from(["get", "cancel", "retry", "retry", "enqueue"]))
+    @rule(nth=st.integers(0, 9), verb=st.sampled_from(["get", "cancel", "retry", "retry", "enqueue", "open"]))
     def act_on_pipeline(self, nth: int, verb: str) -> None:
         drawn = self.drawn[nth % len(self.drawn)]
         self.by_a_person = verb == "retry"
         if verb == "enqueue":
             self.both(lambda side: drawn.on(side).enqueue())
+        elif verb == "open":
+            self.both(lambda side: side.run(lambda _: open_pipelines()))
         elif verb == "get":
             self.both(lambda side: pipeline_as_seen(side.face.pipelines.get(drawn.id)))
         else:
@@ -346,11 +368,6 @@ class GatedAgreement(Agreement):
             self.is_now(id, state)
 
 
-def has_pipelines(side: Side) -> bool:
-    """Once every store has them, there is no such trait any more."""
-    return bool(getattr(side.app.traits, "pipelines", True))
-
-
 def is_wide(job: Any) -> bool:
     return job["slot"] is not None and job["slot_limit"] > 1
 
@@ -359,6 +376,11 @@ def look_at_slots() -> Script[list[Any]]:
     which = {"names": None, "held": False, "after": None, "limit": 100}
     rows = yield Step("gates", {"sort": "slot", **which})
     return [(row["name"], row["head"], row["length"], bool(row["held"])) for row in rows]
+
+
+def open_pipelines() -> Script[list[UUID]]:
+    rows = yield Step("pipelines", {"ids": None})
+    return sorted(row["id"] for row in rows)
 
 
 def move_schedule(side: Side, name: str, new: NewJob) -> Script[list[Any]]:

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from contextlib import closing
+from copy import copy
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +26,7 @@ JOBS, ACTS = 9, 40
 def draw(chance: random.Random) -> tuple[list[NewJob], list[list[int]], str]:
     """Jobs, those that each of them waits for, and what follows a failure."""
     gates: list[dict[str, Any]] = [
-        *({}, {}, {}, {"train": "t"}, {"slot": "s", "slot_limit": JOBS}),
+        *({}, {}, {}, {"train": "t"}, {"train": "t", "on_failed": "hold"}, {"slot": "s", "slot_limit": JOBS}),
         *({"slot": "s", "slot_policy": "replace"}, {"slot": "r", "slot_policy": "preempt"}),
     ]
     jobs = [
@@ -48,10 +49,24 @@ def enqueue(app: Any, jobs: list[NewJob], after: list[list[int]], on_failed: str
 
 def acts(chance: random.Random, jobs: list[NewJob]) -> tuple[str, Callable[[Any], Any]]:
     """One act, told to both stores."""
-    id = chance.choice(jobs).id
+    id, child = chance.choice(jobs).id, NewJob("chained")
 
-    def settle(how: str) -> Callable[[Any], Any]:
-        return lambda app: (claim := app.claim_job(id, lease=60)) and getattr(claim, how)()
+    def settle(how: str, *given: Any) -> Callable[[Any], Any]:
+        return lambda app: (claim := app.claim_job(id, lease=60)) and getattr(claim, how)(*given)
+
+    def chain(app: Any) -> Any:
+        return (claim := app.claim_job(id, lease=60)) and claim.succeed("done", then=[copy(child)])
+
+    def claim_while_paused(app: Any) -> Any:
+        app.pause("default")
+        claimed = app.claim_job(id, lease=60)
+        app.resume("default")
+        return claimed
+
+    def recover(app: Any) -> Any:
+        if app.claim_job(id, lease=60):
+            later(app)
+        return app.recover(id, stale_after=0).state
 
     def fail(app: Any) -> Any:
         return (claim := app.claim_job(id, lease=60)) and claim.fail("broken")
@@ -75,6 +90,10 @@ def acts(chance: random.Random, jobs: list[NewJob]) -> tuple[str, Callable[[Any]
             *[("succeed", settle("succeed"))] * 6,
             *[("fail", fail)] * 3,
             ("release", settle("release")),
+            ("snooze", settle("snooze", 60)),
+            ("chain", chain),
+            ("recover", recover),
+            ("pause", claim_while_paused),
             ("die", die),
             ("cancel", lambda app: app.cancel(id).state),
             *[("retry", lambda app: app.retry(id).state)] * 3,
@@ -82,6 +101,8 @@ def acts(chance: random.Random, jobs: list[NewJob]) -> tuple[str, Callable[[Any]
             ("sweep", lambda app: app.sweep()),
             ("prune", prune),
             ("all", lambda app: app.pipelines.retry(app.get(id).pipeline_id) and None),
+            ("none", lambda app: app.pipelines.cancel(app.get(id).pipeline_id)),
+            ("let go", lambda app: app.trains.release("t")),
         ]
     )
 
