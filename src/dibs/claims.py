@@ -141,9 +141,7 @@ class Holding:
     def is_settled(self, one: Settled, *, committed: bool = True) -> None:
         if committed:  # else the caller may roll it back, and settle otherwise
             self._stands = one
-        self.settled = True
-        if self.core.events.wanted(one.settled_as):
-            self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
+        self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
 
     def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         self.settled = True

@@ -54,11 +54,11 @@ class Events:
         return stop
 
     def enqueued(self, jobs: Sequence[Job]) -> None:
-        if self.wanted("enqueued"):
+        if self._wanted("enqueued"):
             self._tell("enqueued", Event("enqueued", jobs))
 
     def claimed(self, jobs: Sequence[Job]) -> None:
-        if jobs and self.wanted("claimed"):
+        if jobs and self._wanted("claimed"):
             self._tell("claimed", Event("claimed", jobs))
 
     def settled(
@@ -71,7 +71,7 @@ class Events:
         errors: str | None = None,
     ) -> None:
         """`since` when it was held (monotonic), after which `delay` it runs (µs), its `errors` (JSON)."""
-        if not self.wanted(settled_as):
+        if not self._wanted(settled_as):
             return
         seconds = None if since is None else monotonic() - since
         about = {"as": settled_as, "seconds": seconds, "delay": delay, "errors": errors}
@@ -88,8 +88,7 @@ class Events:
         """A person did this by hand: for the audit log. `about` is a job's id or a queue's name."""
         self._tell("acted", Event("acted", (), {"verb": verb, "about": about, "by": by}))
 
-    def wanted(self, name: str) -> bool:
-        """Whether anybody listens; nearly always nobody does, and nothing need be put together."""
+    def _wanted(self, name: str) -> bool:
         return bool(self._subscribers[name]) or log.isEnabledFor(LEVELS[name])
 
     def _tell(self, name: str, event: Event) -> None:
