@@ -165,8 +165,7 @@ class Core:
             job.train,
             job.slot,
         )
-        steps_of = None if job.pipeline_id is None else self._steps_of(job)
-        return Settled(values=values, children=children, steps_of=steps_of, unique=job.unique)
+        return Settled(values=values, children=children, steps_of=self._steps_of(job), unique=job.unique)
 
     def _children(self, job: Job, then: Sequence[NewJob]) -> list[NewRow]:
         children = [self.registry.prepare(new, parent=job) for new in then]

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from dibs.drift import SchemaProblem
 from dibs.engines.connections import Engine, bind_async, bind_sync
 from dibs.engines.schemas import schema_version
-from dibs.engines.store import Operation, again, again_async
+from dibs.engines.store import Operation, Pooled, again, again_async
 from dibs.engines.trouble import Tries
 from dibs.errors import SchemaOutdated
 from dibs.scripts import Rows, Step, run, run_async
@@ -13,13 +13,11 @@ from dibs.scripts import Rows, Step, run, run_async
 T = TypeVar("T")
 
 
-class DatabaseStore:
+class DatabaseStore(Pooled):
     """A database behind a server: a pool of connections in each colour, tables of a certain version."""
 
     _engine: Engine
     _name: str
-    _sync: Any
-    _async: Any
     _checked = False
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
@@ -50,16 +48,6 @@ class DatabaseStore:
     async def open_async(self) -> None:
         if not self._checked:
             self._check(await self.schema_version_async())
-
-    def close(self) -> None:
-        self._sync.close()
-
-    async def close_async(self) -> None:
-        await self._async.close()
-        self._sync.close()
-
-    async def leave_loop(self) -> None:
-        await self._async.leave_loop()
 
     def migrate(self) -> list[int]:
         return again(lambda _: self._sync.migrate())

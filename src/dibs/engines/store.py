@@ -40,6 +40,23 @@ class Store(Protocol):
         """Call `hear` whenever there may be something new; never returns, may raise `TryAgain`."""
 
 
+class Pooled:
+    """A store that has a pool of connections in each colour."""
+
+    _sync: Any
+    _async: Any
+
+    def close(self) -> None:
+        self._sync.close()
+
+    async def close_async(self) -> None:
+        await self._async.close()
+        self._sync.close()
+
+    async def leave_loop(self) -> None:
+        await self._async.leave_loop()
+
+
 def again(work: Callable[[Tries], T]) -> T:
     """Run the whole of it again on a deadlock, a lost race or a lost connection."""
     tries = Tries()

@@ -7,7 +7,7 @@ from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.nodes import Nodes
 from dibs.engines.redis.pipelines import bind_pipeline
 from dibs.engines.redis.pools import AsyncRedis, SyncRedis
-from dibs.engines.store import Operation, again, again_async
+from dibs.engines.store import Operation, Pooled, again, again_async
 from dibs.engines.tableless import Tableless
 from dibs.engines.trouble import Tries
 from dibs.scripts import run, run_async
@@ -16,7 +16,7 @@ from dibs.settings import Settings
 T = TypeVar("T")
 
 
-class RedisStore(Tableless):
+class RedisStore(Pooled, Tableless):
     """A Redis or Valkey server, or one slot of a cluster of them."""
 
     traits = Redis.traits
@@ -53,13 +53,3 @@ class RedisStore(Tableless):
         if not self._checked:
             await again_async(lambda _: self._async.open())
             self._checked = True
-
-    def close(self) -> None:
-        self._sync.close()
-
-    async def close_async(self) -> None:
-        await self._async.close()
-        self._sync.close()
-
-    async def leave_loop(self) -> None:
-        await self._async.leave_loop()
