@@ -558,12 +558,18 @@ class Nats(Server):
     package = "nats-server"
     greeting = b"INFO"
 
+    def __init__(self, password: str | None = None) -> None:
+        self._password = password
+        super().__init__()
+
     def url(self) -> str:
-        return f"nats://{HOST}:{self.port}"
+        who = "" if self._password is None else f"dibs:{self._password}@"
+        return f"nats://{who}{HOST}:{self.port}"
 
     def _command(self) -> list[str]:
         place = ["-a", HOST, "-p", str(self.port)]
-        return [self._find("nats-server"), "-js", "-sd", str(self.folder / "data"), *place]
+        doorman = [] if self._password is None else ["--user", "dibs", "--pass", self._password]
+        return [self._find("nats-server"), "-js", "-sd", str(self.folder / "data"), *place, *doorman]
 
 
 def mysql_connection(url: str, cls: Any = pymysql.Connection, **options: Any) -> Any:

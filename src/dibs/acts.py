@@ -46,8 +46,8 @@ def _why_not_retry(job: Job) -> Refused | None:
         )
     if job.is_finished and job.unique is not None:
         return Refused(
-            f"job {job.id} can't be retried: another job with its unique key {job.unique!r} is "
-            "waiting or running; cancel that one first or wait for it"
+            f"job {job.id} can't be retried: another job has its unique key {job.unique!r}; wait for "
+            "that one, cancel it if it waits or runs, delete it if it has ended and keeps the key for a time"
         )
     return None
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from dibs.callbacks import C, Fate, cancel_fates, swept_fates
@@ -24,13 +24,14 @@ from dibs.gates import Slots, Trains
 from dibs.jobs import Job, NewJob
 from dibs.lifespan import Lifespan, Resources
 from dibs.looks import Queue
+from dibs.options import Options, Using, with_options
 from dibs.pipeline_faces import NewPipeline, Pipelines
 from dibs.running import claim_or_give_back, handler_for, run_claimed
 from dibs.schedules import Missed, ScheduleInfo
 from dibs.settings import Duration, Keep, read_settings, seconds
 from dibs.states import Retry
 from dibs.sync import SyncDibs
-from dibs.tasks import Options, Task, with_options
+from dibs.tasks import Task
 from dibs.ticks import rule
 from dibs.upkeep import Swept, WorkerInfo
 from dibs.waiting import Looks
@@ -153,7 +154,7 @@ class Dibs:
         tz: str = "UTC",
         missed: Missed = "latest",
         args: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[Using],
     ) -> EveryDecorator:
         """Enqueue a job at every tick of a cron expression (or interval), once however many workers run."""
         about = {"own_name": name, "missed": missed, "args": {} if args is None else args}

@@ -30,6 +30,7 @@ NAMES = ("succeeded", "failed", "retried", "cancelled", "lost")
 PATIENCE = 10.0  # seconds a callback may take
 LAST_MOMENT = 5.0  # seconds a worker that ends waits for its callbacks
 MOST_WAITING = 1000  # events that wait for a slow callback; more are dropped
+MOST_REMEMBERED = 1000  # losses that a worker has told
 MOST_HANGING = 20  # threads of callbacks that don't come back
 COMPLAIN_EVERY = 60.0  # seconds between two log lines about one callback
 
@@ -235,12 +236,13 @@ class Teller:
         self._callbacks = callbacks
         self._store = store
         self._waiting: list[Fate] = []
+        self._losses: dict[tuple[UUID, int], None] = {}
         self._over = False
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, fates: Iterable[Fate]) -> None:
         """Never waits, never raises."""
-        wanted = [fate for fate in fates if self._callbacks.want(fate.name)]
+        wanted = [fate for fate in fates if self._callbacks.want(fate.name) and self._is_news(fate)]
         room = MOST_WAITING - len(self._waiting)
         if len(wanted) > room:
             self._callbacks.complain(
@@ -249,6 +251,18 @@ class Teller:
         self._waiting += wanted[: max(room, 0)]
         if self._waiting and self._task is None and not self._over:
             self._task = asyncio.get_running_loop().create_task(self._telling())
+
+    def _is_news(self, fate: Fate) -> bool:
+        """A worker whose own upkeep takes back what it has lost would tell it twice."""
+        loss = fate.id, fate.token
+        if fate.name != "lost":
+            return True
+        if loss in self._losses:
+            return False
+        if len(self._losses) >= MOST_REMEMBERED:
+            del self._losses[next(iter(self._losses))]
+        self._losses[loss] = None
+        return True
 
     def listen_for(self, worker: str) -> Callable[[Event], None]:
         """A subscriber, called in any thread, that passes on which claims of this worker were lost."""

@@ -4,8 +4,9 @@
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from uuid import UUID
 from dibs.callbacks import Fate
 from dibs.clock import monotonic
 from dibs.engines.fences import Fence
-from dibs.errors import BadRequest, LeaseLost
+from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.failures import describe, error_entry
 from dibs.jobs import Job, NewJob
 from dibs.operations import Settled, Standing, lease_lost
@@ -68,8 +69,8 @@ class Holding:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
     __slots__ = (
-        *("asked_at", "cancel_reason", "core", "in_a_row", "job", "key", "lease_until", "lost"),
-        *("_stands", "settled", "start", "stopping", "timed_out", "token", "was_quick"),
+        *("asked_at", "cancel_reason", "core", "in_a_row", "is_settling", "job", "key", "lease_until"),
+        *("lost", "_stands", "settled", "start", "stopping", "timed_out", "token", "was_quick"),
     )
 
     def __init__(self, core: "Core", job: Job, asked_at: float) -> None:
@@ -86,6 +87,7 @@ class Holding:
         self.timed_out = False
         self.stopping = False  # whoever runs it ends, and can't wait any longer
         self.settled = False
+        self.is_settling = False  # its settlement is on the way: to find it gone is no loss
         self.in_a_row = 0  # quick jobs of its train that this worker had before it, one after another
         self.was_quick = False
         self.start: Start | None = None  # of one that runs under the lease of its train's head
@@ -137,6 +139,18 @@ class Holding:
                 f"job {self.job.id} was already settled by this claim, without these follow-up jobs: nothing "
                 "was changed; enqueue them on their own"
             )
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Until it is known what came of it, and dropped: a beat that finds it gone takes nothing from us."""
+        self.is_settling, is_open = True, False
+        try:
+            yield
+        except StoreUnavailable:
+            is_open = True
+            raise
+        finally:
+            self.is_settling = is_open
 
     def is_settled(self, one: Settled, *, committed: bool = True) -> None:
         if committed:  # else the caller may roll it back, and settle otherwise
@@ -284,11 +298,12 @@ class Claim(_Facts):
 
     async def _send(self, one: Settled, within: Any = None) -> None:
         core = self._held.core
-        if within is None:
-            await core.settler.settle(one)
-        else:
-            await core.store.run_async(core.settle(one), within)
-        core.keeper.drop(self._held)
+        with self._held.settling():
+            if within is None:
+                await core.settler.settle(one)
+            else:
+                await core.store.run_async(core.settle(one), within)
+            core.keeper.drop(self._held)
         self._held.is_settled(one, committed=within is None)
         if within is None and core.callbacks.are_there:
             await core.callbacks.tell_now(core.store, [self._held.fate(one)])
@@ -364,8 +379,9 @@ class SyncClaim(_Facts):
 
     def _send(self, one: Settled, within: Any = None) -> None:
         core = self._held.core
-        core.store.run(core.settle(one), within)
-        core.keeper.drop(self._held)
+        with self._held.settling():
+            core.store.run(core.settle(one), within)
+            core.keeper.drop(self._held)
         self._held.is_settled(one, committed=within is None)
         if within is None and core.callbacks.are_there:
             core.callbacks.tell_now_sync(core.store, [self._held.fate(one)])

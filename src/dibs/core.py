@@ -26,14 +26,15 @@ from dibs.leases import Keeper
 from dibs.lifespan import Lifespan
 from dibs.looks import Queue
 from dibs.operations import NewRow, Settled, Standing, Wish
+from dibs.options import DEFAULT_LEASE, slot_name
 from dibs.pipelines import Pipeline, Plan
 from dibs.progress import Later
+from dibs.registry import Registry
 from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
 from dibs.scripts import Rows, Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
 from dibs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
-from dibs.tasks import DEFAULT_LEASE, Registry, slot_name
 from dibs.trains import Train
 from dibs.upkeep import Swept, WorkerInfo
 from dibs.watching import Watching

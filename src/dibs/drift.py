@@ -1,6 +1,6 @@
 """Are a store's tables as dibs made them? Two looks are compared: what is there, and what should be."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,10 +36,17 @@ class SchemaProblem:
 
 
 def compare(
-    found: Mapping[str, Look], expected: Mapping[str, Look], version: int, needed: int
+    found: Mapping[str, Look],
+    expected: Mapping[str, Look],
+    version: int,
+    needed: int,
+    plainly: Callable[[str], str] = str,
 ) -> list[SchemaProblem]:
-    """Whatever is missing or different. What was added to the tables by others is their business."""
-    return [*_version(version, needed), *_tables(found, expected)]
+    """Whatever is missing or different. What was added to the tables by others is their business.
+
+    Two definitions are the same if they are so `plainly`, without what this database may write in two ways.
+    """
+    return [*_version(version, needed), *_tables(found, expected, plainly)]
 
 
 def _version(version: int, needed: int) -> Iterator[SchemaProblem]:
@@ -49,18 +56,25 @@ def _version(version: int, needed: int) -> Iterator[SchemaProblem]:
         )
 
 
-def _tables(found: Mapping[str, Look], expected: Mapping[str, Look]) -> Iterator[SchemaProblem]:
+def _tables(
+    found: Mapping[str, Look], expected: Mapping[str, Look], plainly: Callable[[str], str]
+) -> Iterator[SchemaProblem]:
     for table, look in sorted(expected.items()):
         if (there := found.get(table)) is None:
             yield SchemaProblem(what="table", table=table, name=table, expected="")
             continue
-        yield from _parts("column", table, there.columns, look.columns)
-        yield from _parts("index", table, there.indexes, look.indexes)
+        yield from _parts("column", table, there.columns, look.columns, plainly)
+        yield from _parts("index", table, there.indexes, look.indexes, plainly)
 
 
 def _parts(
-    what: Literal["column", "index"], table: str, found: Mapping[str, str], expected: Mapping[str, str]
+    what: Literal["column", "index"],
+    table: str,
+    found: Mapping[str, str],
+    expected: Mapping[str, str],
+    plainly: Callable[[str], str],
 ) -> Iterator[SchemaProblem]:
     for name, definition in sorted(expected.items()):
-        if found.get(name) != definition:
-            yield SchemaProblem(what=what, table=table, name=name, expected=definition, found=found.get(name))
+        there = found.get(name)
+        if there is None or plainly(there) != plainly(definition):
+            yield SchemaProblem(what=what, table=table, name=name, expected=definition, found=there)

@@ -1,6 +1,6 @@
 """The nouns: a `Job` as the store has it, a `NewJob` on its way there, a `JobError` of an attempt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import force_setattr
 
+from dibs.errors import BadRequest
 from dibs.ids import new_id
 from dibs.payload import decode
 from dibs.settings import Duration
@@ -28,7 +29,7 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Neither can be part of a cycle, and a hundred thousand of them would keep the collector busy.
-class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Job(msgspec.Struct, frozen=True, gc=False):
     """One piece of work as the store had it when it was read; yours to keep, never shared."""
 
     id: UUID
@@ -162,35 +163,35 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
 
     Without `is_current` a running job of a slot is current and no other: so it is with what was just claimed.
     """
-    return Job(
-        id=row["id"],
-        kind=row["kind"],
-        queue=row["queue"],
-        args=decode(row["args"]),
-        priority=row["priority"],
-        state=STATES[row["state"]],
-        attempts=row["attempts"],
-        max_attempts=row["max_attempts"],
-        run_at=row["run_at"],
-        enqueued_at=row["enqueued_at"],
-        claimed_at=row["claimed_at"],
-        finished_at=row["finished_at"],
-        worker=row["worker"],
-        token=row["token"],
-        lease_until=row["lease_until"],
-        train=row["train"],
-        slot=row["slot"],
-        is_current=_runs_in_slot(row) if is_current is None else is_current,
-        unique=row["unique_key"],
-        pipeline_id=row["pipeline_id"],
-        parent_id=row["parent_id"],
-        progress=row["progress"],
-        message=row["message"],
-        result=None if (result := row["result"]) is None else decode(result),
-        errors=[] if (errors := row["errors"]) == "[]" else _read_errors(errors),
-        tags=[] if (tags := row["tags"]) == "[]" else decode(tags),
-        meta={} if (meta := row["meta"]) == "{}" else decode(meta),
-        is_new=is_new,
+    return Job(  # by position, in the order of its fields: by name it takes twice as long
+        row["id"],
+        row["kind"],
+        row["queue"],
+        decode(row["args"]),
+        row["priority"],
+        STATES[row["state"]],
+        row["attempts"],
+        row["max_attempts"],
+        row["run_at"],
+        row["enqueued_at"],
+        row["claimed_at"],
+        row["finished_at"],
+        row["worker"],
+        row["token"],
+        row["lease_until"],
+        row["train"],
+        row["slot"],
+        _runs_in_slot(row) if is_current is None else is_current,
+        row["unique_key"],
+        row["pipeline_id"],
+        row["parent_id"],
+        row["progress"],
+        row["message"],
+        None if (result := row["result"]) is None else decode(result),
+        [] if (errors := row["errors"]) == "[]" else _read_errors(errors),
+        [] if (tags := row["tags"]) == "[]" else decode(tags),
+        {} if (meta := row["meta"]) == "{}" else decode(meta),
+        is_new,
     )
 
 
@@ -249,3 +250,11 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "_fresh")
+
+
+def not_a_new_job(thing: Any) -> BadRequest:
+    """What is said to whoever enqueues something else."""
+    if isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping):
+        name = type(thing).__name__
+        return BadRequest(f"can't enqueue a {name}: pass its jobs one by one, with a star: (*jobs)")
+    return BadRequest(f"can't enqueue {thing!r}: pass NewJob(…) or task.new(…)")

@@ -15,6 +15,7 @@ from uuid import UUID
 from dibs import operations
 from dibs.clock import SECOND, monotonic
 from dibs.errors import DibsError
+from dibs.events import log
 
 if TYPE_CHECKING:
     from dibs.claims import Holding
@@ -31,7 +32,7 @@ LINGER = 1.0  # seconds the watch stays around without work, so short claims don
 class Kept:
     """A claim that is being kept, with the times at which something is due."""
 
-    __slots__ = ("good_since", "held", "is_settling", "lease", "look_since", "next_beat", "tell")
+    __slots__ = ("good_since", "held", "lease", "look_since", "next_beat", "tell")
 
     def __init__(self, held: "Holding", lease: int, tell: Tell) -> None:
         self.held = held
@@ -40,7 +41,6 @@ class Kept:
         self.good_since = held.asked_at
         self.next_beat = self.good_since + self._seconds / BEATS_PER_LEASE
         self.look_since = 0.0
-        self.is_settling = False
 
     @property
     def deadline(self) -> float:
@@ -124,7 +124,7 @@ class Keeper:
             news = standing.cancel_reason is not None and held.cancel_reason is None
             held.stands(standing)
             if news and kept is not None:
-                kept.tell(held)
+                _tell(kept)
 
     def lose(self, held: "Holding") -> None:
         """Another statement heard that this claim is no longer held."""
@@ -133,19 +133,12 @@ class Keeper:
             if (kept := self._kept.get(held.key)) is not None:
                 self._lose(kept)
 
-    def leave_to_settle(self, held: "Holding") -> None:
-        """Its settlement is on the way while others run under its lease: to find it settled is no loss."""
-        self._mind_fork()
-        with self._changed:
-            if (kept := self._kept.get(held.key)) is not None:
-                kept.is_settling, kept.next_beat = True, float("inf")
-
     def look(self, helds: Iterable["Holding"]) -> None:
         """Renew these at once instead of at their next beat, and so hear how they stand."""
         self._mind_fork()
         with self._changed:
             for held in helds:
-                if (kept := self._kept.get(held.key)) is not None and not kept.is_settling:
+                if (kept := self._kept.get(held.key)) is not None:
                     kept.next_beat = kept.look_since = monotonic()
             self._changed.notify_all()
 
@@ -189,9 +182,17 @@ class Keeper:
         if self._beat is not None and self._beat.is_alive():
             return
         due = [kept for kept in self._kept.values() if kept.next_beat <= now]
-        if due:
-            self._beat = threading.Thread(target=self._beating, args=(due,), name="dibs-beat", daemon=True)
-            self._beat.start()
+        if not due:
+            return
+        beat = threading.Thread(target=self._beating, args=(due,), name="dibs-beat", daemon=True)
+        try:
+            beat.start()
+        except RuntimeError:
+            log.exception("no thread could be started to renew leases; it is tried again")
+            for kept in due:
+                kept.missed()
+        else:
+            self._beat = beat
 
     def _beating(self, due: list[Kept]) -> None:
         by_lease: defaultdict[int, list[Kept]] = defaultdict(list)
@@ -210,7 +211,9 @@ class Keeper:
         sent_at = monotonic()
         try:
             standing = self._store.run(lambda _: operations.renew(claims, lease))
-        except DibsError:
+        except Exception as error:  # whatever it is: no beat must ever be the last
+            if not isinstance(error, DibsError):
+                log.exception("leases could not be renewed; they are tried again")
             for kept in group:
                 kept.missed()
             return
@@ -219,7 +222,10 @@ class Keeper:
                 self._note(kept, standing.get(kept.held.key), sent_at)
 
     def _note(self, kept: Kept, standing: operations.Standing | None, sent_at: float) -> None:
-        if self._kept.get(kept.held.key) is not kept or kept.is_settling:
+        if self._kept.get(kept.held.key) is not kept:
+            return
+        if standing is None and kept.held.is_settling:
+            kept.missed()  # gone by our own settlement, perhaps: whoever sent it will hear
             return
         if standing is None:
             self._lose(kept)
@@ -231,11 +237,19 @@ class Keeper:
         news = standing.cancel_reason is not None and kept.held.cancel_reason is None
         kept.held.stands(standing)
         if news:
-            kept.tell(kept.held)
+            _tell(kept)
 
     def _lose(self, kept: Kept) -> None:
         self._kept.pop(kept.held.key, None)
         if self._newest.get(kept.held.job.id) is kept:
             del self._newest[kept.held.job.id]
         kept.held.is_lost()
+        _tell(kept)
+
+
+def _tell(kept: Kept) -> None:
+    """Who can't be told, as its loop is closed, costs nobody else the lease."""
+    try:
         kept.tell(kept.held)
+    except Exception:
+        log.exception("nobody could be told how the claim on job %s stands", kept.held.job.id)

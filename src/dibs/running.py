@@ -19,9 +19,10 @@ from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
 from dibs.jobs import Job
 from dibs.operations import Settled
+from dibs.registry import Registry
 from dibs.settings import Duration
 from dibs.states import CancelledBy, JobState, Outcome, Released, Succeeded
-from dibs.tasks import Registry, Task
+from dibs.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +315,10 @@ async def _call(
 
 
 def _caught(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
-    """Call it, and carry what it raises as a value: a future refuses StopIteration."""
+    """Call it, and carry what it raises as a value: a future refuses StopIteration.
+
+    A KeyboardInterrupt is no Ctrl-C either, which only the main thread hears, and would end the worker.
+    """
     try:
         return function(**arguments), None
     except BaseException as error:
@@ -325,8 +329,8 @@ def _returned(caught: tuple[Any, BaseException | None]) -> Any:
     value, error = caught
     if error is None:
         return value
-    if isinstance(error, StopIteration):
-        raise RuntimeError("the handler raised StopIteration") from error
+    if isinstance(error, StopIteration | KeyboardInterrupt):
+        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
     raise error
 
 

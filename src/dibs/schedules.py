@@ -14,8 +14,9 @@ from dibs.errors import BadRequest
 from dibs.jobs import Job, NewJob
 from dibs.operations import distinct, new_job
 from dibs.payload import check_name
+from dibs.registry import Registry
 from dibs.scripts import Script, Step
-from dibs.tasks import Registry, Task
+from dibs.tasks import Task
 from dibs.ticks import Rule
 
 Missed = Literal["latest", "all", "skip"]

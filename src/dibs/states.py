@@ -20,6 +20,8 @@ from dibs.errors import BadRequest
 
 
 class JobState(StrEnum):
+    """Where a job stands; each is also its name: `JobState.ready == "ready"`."""
+
     scheduled = "scheduled"  # due later: delayed, snoozed, or waiting out a back-off
     blocked = "blocked"  # behind its train, its slot or a parent
     ready = "ready"  # claimable now
@@ -194,15 +196,20 @@ def fits(limit: int, going: Sequence[int]) -> bool:
     return len(going) < min([limit, *going])
 
 
-def in_the_way(limit: int, running: Sequence[tuple[int, bool]]) -> list[int]:
-    """Which of the running (limit, asked to stop), oldest start first, a pre-empting job asks to stop.
+def in_the_way(
+    limit: int, position: int, running: Sequence[tuple[int, int, bool]], ready: Sequence[int]
+) -> list[int]:
+    """Which of the running (limit, position, asked), oldest start first, a job that pre-empts asks to stop.
 
-    As many as it takes for it to fit once all who were asked have gone.
+    As many as it takes for it to fit once all who were asked have gone and those who are ready (their limits)
+    have started; but nobody who goes before it: a newer job that pre-empts.
     """
-    staying = [at for at, (_, asked) in enumerate(running) if not asked]
+    staying = [at for at, (_, _, asked) in enumerate(running) if not asked]
+    behind = [at for at in staying if running[at][1] > position]
     asked: list[int] = []
-    while staying and not fits(limit, [running[at][0] for at in staying]):
-        asked.append(staying.pop(0))
+    while behind and not fits(limit, [*ready, *(running[at][0] for at in staying)]):
+        asked.append(behind.pop(0))
+        staying.remove(asked[-1])
     return asked
 
 

@@ -155,7 +155,7 @@ def judge(job: Job, about: Row) -> Why:
     if job.is_finished:
         return Why("finished", _finished(job))
     if job.state == JobState.running:
-        return Why("running", _running(job, now))
+        return Why("running", _running(job, about["cancel_reason"], now))
     if about["paused"]:
         return Why("paused", f"the queue {job.queue!r} is paused; resume it to let its jobs run")
     if job.state == JobState.scheduled and job.run_at > now:
@@ -185,11 +185,14 @@ def _finished(job: Job) -> str:
     return f"it succeeded{when}"
 
 
-def _running(job: Job, now: datetime) -> str:
+def _running(job: Job, asked: str | None, now: datetime) -> str:
     long = "" if job.claimed_at is None else f" for {_span(now - job.claimed_at)}"
     sentence = f"it has been running at {job.worker}{long}, attempt {job.attempts} of {job.max_attempts}"
+    if asked is not None:
+        sentence += f"; it was asked to stop{f' ({asked})' if asked else ''}"
     if job.lease_until is not None and job.lease_until <= now:
-        sentence += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep takes it back"
+        does = "takes it back" if asked is None else "cancels it"
+        sentence += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep {does}"
     return sentence
 
 

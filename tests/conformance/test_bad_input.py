@@ -129,6 +129,15 @@ def test_the_largest_payload_allowed_fits(app: Face) -> None:
 
 
 @one_face
+@pytest.mark.parametrize("jobs", [[NewJob("send")], (NewJob("send"),), (NewJob("send") for _ in range(2))])
+def test_jobs_that_were_not_unpacked_are_refused_with_the_way_to_write_it(app: Face, jobs: Any) -> None:
+    with nothing_written(app), pytest.raises(BadRequest, match=r"\(\*jobs\)") as refusal:
+        app.enqueue(jobs)
+
+    assert "NewJob(" not in str(refusal.value)
+
+
+@one_face
 @pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES.keys())
 @pytest.mark.parametrize("field", ["kind", "queue", "unique", "tag"])
 def test_a_name_that_can_not_be_is_refused(app: Face, field: str, name: Any) -> None:

@@ -1,11 +1,16 @@
 """Check schema: a table, column or index that is missing or wrong is found, on both faces."""
 
+import sqlite3
+import subprocess
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from dibs import SchemaProblem
 from faces import Face, open_face
+from servers import find_binary
 from stores_by_hand import bare_store, by_hand
 
 WITH_TABLES = ["sqlite", "postgresql", "mariadb"]
@@ -66,6 +71,41 @@ def test_a_store_as_dibs_made_it_has_no_problems(app: Face) -> None:
     app.open()
 
     assert app.check_schema() == []
+
+
+@pytest.mark.parametrize("engine", WITH_TABLES)
+def test_a_store_that_was_dumped_and_restored_has_no_problems(
+    engine: str, face: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = bare_store(engine, request, tmp_path)
+    with open_face(face, url) as app:
+        app.migrate()
+    (tmp_path / "restored").mkdir()
+    restored = bare_store(engine, request, tmp_path / "restored")
+
+    _dump_and_restore(url, restored)
+
+    with open_face(face, restored) as app:
+        assert app.check_schema() == []
+
+
+def _dump_and_restore(url: str, restored: str) -> None:
+    """With the tools of the database, as its manual says."""
+    old, new = urlsplit(url), urlsplit(restored)
+    if old.scheme == "sqlite":
+        with closing(sqlite3.connect(old.path[1:])) as live, closing(sqlite3.connect(new.path[1:])) as copy:
+            copy.executescript("\n".join(live.iterdump()))
+    elif old.scheme == "postgresql":
+        dump = _run([find_binary("pg_dump", "postgresql-client"), url])
+        _run([find_binary("psql", "postgresql-client"), "--quiet", "--set=ON_ERROR_STOP=1", restored], dump)
+    else:
+        to = ["--host", str(old.hostname), "--port", str(old.port), "--user", str(old.username)]
+        dump = _run([find_binary("mariadb-dump", "mariadb-client"), *to, old.path[1:]])
+        _run([find_binary("mariadb", "mariadb-client"), *to, new.path[1:]], dump)
+
+
+def _run(command: list[str], text: str = "") -> str:
+    return subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("engine", WITH_TABLES)

@@ -340,6 +340,23 @@ def test_a_follower_that_was_cancelled_stays_so_and_those_after_it_count(app: Fa
     assert app.get(second.id).attempts == 0
 
 
+def test_a_head_ended_when_it_did_also_if_nobody_followed(app: Face) -> None:
+    jobs = train(app, 2)
+    [head] = app.claim()
+    [follower] = followers(app, head)
+    app.delete(jobs[1].id)
+    app.age(40)
+
+    settle(
+        app,
+        [ends(head.job), ends(follower)],
+        [ride(head, began=40, ended=30), ride(head, follower, began=30)],
+    )
+
+    ended = app.get(jobs[0].id)
+    assert ended.finished_at - ended.claimed_at < timedelta(seconds=25)
+
+
 def test_a_follower_that_was_deleted_is_not_there_again(app: Face) -> None:
     jobs = train(app, 2)
     [head] = app.claim()

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from dibs import Finding, Level
+from dibs import Finding, Level, NewJob
 from dibs.scripts import Script, Step
 from faces import Face, Make
 
@@ -53,6 +53,14 @@ def test_the_doctor_sees_leases_that_nobody_took_back(app: Face, make: Make) -> 
     app.age(60)
 
     assert "lease ran out" in by_topic(app.doctor())["upkeep"][0].sentence
+
+
+def test_the_doctor_takes_a_slot_that_was_offered_for_no_job_that_was_due(app: Face, make: Make) -> None:
+    first, _ = app.enqueue(NewJob("greet", slot="export"), NewJob("greet", slot="export"))
+    app.claim_job(first.id, lease=3600)
+    app.age(60)
+
+    assert not any("job that was due" in one.sentence for one in app.doctor())
 
 
 def test_the_doctor_changes_nothing(app: Face, make: Make) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -268,6 +268,19 @@ def test_a_job_on_its_way_is_for_nobody_and_can_be_given_back(app: Face, make: M
     assert put(app, "departed", limit=10) == []
     assert [claim.job.id for claim in app.claim(limit=5)] == [job.id]
     assert app.get(ended.id) == ended
+
+
+def test_a_job_that_is_enqueued_again_while_it_is_away_departs_again(app: Face) -> None:
+    new = NewJob("work", {"n": 1})
+    app.enqueue(new)
+    put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+    app.enqueue(new)
+
+    [row] = put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+
+    assert row["id"] == new.id
+    assert [noted["id"] for noted in put(app, "departed", limit=10)] == [new.id]
+    assert app.get(new.id) is None
 
 
 def test_a_running_job_does_not_depart(app: Face, make: Make) -> None:
@@ -541,6 +554,27 @@ def test_who_waits_in_a_train_or_for_a_slot_goes_only_while_its_queue_is_paused(
     assert other.sync.claim() == []
 
 
+def test_a_look_before_a_move_says_who_would_stay(app: Face, other: Dibs) -> None:
+    app.enqueue(NewJob("send", queue="mail"), *(NewJob("send", queue="mail", train="a") for _ in range(3)))
+    app.enqueue(*(NewJob("send", queue="paused", slot="s") for _ in range(2)))
+    app.pause("paused")
+
+    planned = look_sync(app.app, other)
+
+    assert planned.staying == {"mail": 3}
+    moved = carry(app, app.app, other)
+    assert planned.jobs == moved.jobs == {"ready": 2, "blocked": 1}
+
+
+def test_of_a_train_longer_than_one_question_everybody_is_counted_as_waiting(app: Face, other: Dibs) -> None:
+    app.enqueue(*[NewJob("send", queue="mail", train="a") for _ in range(1001)])
+
+    moved = carry(app, app.app, other)
+
+    [problem] = moved.problems
+    assert problem.startswith("1,001 jobs of the queue 'mail' wait in trains or for slots")
+
+
 def test_the_order_of_a_train_is_kept_from_store_to_store(app: Face, other: Dibs) -> None:
     jobs = app.enqueue(*(NewJob("work", train="dest", queue="mail", priority=n) for n in range(4)))
     first = app.claim_job(jobs[0].id)
@@ -575,6 +609,76 @@ def test_of_a_slot_at_most_one_goes_after_a_move(app: Face, other: Dibs) -> None
         done.append(claim.job.id)
         claim.succeed()
     assert done == [job.id for job in jobs]
+
+
+def test_when_the_first_of_a_train_has_departed_the_next_is_its_head(app: Face) -> None:
+    first, second = app.enqueue(*(NewJob("work", train="dest", queue="mail") for _ in range(2)))
+    app.pause("mail")
+
+    put(app, "depart", store=ELSEWHERE, after=None, limit=1)
+
+    assert app.get(first.id) is None
+    assert app.get(second.id).state == "ready"
+
+
+def test_when_who_had_the_turn_in_a_slot_has_departed_the_next_has_it(app: Face) -> None:
+    _, second = app.enqueue(*(NewJob("work", slot="csv", queue="mail") for _ in range(2)))
+    app.pause("mail")
+
+    put(app, "depart", store=ELSEWHERE, after=None, limit=1)
+
+    assert app.get(second.id).state == "ready"
+
+
+def test_a_train_that_has_departed_leaves_no_trace(app: Face) -> None:
+    app.enqueue(*(NewJob("work", train="dest", queue="mail") for _ in range(3)))
+    app.pause("mail")
+
+    put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+
+    assert app.trains.list() == []
+
+
+def test_who_comes_back_to_its_train_waits_for_who_runs_there_by_now(app: Face) -> None:
+    app.enqueue(*(NewJob("work", train="dest", queue="mail") for _ in range(2)))
+    app.pause("mail")
+    put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+    app.resume("mail")
+    app.enqueue(NewJob("work", train="dest", queue="mail"))
+    [claim] = app.claim(limit=10)
+
+    give_back_sync(app.app)
+
+    assert app.claim(limit=10) == []
+    claim.succeed()
+    assert len(_done_one_by_one(app)) == 2
+
+
+def test_who_comes_to_a_train_where_others_wait_has_a_place_of_its_own(app: Face) -> None:
+    jobs = app.enqueue(*(NewJob("work", train="dest", queue="mail") for _ in range(3)))
+    app.pause("mail")
+    put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+    later = app.enqueue(*(NewJob("work", train="dest", queue="mail") for _ in range(2)))
+
+    give_back_sync(app.app)
+    app.resume("mail")
+
+    done = _done_one_by_one(app)
+    assert sorted(done) == sorted(job.id for job in [*jobs, *later])
+    assert [id for id in done if id in {job.id for job in jobs}] == [job.id for job in jobs]
+    assert [id for id in done if id in {job.id for job in later}] == [job.id for job in later]
+
+
+def _done_one_by_one(app: Face) -> list[UUID]:
+    """Claimed again while each runs: nobody else may go then."""
+    done = []
+    while claims := app.claim(limit=10):
+        [claim] = claims
+        app.sweep()
+        assert app.claim(limit=10) == []
+        done.append(claim.job.id)
+        claim.succeed()
+    return done
 
 
 def test_a_held_train_stays_with_the_person_it_waits_for(app: Face, other: Dibs) -> None:

@@ -375,6 +375,33 @@ def test_those_cancelled_for_a_failed_job_wait_again_when_it_is_retried(app: Fac
     assert pipeline.state("d") == "succeeded"
 
 
+@pytest.mark.parametrize("whom", ["the one that failed", "all"])
+def test_those_that_wait_again_for_a_retried_job_keep_their_time(app: Face, whom: str) -> None:
+    pipeline = drawn(app, CHAIN, b={"delay": 600})
+    due = pipeline.job("b").run_at
+    pipeline.fail("a")
+
+    if whom == "all":
+        app.pipelines.retry(pipeline.id)
+    else:
+        app.retry(pipeline.new["a"].id)
+    pipeline.succeed("a")
+
+    assert (pipeline.job("b").run_at, pipeline.states()["b"]) == (due, "scheduled")
+
+
+def test_a_settlement_that_is_sent_twice_counts_also_after_a_person_retried_the_step(app: Face) -> None:
+    pipeline = drawn(app, CHAIN)
+    claim = pipeline.claim("a")
+    claim.snooze(60)
+    app.cancel(claim.job.id)
+    app.retry(claim.job.id)
+
+    claim.snooze(60)  # its first answer got lost, say
+
+    assert pipeline.states() == {"a": "ready", "b": "blocked", "c": "blocked"}
+
+
 def test_a_job_that_a_person_cancelled_is_not_revived_with_its_parent(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     app.cancel(pipeline.new["b"].id)

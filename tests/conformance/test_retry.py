@@ -115,6 +115,29 @@ def test_a_job_whose_unique_key_is_taken_is_refused(app: Face, make: Make) -> No
         app.retry(job.id)
 
 
+def test_a_job_whose_unique_key_a_finished_one_keeps_for_a_time_is_refused(app: Face, make: Make) -> None:
+    job = make.failed(unique="key")
+    keeper = make.succeeded(unique="key", unique_for=60)
+
+    with nothing_written(app), pytest.raises(Refused, match="key"):
+        app.retry(job.id)
+    assert app.retry_many(state="failed") == 0
+    assert make.ready(unique="key").id == keeper.id
+
+    app.age(61)
+    assert app.retry(job.id).state == "ready"
+
+
+def test_a_job_that_keeps_its_own_unique_key_for_a_time_is_retried(app: Face, make: Make) -> None:
+    earlier = make.failed(unique="key")
+    job = make.failed(unique="key", unique_for=60)
+
+    assert app.retry_many(state="failed") == 1
+
+    assert [app.get(one.id).state for one in (earlier, job)] == ["failed", "ready"]
+    assert make.ready(unique="key").id == job.id
+
+
 def test_a_job_whose_unique_key_is_free_again_is_retried(app: Face, make: Make) -> None:
     job = make.failed(unique="key")
     app.cancel(make.ready(unique="key").id)

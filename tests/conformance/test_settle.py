@@ -430,6 +430,20 @@ def test_chaining_from_a_job_without_a_pipeline_starts_one(app: Face, make: Make
     assert app.get(child.id).pipeline_id == app.get(claim.job.id).pipeline_id == claim.job.id
 
 
+def test_children_of_one_success_go_in_their_order(app: Face, make: Make) -> None:
+    children = [
+        NewJob("child", unique="one"),
+        NewJob("child"),
+        NewJob("child", slot="desk"),
+        NewJob("child", train="north"),
+        NewJob("child"),
+    ]
+
+    make.running().succeed(then=children)
+
+    assert [claim.job.id for claim in app.claim(limit=5)] == [child.id for child in children]
+
+
 def test_children_inherit_the_pipeline(app: Face, make: Make) -> None:
     root = make.running()
     child, grandchild = NewJob("audit"), NewJob("report")

@@ -354,6 +354,35 @@ def test_whoever_is_superseded_in_its_own_call_pre_empts_nobody(app: Face) -> No
     assert app.get(old.job.id).state != "cancelled"
 
 
+def test_an_older_job_that_pre_empts_stops_no_newer_one(app: Face) -> None:
+    old = app.claim_job(put(app).id)
+    older, newer = put(app, slot_policy="preempt"), put(app, slot_policy="preempt")
+    old.release()
+    running = app.claim_job(newer.id)
+
+    put(app)  # whatever stirs the slot
+    running.release()
+
+    assert states(app, old.job, older, newer) == ["cancelled", "blocked", "ready"]
+
+
+def test_an_older_job_that_pre_empts_stops_only_who_is_behind_it(app: Face) -> None:
+    plain = app.claim_job(put(app, slot_limit=3).id)
+    newer = app.claim_job(put(app, slot_limit=3, slot_policy="preempt").id)
+    late = app.claim_job(put(app, slot_limit=3).id)
+    app.cancel(plain.job.id)
+    older = put(app, slot_limit=1, slot_policy="preempt")
+    newest = put(app, slot_limit=3, slot_policy="preempt")
+    plain.release()
+    running = app.claim_job(newest.id)
+
+    put(app, slot_limit=3)
+    for claim in (newer, late, running):
+        claim.release()
+
+    assert states(app, newer.job, late.job, older, newest) == ["cancelled", "cancelled", "blocked", "ready"]
+
+
 def test_a_success_that_comes_first_wins_over_preemption(app: Face) -> None:
     old = app.claim_job(put(app).id)
     newest = put(app, slot_policy="preempt")
@@ -394,6 +423,16 @@ def test_of_two_preempting_jobs_the_newest_is_next(app: Face) -> None:
     old.release()
 
     assert states(app, first, second) == ["blocked", "ready"]
+
+
+def test_a_claim_by_name_that_is_refused_asks_nobody_to_stop(app: Face) -> None:
+    older, newer = app.enqueue(*(NewJob("work", slot="s", slot_policy="preempt") for _ in range(2)))
+    claim = app.claim_job(newer.id)
+
+    assert app.claim_job(older.id) is None
+
+    claim.release()
+    assert app.get(newer.id).state == "ready"
 
 
 def test_whoever_overtakes_a_preempting_job_by_name_is_asked_to_stop_at_once(app: Face) -> None:
@@ -451,6 +490,28 @@ def test_preempt_asks_as_many_as_are_in_its_way(app: Face) -> None:
     assert states(app, young.job, newest) == ["blocked", "ready"]
     old.release()
     assert app.get(old.job.id).state == "cancelled"
+
+
+def test_an_older_job_that_pre_empts_asks_once_a_newer_one_has_the_place_it_asked_for(app: Face) -> None:
+    first, second = (app.claim_job(put(app, slot_limit=2).id) for _ in range(2))
+    older, newer = (put(app, slot_limit=2, slot_policy="preempt") for _ in range(2))
+    first.release()
+    app.claim_job(newer.id)
+
+    second.release()
+
+    assert states(app, first.job, second.job, older) == ["cancelled", "cancelled", "ready"]
+
+
+def test_a_job_that_pre_empts_and_gives_way_to_a_newer_one_asks_the_next(app: Face) -> None:
+    first, second = (app.claim_job(put(app, slot_limit=2).id) for _ in range(2))
+    older = put(app, slot_limit=2, slot_policy="preempt")
+    first.release()
+    newer = put(app, slot_limit=2, slot_policy="preempt")  # before the older one has started
+
+    second.release()
+
+    assert states(app, first.job, second.job, older, newer) == ["cancelled", "cancelled", "ready", "ready"]
 
 
 # -- Turns that nobody takes --------------------------------------------------------------------

@@ -5,7 +5,7 @@ from datetime import UTC, timedelta
 import psycopg
 import pytest
 
-from dibs import NotFound, upkeep
+from dibs import NewJob, NotFound, upkeep
 from dibs.ids import new_id
 from faces import Face, Make, open_face
 from servers import PostgreSQL
@@ -66,6 +66,28 @@ def test_a_running_job_says_where(app: Face, make: Make) -> None:
 
     assert why.code == "running"
     assert "pod-a" in str(why)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("no longer wanted", "asked to stop (no longer wanted)"), (None, "asked to stop")]
+)
+def test_a_running_job_that_was_asked_to_stop_says_so(
+    app: Face, make: Make, reason: str | None, said: str
+) -> None:
+    job = make.running(lease=60).job
+    app.cancel(job.id, reason=reason)
+
+    assert str(app.why(job.id)).endswith(said)
+    app.age(61)
+    assert "the next sweep cancels it" in str(app.why(job.id))
+
+
+def test_a_running_job_that_is_pre_empted_names_the_other(app: Face) -> None:
+    [old] = app.enqueue(NewJob("work", slot="s"))
+    app.claim_job(old.id)
+    [urgent] = app.enqueue(NewJob("work", slot="s", slot_policy="preempt"))
+
+    assert f"asked to stop (pre-empted by {urgent.id})" in str(app.why(old.id))
 
 
 def test_a_running_job_whose_lease_ran_out_says_so(app: Face, make: Make) -> None:

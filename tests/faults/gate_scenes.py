@@ -394,7 +394,10 @@ def jobs_of_a_convoy_ended_one_after_another(place: Place) -> str | None:
 
 def only_who_preempts_asks_others_to_stop(place: Place) -> str | None:
     app = place.apps(1)[0]
-    claim = app.sync.claim_job(_put(app, slot="s").id)
+    passed, _ = _put(app, slot="s"), _put(app, slot="s")
+    age(app, 11)
+    app.sync.sweep()
+    claim = app.sync.claim_job(passed.id)  # its turn was passed on, and all others are before it
     _put(app, slot="s")
     claim.release()
     if app.sync.get(claim.job.id).state == "cancelled":

@@ -17,8 +17,11 @@ import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable
 from dibs.contract import QUESTIONS
 from dibs.engines.mysql import pools as mysql_pools
+from dibs.engines.mysql import trouble as mysql_trouble
 from dibs.engines.postgresql import pools as postgresql_pools
+from dibs.engines.postgresql import trouble as postgresql_trouble
 from dibs.engines.redis import nodes as redis_nodes
+from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
 from dibs.engines.trouble import TryAgain
 from proxy import FaultProxy
@@ -123,7 +126,7 @@ def trouble(
     with proxy:
         app = place.app(_through(proxy, place.url))
         trouble = Trouble(place, proxy, request.param)
-        for module in (postgresql_pools, mysql_pools, redis_nodes):
+        for module in (postgresql_pools, postgresql_trouble, mysql_pools, mysql_trouble, redis_nodes):
             monkeypatch.setattr(module, "TryAgain", _noting(trouble))
         with face_of(app, face) as trouble.face:
             yield trouble
@@ -437,6 +440,19 @@ def test_a_store_that_is_gone_for_good_is_reported_clearly_and_soon(trouble: Tro
     assert f"127.0.0.1:{trouble.proxy.port}" in str(gone.value)
     trouble.proxy.heal()
     assert trouble.face.enqueue(NewJob("work"))[0].is_new
+
+
+@pytest.mark.parametrize("face", ["async"], indirect=True)
+@pytest.mark.parametrize("trouble", ["after"], indirect=True)
+def test_a_server_that_takes_connections_and_never_greets_is_not_waited_for(
+    trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (postgresql_pools, mysql_pools, redis_pools):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT", 0.2)
+    trouble.proxy.blackhole()
+
+    with pytest.raises(StoreUnavailable):
+        trouble.face.counts()
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dibs import Dibs, NewJob, NotPermitted, StoreRefused, StoreUnavailable, Worker
 from dibs.cli import app as cli
-from dibs.outbox import Outbox
+from dibs.outbox import Message, Outbox, Relay
 from servers import MariaDB, PostgreSQL, Redis, mysql_connection
 
 Places = Callable[[str], str]
@@ -227,6 +227,73 @@ def test_a_worker_that_is_not_let_in_ends_instead_of_trying_for_ever(how: str, r
             await app.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("how", [how for how in REFUSED if not how.startswith("redis")])
+def test_a_relay_that_is_not_let_in_ends_instead_of_trying_for_ever(how: str, refusing: Refusing) -> None:
+    async def relay() -> None:
+        outbox = Outbox(refusing(how))
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(StoreRefused, match=REFUSED[how]) as told:
+                    await Relay(outbox, {"default": _take}).run()
+        finally:
+            await outbox.close()
+        assert "s3cret" not in str(told.value)
+
+    asyncio.run(relay())
+
+
+@pytest.mark.parametrize("how", [how for how in REFUSED if not how.startswith("redis")])
+def test_who_is_not_let_in_to_an_outbox_is_told_so_at_once(how: str, refusing: Refusing) -> None:
+    outbox = Outbox(refusing(how)).sync
+    began = time.monotonic()
+
+    with pytest.raises(StoreRefused, match=REFUSED[how]):
+        outbox.find_unprocessed()
+
+    outbox.close()
+    assert time.monotonic() - began < 5
+
+
+def test_a_relay_that_has_relayed_keeps_trying_when_it_is_not_let_in_any_more(mariadb: MariaDB) -> None:
+    mariadb.make_user("porter", "secret")
+    url = mariadb.fresh_database()
+    Dibs(url).sync.migrate()
+    got: list[Message] = []
+
+    async def take(message: Message) -> None:
+        got.append(message)
+
+    async def relay() -> None:
+        outbox, ours = Outbox(_as(url, "porter:secret")), Outbox(url)
+        relay = Relay(outbox, {"default": take}, poll=0.1)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            tasks.create_task(relay.run())
+            await ours.publish("orders", {"n": 1})
+            while not outbox.events.counts["published"]:
+                await asyncio.sleep(0.01)
+            _lock_out(mariadb, "porter")
+            while relay.trouble is None:
+                await asyncio.sleep(0.01)
+            mariadb._do("alter user porter account unlock")
+            await ours.publish("orders", {"n": 2})
+            while len(got) < 2:
+                await asyncio.sleep(0.01)
+            relay.stop()
+        await outbox.close()
+        await ours.close()
+
+    asyncio.run(relay())
+
+
+async def _take(_: Message) -> None: ...
+
+
+def _lock_out(server: MariaDB, user: str) -> None:
+    """New connections are refused, and the old ones are gone."""
+    server._do(f"alter user {user} account lock")
+    server._do(f"kill user {user}")
 
 
 def test_a_worker_that_has_worked_keeps_trying_when_it_is_not_let_in_any_more(own_redis: Redis) -> None:

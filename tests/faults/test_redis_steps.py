@@ -457,7 +457,7 @@ MUTANTS = [
         _retried_though_another_failed,
     ),
     Mutant(
-        "a return revives whom a person cancelled", "retry", "and as == 'parent'", "",
+        "a return revives whom a person cancelled", "retry", "and was_doomed(job)", "",
         _retried_though_a_person_cancelled,
     ),
     Mutant("a deletion is waited for", "delete", "forget_edge(one.id, id)\n  end", "end", _deleted),

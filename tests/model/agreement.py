@@ -97,6 +97,7 @@ class Agreement(RuleBasedStateMachine):
         self.claims_made = 0
         self.asked: dict[UUID, int] = {}  # running jobs asked to cancel, and their claim
         self.before: dict[UUID, Seen] = {}
+        self.came: set[UUID] = set()  # from another store, in whatever state they left it
         self._next_look()
 
     # -- enqueue ------------------------------------------------------------------------------------
@@ -227,6 +228,7 @@ class Agreement(RuleBasedStateMachine):
         self.both(lambda side: side.face.find(**filter, limit=limit))
         self.both(lambda side: side.face.find(**filter, limit=limit, after=new.id))
         self.both(lambda side: side.face.find(pipeline_id=new.id))
+        self.both(lambda side: side.face.counts(queue=new.queue))
         self.both(lambda side: side.face.get(new.id))
         self.both(lambda side: side.face.why(new.id).code)
 
@@ -243,6 +245,9 @@ class Agreement(RuleBasedStateMachine):
 
     @rule(filter=filters, verb=st.sampled_from(["cancel_many", "retry_many"]))
     def act_on_many(self, filter: dict[str, Any], verb: str) -> None:
+        self.acted_on_many(filter, verb)
+
+    def acted_on_many(self, filter: dict[str, Any], verb: str) -> None:
         self.by_a_person = verb == "retry_many"
         if verb == "cancel_many":
             self.note_asked([job.id for job in self.memory.face.find(**filter, limit=1000)])
@@ -323,7 +328,7 @@ class Agreement(RuleBasedStateMachine):
             assert (job["state"] == JobState.running) == (job["lease_until"] is not None)
             assert (job["finished_at"] is not None) == (job["state"] in FINISHED)
             if (was := self.before.get(id)) is None:
-                assert job["state"] in self.first_states
+                assert job["state"] in self.first_states or id in self.came
             else:
                 self.moved_as_it_may(was, job)
         if self.nothing_may_change:
@@ -340,6 +345,7 @@ class Agreement(RuleBasedStateMachine):
         """Forget what the last operation was allowed to do."""
         self.before = {} if seen is None else seen
         self.moves = 1
+        self.came = set()
         self.by_a_person = False
         self.nothing_may_change = False
         self.asked = {id: claim for id, claim in self.asked.items() if self.holds(id, claim)}

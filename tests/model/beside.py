@@ -178,6 +178,7 @@ TABLES = (
     "dibs_finished",
     "dibs_queues",
     "dibs_schedules",
+    "dibs_moving",
 )
 
 

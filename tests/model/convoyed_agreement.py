@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from agreement import Agreement, Twins, outcome_of, settled_state, some
-from beside import Places, Seen, Side, places_in_memory
+from beside import QUEUES, Places, Seen, Side, places_in_memory
 from draws import End, ends, plain_jobs
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, multiple, rule
@@ -109,8 +109,9 @@ class ConvoyedAgreement(Agreement):
         many=st.integers(1, 3),
         end=ends_of_followers,
         limit=st.sampled_from([None, 0, 2]),
-        seconds=st.sampled_from([0, 0, 48]),
-        meanwhile=st.sampled_from([None, None, "cancel", "delete", "sweep"]),
+        seconds=st.sampled_from([48, 0]),
+        before=st.sampled_from([None, "pause", "lease", None]),
+        meanwhile=st.sampled_from([None, None, "cancel", "delete", "sweep", "overtake"]),
         children=st.lists(plain_jobs, max_size=1),
     )
     def ride(
@@ -120,19 +121,23 @@ class ConvoyedAgreement(Agreement):
         end: End | None,
         limit: int | None,
         seconds: int,
+        before: str | None,
         meanwhile: str | None,
         children: list[dict[str, Any]],
     ) -> Any:
         """A head is claimed and leads a convoy, in whose way something may come."""
         heads = [twins for id in self.ready_heads(train) for twins in self.claimed_head(id)]
+        self.keep_from_following(before)
         found = [convoy for head in heads for convoy in self.convoy_of(head, many) if convoy.followers]
+        self.set_queues("resume")
         rest: list[Twins] = []
         for convoy in found:
             self.both_show_the_same()
             self.come_in_the_way(convoy, meanwhile)
             self.both(lambda side: side.age(seconds))
             born = [each | {"id": next(self.ids)} for each in children]
-            rest += self.ridden(Ridden(convoy, many, end, seconds, born), limit).values
+            # Whether the same exchange claims the children is open.
+            rest += self.ridden(Ridden(convoy, many, end, seconds, born), None if born else limit).values
         return multiple(*heads, *rest)
 
     def ready_heads(self, train: str) -> list[UUID]:
@@ -161,16 +166,31 @@ class ConvoyedAgreement(Agreement):
         memory, real = self.both(deed)
         return [Convoy(head, [Twins(number, *pair) for pair in zip(memory, real, strict=True)])]
 
+    def keep_from_following(self, what: str | None) -> None:
+        """Nobody follows a head whose lease is over, nor out of a paused queue."""
+        match what:
+            case "lease":
+                self.both(lambda side: side.age(601))
+            case "pause":
+                self.set_queues("pause")
+
+    def set_queues(self, verb: str) -> None:
+        for queue in QUEUES:
+            self.both(lambda side, queue=queue: getattr(side.face, verb)(queue))
+
     def come_in_the_way(self, convoy: Convoy, what: str | None) -> None:
         match what:
             case "cancel":
                 self.cancel_one(convoy.followers[-1].id, "no longer wanted")
             case "delete":
                 self.both(lambda side: side.face.delete(convoy.followers[0].id))
-            case "sweep":
+            case "sweep" | "overtake":
                 self.both(lambda side: side.age(601))
                 self.both(lambda side: side.face.sweep())
         self.both_show_the_same()
+        if what == "overtake":
+            self.claimed_head(convoy.head.id)
+            self.both_show_the_same()
 
     def ridden(self, ridden: Ridden, limit: int | None) -> Any:
         """Settled by itself, or by an exchange, which claims only where nobody is given back."""

@@ -17,9 +17,10 @@ from uuid import UUID
 from agreement import TICK, Agreement, Twins, some
 from beside import QUEUES, Places, Seen, Side, places_in_memory
 from convoyed_agreement import TRAINS, ConvoyedAgreement
-from draws import End, ends, plain_jobs
+from draws import End, ends, plain_jobs, states
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, multiple, precondition, rule
+from moved_agreement import MovedAgreement
 
 from dibs import NewJob, operations, upkeep
 from dibs.clock import to_micros
@@ -81,6 +82,14 @@ def several(gates: st.SearchStrategy[dict[str, Any]], name: dict[str, str]) -> s
 
 on_one_train = several(on_trains, {"train": TRAINS[0]})
 in_one_slot = several(policies, {"slot": SLOTS[0]})
+filters_at_gates = st.builds(
+    joined,
+    st.one_of(
+        st.fixed_dictionaries({"train": st.sampled_from(TRAINS)}),
+        st.fixed_dictionaries({"slot": st.sampled_from(SLOTS)}),
+    ),
+    st.one_of(st.just({}), st.fixed_dictionaries({"state": states})),
+)
 steps = st.builds(
     joined, plain_jobs, no_key, st.one_of(no_gate, on_trains, in_slots("wait", "replace", "preempt"))
 )
@@ -108,7 +117,7 @@ class Drawn:
         return pipeline
 
 
-class GatedAgreement(ConvoyedAgreement):
+class GatedAgreement(ConvoyedAgreement, MovedAgreement):
     """Memory and one real store, asked the same, with jobs that wait for each other."""
 
     new_jobs = gated_jobs
@@ -183,6 +192,11 @@ class GatedAgreement(ConvoyedAgreement):
         """The next one, or one that overtakes it."""
         waits = [id for id, job in self.before.items() if job["slot"] == slot and job["state"] in WAITING]
         return self.claim_and_end(sorted(waits)[which : which + 1], end)
+
+    @rule(filter=filters_at_gates, verb=st.sampled_from(["cancel_many", "retry_many"]))
+    def act_on_many_at_a_gate(self, filter: dict[str, Any], verb: str) -> None:
+        self.both(lambda side: side.face.find(**filter))
+        self.acted_on_many(filter, verb)
 
     @precondition(lambda self: self.drawn)
     @rule(target=Agreement.claims, nth=st.integers(0, 9), end=ends)

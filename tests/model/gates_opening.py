@@ -59,7 +59,7 @@ class Opening:
         for id in line:
             state = JobState.ready if id in chosen else JobState.blocked
             world = with_job(world, id, world.jobs[id]._replace(state=state))
-        return self._preempted(world, line[len(chosen) :])
+        return self._preempted(world, chosen, line[len(chosen) :])
 
     def _may_go(self, world: World, id: int, going: Sequence[int]) -> bool:
         limit = self.kinds[id].limit
@@ -69,12 +69,15 @@ class Opening:
             return True
         return fits(limit, [self.kinds[other].limit for other in going])
 
-    def _preempted(self, world: World, waiting: Sequence[int]) -> World:
+    def _preempted(self, world: World, chosen: Sequence[int], waiting: Sequence[int]) -> World:
         if not waiting or (world.jobs[waiting[0]].place or 0) >= 0:
             return world
         running = self._running(world)
-        stands = [(self.kinds[id].limit, world.jobs[id].asked) for id in running]
-        for at in in_the_way(self.kinds[waiting[0]].limit, stands):
+        jobs = world.jobs
+        stand = [(self.kinds[id].limit, jobs[id].place or 0, jobs[id].asked) for id in running]
+        place = -len(jobs) if self.mutant == Mutant.older_preempts else jobs[waiting[0]].place or 0
+        ready = [self.kinds[id].limit for id in chosen if self.mutant != Mutant.ready_uncounted]
+        for at in in_the_way(self.kinds[waiting[0]].limit, place, stand, ready):
             world = with_job(world, running[at], world.jobs[running[at]]._replace(asked=True))
         return world
 

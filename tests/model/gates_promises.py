@@ -6,7 +6,7 @@ from explorer import Explored, Rule, explore_all
 from gates_protocol import Gates
 from gates_words import Deed, Promise, World
 
-from dibs.states import FINISHED, JobState
+from dibs.states import FINISHED, JobState, fits
 
 
 def _running_at(gates: Gates, world: World, sort: str) -> list[int]:
@@ -102,6 +102,27 @@ def _running_is_spared(gates: Gates, before: World, deed: Deed, after: World) ->
     return True
 
 
+def _newer_stays(gates: Gates, before: World, deed: Deed, after: World) -> bool:
+    pairs = enumerate(zip(before.jobs, after.jobs, strict=True))
+    asked = [id for id, (was, job) in pairs if job.asked and not was.asked]
+    waiting = [after.jobs[id].place or 0 for id in gates._members(after) if id not in asked]
+    return deed.verb in gates.by_a_person or all(
+        min(waiting, default=0) < (after.jobs[id].place or 0) for id in asked
+    )
+
+
+def _urgent_asks(gates: Gates, before: World, deed: Deed, after: World) -> bool:
+    jobs, members = after.jobs, gates._members(after)
+    waiting = [id for id in members if jobs[id].state == JobState.blocked]
+    first = min(waiting, key=lambda id: (jobs[id].place, id), default=None)
+    if first is None or (jobs[first].place or 0) >= 0 or after.torn:
+        return True
+    running = [id for id in members if jobs[id].state == JobState.running and not jobs[id].asked]
+    ready = [id for id in members if jobs[id].state == JobState.ready]
+    behind = [id for id in running if (jobs[id].place or 0) > (jobs[first].place or 0)]
+    return not behind or fits(gates.kinds[first].limit, [gates.kinds[id].limit for id in [*running, *ready]])
+
+
 def _parents_first(gates: Gates, before: World, deed: Deed, after: World) -> bool:
     starts = deed.verb in ("claim", "overtake")
     return not starts or gates._is_met(before, deed.job)
@@ -136,6 +157,8 @@ RULES: dict[Promise, Rule[World, Deed]] = {
     Promise.heads_hold: _heads_hold,
     Promise.ended_stays: _ended_stays,
     Promise.running_is_spared: _running_is_spared,
+    Promise.newer_stays: _newer_stays,
+    Promise.urgent_asks: _urgent_asks,
     Promise.parents_first: _parents_first,
     Promise.children_go: _children_go,
     Promise.doomed_end: _doomed_end,

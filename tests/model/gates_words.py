@@ -120,6 +120,8 @@ class Promise(StrEnum):
     heads_hold = "only the head of a train holds it"
     ended_stays = "whoever has ended comes back only by a person"
     running_is_spared = "whoever runs is ended by itself or by the end of its lease"
+    newer_stays = "whoever pre-empts is asked to stop only by one that goes before it"
+    urgent_asks = "whoever pre-empts and is next has asked all who are in its way"
     parents_first = "nobody starts before all whom it waits for have succeeded"
     children_go = "whoever waits for nobody any more is let go"
     doomed_end = "those after a job that failed are cancelled with it, unless their pipeline holds"
@@ -145,6 +147,8 @@ class Mutant(StrEnum):
     overtake_looks_first = "whoever overtakes looks who runs, and then goes"
     turn_passed_unseen = "a turn is passed on though it was just taken"
     preempt_takes_away = "a job that pre-empts does not wait until the other has stopped"
+    older_preempts = "a job that pre-empts asks also newer ones of its kind to stop"
+    ready_uncounted = "a job that pre-empts takes the place of who is ready for its own"
     replace_ends_all = "a job that replaces ends also who runs"
     drop_looks_first = "a job to be dropped looks for room, and does not keep others out"
     any_parent = "the first parent that succeeds lets its children go"
@@ -172,6 +176,8 @@ CAUGHT_BY = {
     Mutant.overtake_looks_first: Promise.within_limit,
     Mutant.turn_passed_unseen: Promise.within_limit,
     Mutant.preempt_takes_away: Promise.within_limit,
+    Mutant.older_preempts: Promise.newer_stays,
+    Mutant.ready_uncounted: Promise.urgent_asks,
     Mutant.replace_ends_all: Promise.running_is_spared,
     Mutant.drop_looks_first: Promise.drop_keeps_room,
     Mutant.any_parent: Promise.parents_first,

@@ -106,6 +106,8 @@ def test_gates_keep_every_promise_with_more_of_everything(gates: Gates, at_least
     assert explored.worlds >= at_least
 
 
+PREEMPTS = Kind("slot", policy="preempt")
+PREEMPTS_ONE = Kind("slot", policy="preempt", limit=2)
 CONVOY = Gates(kinds=(TRAIN, TRAIN), max_attempts=2, convoys=1)
 
 # Where each guard is needed.
@@ -127,6 +129,12 @@ SCENES = {
     Mutant.overtake_looks_first: Gates(kinds=(SLOT, in_slot("wait"))),
     Mutant.turn_passed_unseen: Gates(kinds=(SLOT, in_slot("wait"))),
     Mutant.preempt_takes_away: Gates(kinds=(SLOT, in_slot("preempt"))),
+    Mutant.older_preempts: Gates(kinds=(PREEMPTS, PREEMPTS, in_slot("wait")), losses=0, turns=0),
+    Mutant.ready_uncounted: Gates(
+        kinds=(WIDE, WIDE, PREEMPTS_ONE, PREEMPTS_ONE),
+        losses=0,
+        turns=0,
+    ),
     Mutant.replace_ends_all: Gates(kinds=(SLOT, in_slot("replace"))),
     Mutant.drop_looks_first: Gates(kinds=(Kind("slot", policy="drop"), in_slot("drop"))),
     Mutant.any_parent: Gates(kinds=(PARENT, PARENT, Kind(parents=(0, 1)))),

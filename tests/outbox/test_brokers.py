@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dibs.outbox import BrokerUnavailable, Outbox, Rejected, Relay
 from dibs.outbox.brokers import make_broker
 from dibs.outbox.brokers.redis import RedisStreams
 from dibs.outbox.brokers.webhook import Webhook, signature
-from servers import free_port
+from servers import Nats, Redis, free_port
 
 every_broker = pytest.mark.parametrize("target", ["rabbitmq", "nats", "redis"], indirect=True)
 
@@ -96,6 +97,79 @@ def test_a_broker_that_is_not_there_is_no_failure_of_a_message(box: Box, scheme:
 
     [message] = box.find_unprocessed()
     assert (message.status, message.attempts) == ("pending", 0)
+
+
+@pytest.fixture
+def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a broker that is there and does not let us in."""
+    match request.param:
+        case "rabbitmq":
+            yield request.getfixturevalue("rabbitmq").url().replace("guest:guest", "guest:s3cret")
+        case "nats":
+            with Nats(password="secret") as nats:
+                yield nats.url().replace("secret", "s3cret")
+        case "redis":
+            redis: Redis = request.getfixturevalue("own_redis")
+            assert redis.say("CONFIG SET requirepass secret") == "+OK\r\n"
+            yield redis.url().replace("redis://", "redis://:s3cret@")
+
+
+every_refusal = pytest.mark.parametrize("refusing", ["rabbitmq", "nats", "redis"], indirect=True)
+
+
+@every_refusal
+def test_a_relay_that_no_broker_lets_in_ends_instead_of_trying_for_ever(box: Box, refusing: str) -> None:
+    box.publish("orders", {"n": 1})
+
+    async def relay() -> None:
+        async with asyncio.timeout(20):
+            await Relay(box.outbox, {"default": refusing, "other": refusing}).run()
+
+    with pytest.raises(BrokerUnavailable, match=r"refused us: .*; check its URL, then try again") as told:
+        box.run(relay())
+
+    assert "s3cret" not in str(told.value)
+    [message] = box.find_unprocessed()
+    assert (message.status, message.attempts) == ("pending", 0)
+
+
+@pytest.mark.parametrize("refusing", ["redis"], indirect=True)
+def test_a_broker_that_does_not_let_us_in_keeps_no_other_waiting(box: Box, refusing: str) -> None:
+    box.publish("orders", {"n": 1}, brokers=["good", "bad"])
+    got: list[Any] = []
+
+    async def take(message: Any) -> None:
+        got.append(message)
+
+    async def relay_for_a_while() -> None:
+        relay = Relay(box.outbox, {"bad": refusing, "good": take})
+        task = asyncio.create_task(relay.run())
+        await eventually_async(lambda: box.outbox.events.counts["broker_down"] >= 3 or task.done())
+        relay.stop()
+        await task
+
+    box.run(relay_for_a_while())
+
+    assert len(got) == 1
+
+
+def test_a_broker_that_let_us_in_once_is_tried_again_when_it_does_not(box: Box, own_redis: Redis) -> None:
+    async def through_a_refusal() -> None:
+        relay = Relay(box.outbox, {"default": own_redis.url()}, poll=0.1)
+        task = asyncio.create_task(relay.run())
+        await box.outbox.publish("orders", {"n": 1})
+        await eventually_async(lambda: box.outbox.events.counts["published"] == 1)
+        own_redis.say("CONFIG SET requirepass secret", "AUTH secret", "CLIENT KILL TYPE normal SKIPME yes")
+        await box.outbox.publish("orders", {"n": 2})
+        await eventually_async(lambda: box.outbox.events.counts["broker_down"] >= 2 or task.done())
+        own_redis.say("AUTH secret", "CONFIG SET requirepass ''")
+        await eventually_async(lambda: box.outbox.events.counts["published"] == 2 or task.done())
+        relay.stop()
+        await task
+
+    box.run(through_a_refusal())
+
+    assert box.counts()["published"] == 2
 
 
 @every_broker

@@ -173,6 +173,26 @@ def test_a_broker_that_is_away_costs_no_attempt(box: Box) -> None:
     assert [event.name for event in heard][-1] == "published" or heard[-1].name == "broker_up"
 
 
+def test_a_relay_that_is_to_end_does_not_wait_for_its_broker_for_ever(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.publish_keys("a")
+    monkeypatch.setattr("dibs.outbox.relay.LONGEST_ABSENCE", 0.3)
+
+    async def refuse(_: Message) -> None:
+        raise BrokerUnavailable("gone fishing")
+
+    async def relay() -> None:
+        async with asyncio.timeout(20):
+            await Relay(box.outbox, {"default": refuse}).run(until_idle=True)
+
+    with pytest.raises(BrokerUnavailable, match="gone fishing"):
+        box.run(relay())
+
+    [message] = box.find_unprocessed()
+    assert message.attempts == 0
+
+
 def test_one_broker_that_hangs_keeps_no_other_waiting(box: Box) -> None:
     for number in range(5):
         box.publish("orders", {"n": number}, brokers=["stuck", "default"])

@@ -86,6 +86,13 @@ async def wrong_arguments_are_errors() -> None:
     send.using(queue="slow").new("forty-two")  # type: ignore[arg-type]
 
 
+def wrong_options_are_errors() -> None:
+    send.using(colour="red")  # type: ignore[call-arg]
+    send.using(priority="high")  # type: ignore[arg-type]
+    send.using(tags=[1])  # type: ignore[list-item]
+    app.every("* * * * *", colour="red")  # type: ignore[call-arg]
+
+
 async def the_context_is_not_asked_for() -> None:
     assert_type(await print_label.enqueue(42), Job)
     assert_type(await audit.enqueue(UUID(int=1), deep=True), Job)

@@ -13,6 +13,7 @@ import pytest
 from working import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry, callbacks
+from dibs.worker.ticks import Ticks
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
 
@@ -29,7 +30,7 @@ def _hear_all(app: Dibs, colour: str = "plain") -> list[JobEvent]:
 
 
 def _losses(heard: list[JobEvent]) -> list[JobEvent]:
-    """What the holder told; the same worker's upkeep may tell, too, what became of the job."""
+    """That a claim was lost, not what became of the job by that."""
     return [event for event in heard if event.name == "lost"]
 
 
@@ -196,6 +197,32 @@ async def test_a_holder_that_lost_its_job_tells_it(app: Dibs, monkeypatch: pytes
         await wait_until(lambda: _losses(heard))
 
     assert [each.error.message for each in _losses(heard)] == ["worker died"]
+
+
+async def test_a_worker_that_takes_back_what_it_lost_tells_it_once(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = _hear_all(app)
+    nobody_looks(app, monkeypatch)
+    upkeep_tells: list[Any] = []
+    opened = Ticks.open
+    monkeypatch.setattr(Ticks, "open", lambda ticks, tell: (upkeep_tells.append(tell), opened(ticks, tell)))
+    held: list[tuple[Any, int]] = []
+
+    @app.job(max_attempts=2)
+    def work(ctx: Context) -> None:
+        held.append((ctx.job.id, ctx.token))
+        if len(held) == 1:
+            take_back(app, ctx.job.id)
+
+    job = await work.enqueue()
+    async with working(app):
+        await finished(app, job)
+        for token in (held[0][1], held[0][1] + 1000):  # the same loss, and another
+            upkeep_tells[0]([callbacks.Fate("lost", job.id, token)])
+        await wait_until(lambda: len(_losses(heard)) == 2)
+
+    assert len(_losses(heard)) == 2
 
 
 async def test_a_loss_that_heartbeat_and_settlement_hear_is_told_once(

@@ -160,6 +160,8 @@ def _read(connection: Any, app: Dibs, block: str, **given: Any) -> int:
         "queues": None,
         "kinds": None,
         "walk": True,
+        "succeeded": [],
+        "tokens": [],
         "settlements": "[]",
         **given,
     }

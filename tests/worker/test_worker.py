@@ -449,6 +449,20 @@ async def test_a_hostile_exception_does_not_hurt_the_worker(app: Dibs, exception
     assert len(failed.errors[0].message) < 10_000
 
 
+@pytest.mark.parametrize("engine", ["memory"], indirect=True)
+async def test_an_interrupt_that_a_thread_raises_is_nobodys_ctrl_c(app: Dibs) -> None:
+    @app.job(max_attempts=1)
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    job = await interrupted.enqueue()
+    await Worker(app).run(until_idle=True)
+
+    ended = await app.get(job.id)
+    assert ended is not None
+    assert (ended.state, ended.errors[0].message) == ("failed", "the handler raised KeyboardInterrupt")
+
+
 @pytest.mark.parametrize("exception", ["huge", "surrogate", "unspeakable"])
 async def test_every_store_can_keep_a_hostile_exception(app: Dibs, exception: str) -> None:
     @app.job(max_attempts=1)

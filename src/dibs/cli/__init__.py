@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -95,6 +96,9 @@ app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 
 def main() -> None:
     """What the `dibs` script runs. A bug is one line, too, unless $DIBS_TRACEBACK asks for more."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 gets \xfc for ü, not an error
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="dibs")
     except Exception as error:

@@ -10,8 +10,8 @@ import typer
 
 from dibs.cli.printing import complain, without_password
 from dibs.errors import BadRequest
+from dibs.options import slot_from_text
 from dibs.states import JobState
-from dibs.tasks import slot_from_text
 
 
 def bad_usage(line: str) -> NoReturn:
@@ -107,6 +107,14 @@ OfSlot = Annotated[
     Any, typer.Option("--slot", parser=slot, metavar="KEY", help="Only of this slot: a name or a JSON array.")
 ]
 OfPipeline = Annotated[str | None, typer.Option("--pipeline-id", metavar="ID", help="Only of this pipeline.")]
+
+
+def hand_on(context: typer.Context, url: str | None, json: bool) -> None:
+    """What was said before the last word of a command, like `dibs queues --json pause mail`, holds for it."""
+    context.obj = url or context.obj
+    if json and context.invoked_subcommand is not None:
+        context.default_map = {context.invoked_subcommand: {"json": True}}
+
 
 All = Annotated[bool, typer.Option("--all", help="All jobs that match the options, instead of ids.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With --all: don't ask first.")]

@@ -59,7 +59,7 @@ def _takes(worker: WorkerInfo, queue: str, kind: str) -> bool:
 def expired(examined: Examined) -> Iterator[Finding]:
     late: list[tuple[str, Callable[[Examined], datetime | None]]] = [
         ("a job whose lease ran out {} ago was not taken back", lambda one: one.next_lease),
-        ("a job that was due {} ago was not made ready", lambda one: one.next_due),
+        ("what was due {} ago, a job or the turn of a slot, was not done", lambda one: one.next_due),
     ]
     for sentence, moment in late:
         at = moment(examined)

@@ -181,16 +181,32 @@ from (
 ) finished
 
 -- name: counts
+-- Who succeeded are most of all, and the rest of them: nobody reads their rows to count them.
+select counted.state, cast(sum(counted.jobs) as bigint) as jobs
+from (
+    select job.state, count(*) as jobs from dibs_jobs job group by job.state
+    union all
+    select job.state, count(*) as jobs from dibs_finished job where job.state <> 'succeeded' group by job.state
+    union all
+    select
+        'succeeded' as state,
+        (select count(*) from dibs_finished)
+        - (select count(*) from dibs_finished job where job.state <> 'succeeded') as jobs
+) counted
+group by counted.state
+having sum(counted.jobs) > 0
+
+-- name: counts_of_queue
 select counted.state, cast(sum(counted.jobs) as bigint) as jobs
 from (
     select job.state, count(*) as jobs
     from dibs_jobs job
-    where cast(:queue as {text}) is null or job.queue = :queue
+    where job.queue = :queue
     group by job.state
     union all
     select job.state, count(*) as jobs
     from dibs_finished job
-    where cast(:queue as {text}) is null or job.queue = :queue
+    where job.queue = :queue
     group by job.state
 ) counted
 group by counted.state
@@ -228,11 +244,12 @@ select
         from dibs_jobs other
         where other.state = 'running' and other.queue = job.queue
     ) as running,
+    job.cancel_reason,
     {now} as now
 from (
-    select {job_columns:live} from dibs_jobs live where live.id = cast(:job as {uuid})
+    select {job_columns:live}, live.cancel_reason from dibs_jobs live where live.id = cast(:job as {uuid})
     union all
-    select {job_columns:kept} from dibs_finished kept where kept.id = cast(:job as {uuid})
+    select {job_columns:kept}, null from dibs_finished kept where kept.id = cast(:job as {uuid})
 ) job
 left join dibs_queues setting on setting.name = job.queue
 
@@ -452,6 +469,27 @@ where way = 'in' and store = {id:store} and id {in_ids:ids}
 select job.unique_key, job.id as holder
 from dibs_jobs job
 where job.unique_key {in_texts:keys}
+
+-- name: clash
+-- Who comes from another store can't have their places on this train if one of them is taken, if who runs here
+-- would be behind them, or while the train waits for a person.
+select
+    gate.last_position,
+    gate.held_by is not null
+    or exists (select 1 from dibs_jobs job where job.train = :name and job.position {in_numbers:positions})
+    or exists (
+        select 1
+        from (
+            select job.state, job.position
+            from dibs_jobs job
+            where job.train = :name and job.position is not null
+            order by job.position
+            limit 1
+        ) head
+        where head.state = 'running' and head.position >= :first
+    ) as is_clash
+from dibs_gates gate
+where gate.sort = 'train' and gate.name = :name
 
 -- name: landed
 delete from dibs_moving

@@ -130,7 +130,7 @@ where job.id {in_ids:ids}
 
 -- name: block_steps
 insert into dibs_jobs ({kept_columns}, attempts, state, pipeline_id, errors)
-select {retried_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
+select {returned_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
 from dibs_finished job
 where job.id {in_ids:ids}
 

@@ -1,13 +1,17 @@
 """What stores behind a database server have in common."""
 
+import asyncio
+import time
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dibs.drift import SchemaProblem
 from dibs.engines.connections import Engine, bind_async, bind_sync
+from dibs.engines.migrations import Holder, Patience
 from dibs.engines.schemas import schema_version
 from dibs.engines.store import Operation, Pooled, again, again_async
-from dibs.engines.trouble import Tries
-from dibs.errors import SchemaOutdated
+from dibs.engines.trouble import Tries, TryAgain
+from dibs.errors import DibsError, SchemaOutdated
 from dibs.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
@@ -50,10 +54,32 @@ class DatabaseStore(Pooled):
             self._check(await self.schema_version_async())
 
     def migrate(self) -> list[int]:
-        return again(lambda _: self._sync.migrate())
+        patience = Patience()
+        while True:
+            try:
+                return again(lambda _: self._sync.migrate(), even_if_locked=False)
+            except TryAgain as trouble:
+                time.sleep(patience.pause(trouble, self._holder()))
+
+    def _holder(self) -> Holder | None:
+        """Only a hint: a server that does not tell everybody leaves it out."""
+        with suppress(DibsError, TryAgain):
+            holder: Holder | None = again(lambda _: self._sync.holder())
+            return holder
+        return None
 
     async def migrate_async(self) -> list[int]:
-        return await again_async(lambda _: self._async.migrate())
+        patience = Patience()
+        while True:
+            try:
+                return await again_async(lambda _: self._async.migrate(), even_if_locked=False)
+            except TryAgain as trouble:
+                await asyncio.sleep(patience.pause(trouble, await self._holder_async()))
+
+    async def _holder_async(self) -> Holder | None:
+        with suppress(DibsError, TryAgain):
+            return await again_async(lambda _: self._async.holder())
+        return None
 
     def schema_version(self) -> int:
         version: int = again(lambda _: self._sync.schema_version())

@@ -7,16 +7,25 @@ be read backwards has a file of the same name in the folder `down` beside it (AD
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from importlib.resources import files
 
+from dibs.clock import monotonic
+from dibs.durations import spoken
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.schemas import schema_files, schema_version, statements
 from dibs.engines.sql import Dialect
 from dibs.engines.sqlite.engine import SQLite
-from dibs.errors import BadRequest
+from dibs.engines.trouble import TryAgain
+from dibs.errors import BadRequest, StoreUnavailable
+from dibs.events import log
 
 MIGRATION_LOCK = 0x64696273  # "dibs", an advisory lock while tables are made
+MIGRATION_TIMEOUT = 3600  # seconds: an index on many millions of finished jobs takes its time
+LOCK_SECONDS = 3  # that a migration waits for a table; then others have their turn
+LONGEST_WAIT = 60.0  # seconds that it tries this again
+LOCKED_AGAIN = 2.0  # seconds until it does
 
 _PART = re.compile(r"/\*(M!|!\d+)\s*(.*?)\s*\*/", re.DOTALL)  # what only one of MariaDB and MySQL reads
 _TABLE = re.compile(r"create table (?:if not exists )?(\w+)")
@@ -26,6 +35,40 @@ _ALTER = re.compile(r"alter table (\w+) (.*)", re.DOTALL)
 _ADD_KEY = re.compile(r"add (?:unique )?(?:key|index) (?:if not exists )?(\w+)")
 _ADD_COLUMN = re.compile(r"add (?:column )?(?:if not exists )?(?!constraint|primary|foreign|check)(\w+)")
 _ROWS = re.compile(r"(?:insert|update|delete|do|select)\b")  # go away with the tables they are in
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody whose transaction is in the way of a migration, as far as the server tells."""
+
+    connection: int
+    who: str | None
+    program: str | None
+    seconds: float | None
+
+    def __str__(self) -> str:
+        who = ", ".join(name for name in (self.who, self.program) if name)
+        since = "" if self.seconds is None else f" for {spoken(self.seconds)}"
+        return f"connection {self.connection}{f' ({who})' if who else ''} has a transaction open{since}"
+
+
+class Patience:
+    """How long a migration asks for tables that others have."""
+
+    def __init__(self) -> None:
+        self._began = monotonic()
+
+    def pause(self, trouble: TryAgain, holder: Holder | None) -> float:
+        """Say who has them; answer how long to wait before the next try, or give up."""
+        waited = monotonic() - self._began
+        who = holder or "some transaction has them"
+        if waited > LONGEST_WAIT:
+            raise StoreUnavailable(
+                f"{trouble.store} can't be migrated: its tables were locked for {spoken(waited)}, {who}; "
+                "wait for its end or end it, then migrate again"
+            ) from trouble.cause
+        log.warning("%s: its tables are locked, %s; trying again", trouble.store, who)
+        return LOCKED_AGAIN
 
 
 def dialect_named(name: str, prefix: str = "dibs") -> Dialect | None:
@@ -100,7 +143,7 @@ def _down(dialect: Dialect, version: int, text: str) -> list[str]:
     if own.is_dir():
         for file in own.iterdir():
             if int(file.name.split("_")[0]) == version:
-                return statements(dialect.rename(file.read_text()))
+                return statements(dialect.rename(file.read_text(encoding="utf-8")))
     made = statements(dialect.rename(text))
     return [undone for statement in reversed(made) if (undone := undo(statement, dialect.name))]
 

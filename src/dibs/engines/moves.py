@@ -10,10 +10,11 @@ from uuid import UUID
 
 from msgspec import structs
 
+from dibs.engines.arrivals import behind, by_train, key_of, placed, sorted_out
 from dibs.engines.sql import Plan, Query, SqlEngine
 from dibs.jobs import StoredJob, read_stored, stored_text
 from dibs.scripts import Row
-from dibs.states import JobState
+from dibs.states import FINISHED, JobState
 
 FIRST = UUID(int=0)
 
@@ -50,13 +51,18 @@ class MovingEngine(SqlEngine):
         if rows:
             yield from self._note("out", store, rows)
             yield from self._forget_these([row["id"] for row in rows])
+            yield from self._let_next_go([row for row in leaving if _has_place(row)])
         return rows
 
     def _forget_these(self, ids: Sequence[UUID]) -> Plan:
-        """Out of both tables. Not as `delete` does it: who waits behind a job is moved after it."""
+        """Out of both tables."""
         params = self.adapt({"ids": list(ids)})
         yield Query("delete_live", params)
         return (yield Query("delete_finished", params))
+
+    def _let_next_go(self, departed: Sequence[Row]) -> Plan:
+        """At the gates of these jobs. Their rows are locked, so a gate that is locked is left to `mend`."""
+        raise NotImplementedError
 
     def _note(self, way: str, store: UUID, rows: Iterable[Row]) -> Plan:
         return (yield from self._many("note_moves", [{**row, "way": way, "store": store} for row in rows]))
@@ -94,9 +100,10 @@ class MovingEngine(SqlEngine):
             return []
         known = yield Query("settled", self.adapt({"ids": [job.id for job in jobs]}))
         holders: dict[Any, UUID] = {row["id"]: row["id"] for row in known}
-        if keys := [key for job in jobs if (key := _key(job)) is not None]:
+        if keys := [key for job in jobs if (key := key_of(job)) is not None]:
             holders |= {row["unique_key"]: row["holder"] for row in (yield from self._key_holders(keys))}
-        answers, new = _sorted_out(jobs, holders)
+        answers, new = sorted_out(jobs, holders)
+        new = yield from self._with_places(new)
         if tokens := [job.token for job in new if job.token is not None]:
             yield from self._outrun(max(tokens))
         yield from self._insert(
@@ -106,6 +113,21 @@ class MovingEngine(SqlEngine):
             yield from self._join_again(gated)
         yield from self._insert("store_finished", [job for job in new if job.is_finished])
         return answers
+
+    def _with_places(self, jobs: Sequence[StoredJob]) -> Any:
+        """The same jobs: where one of a train can't have its old place, all of them go to its end."""
+        if keys := [_gate(job) for job in jobs if job.is_gated]:
+            yield from self._lock_gates(keys)
+        places: dict[UUID, int] = {}
+        for name, coming in by_train(jobs).items():
+            given = {"name": name, "positions": [job.position for job in coming]}
+            [train] = yield Query("clash", self.adapt({**given, "first": coming[0].position}))
+            if train["is_clash"]:
+                places |= behind(train["last_position"], coming)
+        return placed(jobs, places)
+
+    def _lock_gates(self, keys: Sequence[tuple[str, str]]) -> Any:
+        raise NotImplementedError
 
     def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
         """They have their places in trains and at slots from where they come: let through who may go."""
@@ -129,20 +151,9 @@ def blocked(job: StoredJob) -> StoredJob:
     return structs.replace(job, state=str(JobState.scheduled if later else JobState.blocked))
 
 
-def _key(job: StoredJob) -> str | None:
-    """The unique key that it needs for itself; one that has finished needs none."""
-    return None if job.is_finished else job.unique_key
+def _gate(job: StoredJob) -> tuple[str, str]:
+    return ("slot", job.slot or "") if job.train is None else ("train", job.train)
 
 
-def _sorted_out(
-    jobs: Sequence[StoredJob], holders: dict[Any, UUID]
-) -> tuple[list[dict[str, Any]], list[StoredJob]]:
-    """(an answer for each, those that are new); `holders` are ids and keys that are taken."""
-    answers, new = [], []
-    for job in jobs:
-        holder = holders.get(job.id) or holders.get(_key(job))
-        answers.append({"id": job.id, "holder": holder or job.id, "is_new": holder is None})
-        if holder is None:
-            new.append(job)
-            holders |= {job.id: job.id} | ({} if _key(job) is None else {_key(job): job.id})
-    return answers, new
+def _has_place(row: Row) -> bool:
+    return row["position"] is not None and row["state"] not in FINISHED

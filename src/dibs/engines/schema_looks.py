@@ -25,6 +25,11 @@ _LINE = re.compile(
 )
 _SCRATCH = "dibs_scratch"
 
+# A dump has an expression as it reads, and the PostgreSQL that restores it has the casts between its kinds of
+# text elsewhere, and parentheses around what was cast. Neither means anything.
+_TEXT_CAST = re.compile(r"::(?:text|character varying)(?:\[\])?")
+_AROUND_ONE = re.compile(r"\((\w+|'[^']*'|ARRAY\[[^\]]*\])\)")
+
 
 def look_at_postgresql(dialect: Dialect, version: int) -> Looking:
     """In a transaction that is rolled back."""
@@ -35,7 +40,14 @@ def look_at_postgresql(dialect: Dialect, version: int) -> Looking:
         if _MADE.match(statement):
             yield statement
     expected = yield from _postgresql_looks(names)
-    return compare(found, expected, version, schema_version(dialect.name))
+    return compare(found, expected, version, schema_version(dialect.name), _plainly)
+
+
+def _plainly(definition: str) -> str:
+    plain = _TEXT_CAST.sub("", definition)
+    while (shorter := _AROUND_ONE.sub(r"\1", plain)) != plain:
+        plain = shorter
+    return plain
 
 
 def look_at_mysql(dialect: Dialect, version: int) -> Looking:

@@ -10,7 +10,7 @@ def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
     folder = files(__package__).joinpath(dialect, "schema")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):  # beside them there may be the folder `down`
-            yield int(file.name.split("_")[0]), file.read_text()
+            yield int(file.name.split("_")[0]), file.read_text(encoding="utf-8")
 
 
 def schema_version(dialect: str) -> int:

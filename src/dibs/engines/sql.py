@@ -22,7 +22,8 @@ KEPT_COLUMNS = (
     *("unique_key", "unique_until", "parent_id", "progress", "tags", "meta"),
     *("position", "slot_policy", "slot_limit"),
 )
-RETRIED = {"run_at": "{now}", "worker": "null", "progress": "0"}
+RETURNED = {"worker": "null", "progress": "0"}
+RETRIED = {**RETURNED, "run_at": "{now}"}
 
 _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{>(\w+)\}")
@@ -87,6 +88,8 @@ class Dialect:
                 return _columns(tuple(STORED_TYPES), first)
             case "stored_values":
                 return ", ".join(f":{name}" for name in STORED_TYPES)
+            case "returned_columns":
+                return _columns(KEPT_COLUMNS, first, RETURNED)
             case "retried_columns":
                 return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
             case _:
@@ -109,7 +112,7 @@ def _load(dialect: Dialect) -> dict[str, str]:
     folder = files(__package__)
     common = [folder.joinpath(f"common{part}.sql") for part in ("", "_steps")]
     own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "convoys", "steps")]
-    texts = [file.read_text() for file in (*common, *own) if file.is_file()]
+    texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
     return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
 
 
@@ -166,6 +169,9 @@ class SqlEngine:
     def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
         """A driver's rows with the values that every engine answers."""
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def _counts(self, queue: str | None) -> Plan:
+        return (yield Query("counts", {}) if queue is None else Query("counts_of_queue", {"queue": queue}))
 
     def _block(self, step: Step) -> Plan:
         return (yield Query(step.question, self.adapt(step.params)))

@@ -57,20 +57,24 @@ class Pooled:
         await self._async.leave_loop()
 
 
-def again(work: Callable[[Tries], T]) -> T:
+def again(work: Callable[[Tries], T], *, even_if_locked: bool = True) -> T:
     """Run the whole of it again on a deadlock, a lost race or a lost connection."""
     tries = Tries()
     while True:
         try:
             return work(tries)
         except TryAgain as trouble:
+            if trouble.locked and not even_if_locked:
+                raise
             time.sleep(tries.pause(trouble))
 
 
-async def again_async(work: Callable[[Tries], Awaitable[T]]) -> T:
+async def again_async(work: Callable[[Tries], Awaitable[T]], *, even_if_locked: bool = True) -> T:
     tries = Tries()
     while True:
         try:
             return await work(tries)
         except TryAgain as trouble:
+            if trouble.locked and not even_if_locked:
+                raise
             await asyncio.sleep(tries.pause(trouble))

@@ -45,6 +45,8 @@ class TryAgain(Exception):
     """The connection broke: what was asked may have been done."""
     read_only: bool = False
     """It answers, and takes no changes: a replica, or what a failover made one."""
+    locked: bool = False
+    """Somebody else held what was asked for, for longer than we wait."""
 
     def final(self) -> StoreUnavailable:
         """What the caller hears when trying again did not help."""

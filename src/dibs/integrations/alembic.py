@@ -1,4 +1,4 @@
-"""Alembic runs the migrations of dibs: `op.dibs_upgrade(to=4)` in a revision, `op.dibs_downgrade(to=0)` back.
+"""Alembic runs the migrations of dibs: `op.dibs_upgrade(to=8)` in a revision, `op.dibs_downgrade(to=0)` back.
 
 Importing this module (in `env.py`) adds both operations, and keeps autogenerate from proposing to drop the
 tables of dibs. The statements are those of `dibs migrate`, read from the same files.

@@ -28,8 +28,9 @@ from dibs.errors import BadRequest
 from dibs.events import NAMES, Event
 from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob
 from dibs.operations import NewRow
+from dibs.options import DEFAULTS
+from dibs.registry import Registry
 from dibs.states import Outcome, Raised, Retry, settle
-from dibs.tasks import DEFAULTS, Registry
 
 __all__ = ["instrument", "running"]
 

@@ -77,7 +77,7 @@ def compare(log: Log, way: Way, before: dict[str, int], queues: int, schedules: 
     source = yield from counts("source")
     target = yield from counts("target")
     missing = sum(before.values()) + log.jobs.total() - sum(target.values())
-    gated = yield from _left_at_gates()
+    gated = _by_queue((yield from _waiting_at_gates()))
     return Moved(
         jobs={state.value: log.jobs[state] for state in JobState if log.jobs[state]},
         known=log.known,
@@ -95,12 +95,23 @@ def without_mover(moved: Moved) -> Moved:
     return replace(moved, target={**moved.target, "running": moved.target["running"] - 1})
 
 
-def _left_at_gates() -> Moving[Counter[str]]:
-    """How many wait in trains or for slots of each queue: they go only while it is paused."""
+def _waiting_at_gates() -> Moving[Counter[tuple[str, str]]]:
+    """How many wait in trains or for slots, by queue and state: they go only while it is paused."""
     everything = dict.fromkeys(("queue", "kind", "train", "slot", "pipeline_id"))
-    wanted = {**everything, "states": sorted(WAITING), "tags": [], "limit": MOST_AT_ONCE, "after": None}
-    rows = yield from question("source", "find", **wanted)
-    return Counter(row["queue"] for row in rows if row["train"] or row["slot"])
+    wanted = {**everything, "states": sorted(WAITING), "tags": [], "limit": MOST_AT_ONCE}
+    gated: Counter[tuple[str, str]] = Counter()
+    after: UUID | None = None
+    while rows := (yield from question("source", "find", **wanted, after=after)):
+        gated.update((row["queue"], str(row["state"])) for row in rows if row["train"] or row["slot"])
+        after = rows[-1]["id"]
+    return gated
+
+
+def _by_queue(gated: Counter[tuple[str, str]]) -> Counter[str]:
+    queues: Counter[str] = Counter()
+    for (queue, _), number in gated.items():
+        queues[queue] += number
+    return queues
 
 
 def _problems(
@@ -138,13 +149,28 @@ def looking() -> Moving[Planned]:
     running = jobs.pop(JobState.running)
     jobs["departed"] = len((yield from departed("source")))
     settings = yield from ask("source", looks.queues)
+    paused = {queue.name for queue in settings if queue.paused}
+    staying = yield from _staying(paused)
+    for (_, state), number in staying.items():
+        jobs[state] -= number
     return Planned(
-        jobs={state: number for state, number in jobs.items() if number},
+        jobs={state: number for state, number in jobs.items() if number > 0},
         running=running,
+        staying=dict(_by_queue(staying)),
         queues=sum(queue.paused or queue.limit is not None for queue in settings),
         schedules=len((yield from ask("source", last_ticks))),
         target=(yield from counts("target")),
     )
+
+
+def _staying(paused: set[str]) -> Moving[Counter[tuple[str, str]]]:
+    """Those at gates whose queue is not paused; where nobody is at one, nobody is looked for."""
+    which = {"names": None, "held": False, "after": None, "limit": 1}
+    for sort in ("train", "slot"):
+        if (yield from question("source", "gates", sort=sort, **which)):
+            gated = yield from _waiting_at_gates()
+            return Counter({key: number for key, number in gated.items() if key[0] not in paused})
+    return Counter()
 
 
 def give_all_back() -> Script[int]:

@@ -52,6 +52,8 @@ class Planned:
     jobs: dict[str, int]
     """How many jobs would be moved, by state; those that are on their way already are `departed`."""
     running: int
+    staying: dict[str, int]
+    """How many would stay, by queue: they wait in trains or for slots, and their queue is not paused."""
     queues: int
     schedules: int
     target: dict[str, int]

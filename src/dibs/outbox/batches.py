@@ -17,6 +17,7 @@ from dibs.outbox.homes import Operation
 from dibs.outbox.messages import Message, Status
 
 FLUSH_EVERY = 1.0  # seconds between two times that the published ones are marked
+ASK_AGAIN = 0.5  # seconds between two tries to reach the database
 MARGIN = 0.1  # of the lock: so long before its end nothing more is sent
 
 
@@ -200,6 +201,7 @@ class Batch:
             except StoreUnavailable:
                 if self._time_left() <= 0:
                     raise
+            await asyncio.sleep(ASK_AGAIN)  # a refusal comes at once
 
 
 class Limit:

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from dibs.engines.connections import ADAPTERS, NoTables, bind_queries, check_same_file
-from dibs.engines.mysql import pools as mysql
-from dibs.engines.mysql.pools import BROKEN, UNDONE
-from dibs.engines.postgresql import pools as postgresql
-from dibs.engines.postgresql.pools import AGAIN as POSTGRES_AGAIN
+from dibs.engines.mysql import trouble as mysql
+from dibs.engines.postgresql import trouble as postgresql
 from dibs.engines.sql import Query
+from dibs.engines.sqlite import file as sqlite
 from dibs.engines.trouble import Tries, TryAgain
-from dibs.errors import BadRequest, SchemaOutdated, UnknownEngine
+from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.outbox.statements import QUOTES, Place, Statements
 from dibs.scripts import Rows, run, run_async
 
@@ -242,22 +241,37 @@ class Home:
     # -- what can go wrong ----------------------------------------------------------------------
 
     def _sorted(self, error: Exception) -> BaseException:
-        origins = (error, getattr(error, "orig", None), getattr(error, "__cause__", None))
+        driver = getattr(error, "orig", None) or error
+        origins = (error, driver, error.__cause__)
         states = {getattr(one, "sqlstate", None) for one in origins} - {None}
         codes = {one.args[0] for one in origins if one is not None and one.args}
         if "no such table" in str(error) or "42P01" in states or NO_SUCH_TABLE in codes:
             return NoOutboxTable(self.place.outbox)
         if postgresql.NOT_PERMITTED in states:
-            return postgresql.forbidden(getattr(error, "orig", error), self.name)
+            return postgresql.forbidden(driver, self.name)
         if codes & set(mysql.NOT_PERMITTED):
-            return mysql.forbidden(getattr(error, "orig", error), self.name)
+            return mysql.forbidden(driver, self.name)
+        if (refused := self._refused(driver, states, codes)) is not None:
+            return refused
         lost = isinstance(error, OSError) or bool(getattr(error, "connection_invalidated", False))
         if lost or _is_unreachable(error, states):
-            return TryAgain(error, self.name, unsure=True)
+            return TryAgain(driver, self.name, unsure=True)
         locked = self._sqlite and "database is locked" in str(error)
-        if locked or states & POSTGRES_AGAIN or codes & set(UNDONE):
-            return TryAgain(error, self.name)
+        if locked or states & postgresql.AGAIN or codes & set(mysql.UNDONE):
+            return TryAgain(driver, self.name)
         return error
+
+    def _refused(self, error: BaseException, states: set[Any], codes: set[Any]) -> StoreUnavailable | None:
+        """Why the database does not let us in, if it is that."""
+        match self.statements.database:
+            case "sqlite":
+                return sqlite.unusable(self._url.database, error)
+            case "mysql":
+                return mysql.refused(error, self.name) if codes & set(mysql.REFUSED) else None
+        hopeless = type(error).__module__.startswith("psycopg") and postgresql.is_hopeless(error)
+        if hopeless or any(str(state).startswith(postgresql.REFUSED) for state in states):
+            return postgresql.refused(error, self.name)
+        return None
 
 
 def _making(database: str, place: Place) -> list[str]:
@@ -281,7 +295,7 @@ def _is_unreachable(error: Exception, states: set[Any]) -> bool:
     if module.startswith("psycopg"):
         return isinstance(error, OperationalError | InterfaceError) and not states
     if module.startswith(("pymysql", "asyncmy", "MySQLdb")):
-        return bool(origin is not None and origin.args and origin.args[0] in BROKEN)
+        return bool(origin is not None and origin.args and origin.args[0] in mysql.BROKEN)
     return False
 
 

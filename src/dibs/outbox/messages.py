@@ -13,6 +13,8 @@ from dibs.scripts import Row
 
 
 class Status(StrEnum):
+    """Where a message of an outbox stands, for one broker."""
+
     pending = "pending"  # to be published, not tried yet
     processing = "processing"  # a relay holds it until its lock ends
     published = "published"

@@ -11,10 +11,10 @@ from contextlib import suppress
 
 from dibs import payload, stopping
 from dibs.clock import SECOND, monotonic
-from dibs.errors import BadRequest, StoreUnavailable
+from dibs.errors import BadRequest, StoreRefused, StoreUnavailable
 from dibs.identity import worker_name
 from dibs.outbox.batches import Batch
-from dibs.outbox.brokers import Broker, Brokers, BrokerUnavailable, make_broker
+from dibs.outbox.brokers import Broker, BrokerRefused, Brokers, BrokerUnavailable, make_broker
 from dibs.outbox.core import OutboxCore, said
 from dibs.outbox.events import log
 from dibs.outbox.outbox import Outbox
@@ -23,6 +23,7 @@ from dibs.settings import Duration, lease_micros, span
 
 SHORTEST_REST, LONGEST_REST = 0.02, 2.0  # seconds between two looks at an empty outbox
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds between two tries to reach a broker or the database
+LONGEST_ABSENCE = 60.0  # seconds that a relay whose end somebody waits for tries it
 LISTEN_AGAIN = 2.0
 
 
@@ -52,6 +53,7 @@ class Relay:
         self._timeout = span(timeout, what="timeout") / SECOND
         self._poll = max(span(poll, what="poll") / SECOND, SHORTEST_REST)
         self._stopping = asyncio.Event()
+        self._has_claimed = False
         self._routes = [
             Route(self, payload.check_name(name, "broker"), make_broker(given, name))
             for name, given in brokers.items()
@@ -60,6 +62,9 @@ class Relay:
     async def run(self, *, until_idle: bool = False, handle_signals: bool = True) -> None:
         """Relay until SIGTERM, SIGINT or `stop()`; with `until_idle`, until nothing can be claimed.
 
+        A database or broker that is away is waited for, with `until_idle` for a minute. A database that does
+        not let us in from the start, for a wrong password, say, is `StoreRefused` at once; if no broker does,
+        that is `BrokerUnavailable`.
         Beside a server that has plans of its own for signals, leave them to it: `handle_signals=False`.
         """
         loop = asyncio.get_running_loop()
@@ -99,6 +104,12 @@ class Relay:
         """Why this relay can't do its work just now: a broker or the database is gone; None if it can."""
         return "; ".join(route.trouble for route in self._routes if route.trouble) or None
 
+    def _is_hopeless(self, error: BrokerUnavailable | StoreUnavailable) -> bool:
+        """Nobody ever let us in: that is to be put right by a person, who should hear of it."""
+        if isinstance(error, StoreRefused):
+            return not self._has_claimed
+        return all(route.is_refused for route in self._routes)
+
     async def _hear(self) -> None:
         while True:
             try:
@@ -120,12 +131,16 @@ class Route:
     def __init__(self, relay: Relay, name: str, broker: Broker) -> None:
         self.name = name
         self.trouble: str | None = None
+        self.is_refused = False
+        self._was_let_in = False
         self._relay = relay
         self._core: OutboxCore = relay._core
         self._broker = broker
         self._woken = asyncio.Event()
         self._rest = SHORTEST_REST
         self._troubles = 0
+        self._until_idle = False
+        self._missed_at = 0.0
         self._due: list[float] = []
 
     def begin(self) -> None:
@@ -136,6 +151,7 @@ class Route:
         self._woken.set()
 
     async def run(self, *, until_idle: bool) -> None:
+        self._until_idle = until_idle
         try:
             while not self._is_stopping:
                 claimed = await self._turn()
@@ -176,6 +192,7 @@ class Route:
             if not opening.done():
                 return False
             await opening
+            self._was_let_in = True
             return True
         finally:
             for one in (opening, told_to_stop):
@@ -187,6 +204,7 @@ class Route:
         relay, asked_at = self._relay, monotonic()
         operation = self._core.claim(relay.name, relay._batch, self.name, relay._lock)
         messages = self._core.claimed(await self._core.home.run_async(operation))
+        relay._has_claimed = True
         if not messages:
             return None
         self._rest = SHORTEST_REST
@@ -210,6 +228,13 @@ class Route:
             raise batch.outage
 
     async def _wait_out(self, error: BrokerUnavailable | StoreUnavailable) -> None:
+        self.is_refused = isinstance(error, BrokerRefused) and not self._was_let_in
+        if self._relay._is_hopeless(error):
+            raise error
+        if not self._troubles:
+            self._missed_at = monotonic()
+        if self._until_idle and monotonic() - self._missed_at > LONGEST_ABSENCE:
+            raise error  # somebody waits for the end of it
         self._troubles += 1
         pause = self._next_pause()
         self.trouble = f"broker {self.name}: {error}"

@@ -87,7 +87,10 @@ class Statements:
 
     def __post_init__(self) -> None:
         folder = files(__package__).joinpath("sql")
-        texts = [folder.joinpath(file).read_text() for file in ("common.sql", f"{self.database}.sql")]
+        texts = [
+            folder.joinpath(file).read_text(encoding="utf-8")
+            for file in ("common.sql", f"{self.database}.sql")
+        ]
         blocks = {name: self._spell(body) for name, body in read_blocks(*texts).items()}
         blocks |= {f"make {number}": text for number, text in enumerate(self.making)}
         object.__setattr__(self, "blocks", blocks)

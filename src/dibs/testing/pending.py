@@ -13,9 +13,10 @@ from dibs.core import Core
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.jobs import Job
+from dibs.registry import Registry
 from dibs.scripts import Script
 from dibs.sync import SyncDibs
-from dibs.tasks import Registry, Task
+from dibs.tasks import Task
 from dibs.testing.looking import all_jobs
 
 MOST_JOBS = 1000

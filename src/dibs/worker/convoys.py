@@ -234,7 +234,7 @@ class Convoys:
         ride = convoy.current
         if ride is not None and ride.held.start is not None and not ride.held.start.asked:
             ride.held.start.asked = True
-            self._core.keeper.leave_to_settle(convoy.head)
+            convoy.head.is_settling = True
             convoy.rides.append(ride)
             self._hand_over_done(convoy)
 

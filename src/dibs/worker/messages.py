@@ -8,8 +8,7 @@ from uuid import UUID
 import msgspec
 
 from dibs import payload
-from dibs.errors import BadRequest
-from dibs.jobs import Job, NewJob
+from dibs.jobs import Job, NewJob, not_a_new_job
 from dibs.states import CancelledBy, Outcome, Raised, Snoozed, Succeeded
 from dibs.worker.places import Place
 
@@ -140,7 +139,7 @@ def children_of(message: Ended) -> list[NewJob]:
 
 def _written(new: NewJob, limit: int) -> dict[str, Any]:
     if not isinstance(new, NewJob):
-        raise BadRequest(f"can't enqueue {new!r}: pass NewJob(…) or task.new(…)")
+        raise not_a_new_job(new)
     fields = {name: getattr(new, name) for name in new.__struct_fields__ if name != "_fresh"}
     if isinstance(new.delay, timedelta):
         fields["delay"] = new.delay.total_seconds()

@@ -11,9 +11,9 @@ from dibs.core import Core
 from dibs.engines.trouble import Tries
 from dibs.jobs import Job
 from dibs.operations import Patience, Settled, Wish
+from dibs.options import DEFAULT_LEASE
 from dibs.scripts import Script
 from dibs.settings import lease_micros
-from dibs.tasks import DEFAULT_LEASE
 from dibs.worker.convoys import Ride, started
 
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)

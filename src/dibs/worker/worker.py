@@ -13,35 +13,32 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 from dibs import stopping, upkeep
 from dibs.app import Dibs
-from dibs.callbacks import Fate, Teller
-from dibs.claims import Claim, Holding
+from dibs.callbacks import Teller
+from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
-from dibs.context import Context
 from dibs.contract import STOP_HINT, split_hint
-from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
+from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
 from dibs.operations import Patience, Settled
 from dibs.payload import check_names, check_whole
-from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
 from dibs.settings import Duration, span
-from dibs.states import JobState, Released
+from dibs.states import Released
 from dibs.worker.aside import Aside
+from dibs.worker.attempts import Attempts
 from dibs.worker.convoys import Convoys, Done, Ride
 from dibs.worker.health import Health
 from dibs.worker.lanes import Lanes
 from dibs.worker.listening import Hearing, Suspicion
 from dibs.worker.marks import Marks
 from dibs.worker.places import refuse_while_loading
-from dibs.worker.processes import Processes, is_isolated
+from dibs.worker.processes import is_isolated
 from dibs.worker.pulse import Pulse
 from dibs.worker.ticks import SOON, Ticks
 from dibs.worker.trips import USUAL_LEASE, Line, Trips
@@ -75,11 +72,11 @@ class Worker:
             raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
         self.name = _own_name()
         self._core = app._core
-        self._processes = Processes(app)
         self._queues = check_names(queues, "queue")
         if self._queues == []:
             raise BadRequest("queues=[] names no queue: leave it out to work on all")
         self._concurrency = check_whole(concurrency, "concurrency", 1, MOST_PLACES)
+        self._attempts = Attempts(app, self._concurrency)
         self._grace = span(grace, what="grace") / 1_000_000
         self._lanes = Lanes(self._run_one, self._has_changed)
         self._turns: set[asyncio.Task[None]] = set()
@@ -97,14 +94,14 @@ class Worker:
             self.name,
             self._queues,
             self._lanes,
-            attempt=self._attempt,
+            attempt=self._attempts.run,
             hand_over=self._hand_over,
             tell=self._tell,
             are_on=convoys,
         )
         self._changed = asyncio.Event()
         self._stopping = self._hurried = False
-        self._door, self._state = Doorway(), None
+        self._door = Doorway()
         self._hungry, self._resting = True, False
         self._look_at: float | None = None
         self._failures = 0
@@ -138,23 +135,20 @@ class Worker:
         self._ticks.open(self._teller.tell)
         deaf = self._hear_losses()
         listening = asyncio.create_task(self._hearing.listen(self._hear), name="dibs-listening")
-        self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
         try:
-            await self._processes.open()
-            async with self._door.through(self._core.lifespan) as self._state:
+            await self._attempts.open(self._teller.tell)
+            async with self._door.through(self._core.lifespan) as self._attempts.state:
                 self._pulse.becomes("working")
                 await self._work_until_done()
         except asyncio.CancelledError:
             if not self._door.turned_back():
                 raise
         finally:
-            self._state = None
             deaf()
             await self._aside.close()
             await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
             stopping.unhandle_signals(loop, handled)
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            await self._processes.close()
+            await self._attempts.close()
             with suppress(DibsError):
                 await self._core.store.run_async(lambda _: upkeep.leave(self.name))
 
@@ -230,6 +224,8 @@ class Worker:
         """One round trip: settle what is done, take what fits."""
         done, self._done = self._done, []
         rides, self._rides = self._rides, []
+        for held, _ in done:
+            held.is_settling = True
         heard, hinted, self._hinted = self._heard, self._hinted, False
         line, self._line = self._line, None
         began, marks = monotonic(), self._marks.get() if done else []
@@ -333,7 +329,7 @@ class Worker:
 
     def _tell(self, held: Holding) -> None:
         """In the keeper's thread: how this claim stands has changed."""
-        self._processes.stop_if_lost(held)
+        self._attempts.stop_if_lost(held)
         if self._convoys.head_is_told(held) and not held.lost:
             return  # asked to stop, but it has succeeded: in its lane others run
         self._loop.call_soon_threadsafe(self._lanes.cancel, held)
@@ -341,47 +337,13 @@ class Worker:
     async def _run_one(self, held: Holding) -> None:
         if held.job.train is not None:
             await self._convoys.run(held)
-        elif (one := await self._attempt(held)) is not None:
+        elif (one := await self._attempts.run(held)) is not None:
             self._done.append((held, one))
 
     def _hand_over(self, done: list[Done], rides: list[Ride]) -> None:
         self._done += done
         self._rides += rides
         self._changed.set()
-
-    async def _attempt(self, held: Holding) -> Settled | None:
-        """Run the handler; what is to be settled, or None when there is nothing to settle any more."""
-        task = self._core.registry.tasks[held.job.kind]
-        context, elsewhere = None, None
-        if task.signature.context is not None:
-            context = Context(Claim(held), self._state)
-        if is_isolated(task):
-            context = context or Context(Claim(held), self._state)
-            elsewhere = partial(self._processes.call, held, task, context)
-        try:
-            outcome = await surrounded(held, perform(held, task, context, self._threads, elsewhere))
-            if held.settled:
-                return await self._mind_commit(held)
-            return settlement(held, outcome, context)
-        except asyncio.CancelledError:
-            return held.settled_by(Released())
-        except LeaseLost:
-            self._core.keeper.drop(held)  # whoever has the job now settles it
-            return None
-        except Exception as error:
-            return broken_off(held, error)
-
-    async def _mind_commit(self, held: Holding) -> Settled | None:
-        """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
-        try:
-            job = await self._core.store.run_async(self._core.get(held.job.id))
-        except StoreUnavailable:
-            return None  # nobody renews it any more: if it was not committed, its lease ends
-        if still_ours(job, held):
-            return held.settled_by(held.raised(NOT_COMMITTED))
-        if job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
-            self._teller.tell([Fate("succeeded", job.id, held.token)])
-        return None
 
     # -- rest, hints, upkeep --------------------------------------------------------------------
 

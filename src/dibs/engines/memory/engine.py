@@ -289,24 +289,31 @@ class Memory(Moving):
             job["run_at"] = self._clock()
             self._wait_again(job)
             return True
-        if job["state"] not in (JobState.failed, JobState.cancelled) or job["unique_key"] in self._by_unique:
+        if job["state"] not in (JobState.failed, JobState.cancelled):
+            return False
+        if self._has_key(job["unique_key"]) not in (None, job["id"]):
             return False
         self._come_back(job)
         if self._waits_for_parents(job):
             job["position"] = None
             self._wait(job, JobState.blocked)
-        elif has_gate(job):
+        else:
+            self._go_now(job)
+        self._came_back.append(job)
+        return True
+
+    def _go_now(self, job: Record) -> None:
+        job["run_at"] = self._clock()
+        if has_gate(job):
             self._rejoin(job)
         else:
             self._wait(job, JobState.ready)
-        self._came_back.append(job)
-        return True
 
     def _come_back(self, job: Record) -> None:
         self._live[job["id"]] = self._finished.pop(job["id"])
         if job["unique_key"] is not None:
             self._by_unique[job["unique_key"]] = job["id"]
-        job |= _FRESH_BUDGET | {"run_at": self._clock(), "worker": None}
+        job |= _FRESH_BUDGET | {"worker": None}
 
     def _recover(self, job: UUID, token: int, stale_after: int, errors: str) -> Rows:
         record = self._running.get(job)

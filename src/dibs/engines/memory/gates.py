@@ -254,7 +254,7 @@ class Gated(Shelves):
             self._wait(job, JobState.ready)
         gate.going = {job["id"] for job in [*running, *chosen]}
         self._offer(gate, chosen, is_new=bool(started))
-        self._preempt(gate, running)
+        self._preempt(gate, running, chosen)
 
     def _offer(self, gate: Gate, chosen: Sequence[Record], *, is_new: bool) -> None:
         """Somebody waits behind a ready job: it has so long to be taken."""
@@ -263,12 +263,12 @@ class Gated(Shelves):
         elif is_new or gate.offer_ends is None:
             gate.offer_ends = self._clock() + PATIENCE
 
-    def _preempt(self, gate: Gate, running: Sequence[Record]) -> None:
+    def _preempt(self, gate: Gate, running: Sequence[Record], chosen: Sequence[Record]) -> None:
         first = self._first(gate)
         if first is None or first["position"] >= 0:
             return
-        asked = [(job["slot_limit"], job["cancel_reason"] is not None) for job in running]
-        for at in in_the_way(first["slot_limit"], asked):
+        stand = [(job["slot_limit"], job["position"], job["cancel_reason"] is not None) for job in running]
+        for at in in_the_way(first["slot_limit"], first["position"], stand, _limits(chosen)):
             running[at]["cancel_reason"] = f"pre-empted by {first['id']}"
 
     def _first(self, gate: Gate, chosen: Sequence[Record] = ()) -> Record | None:

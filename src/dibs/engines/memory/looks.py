@@ -56,7 +56,8 @@ class Looking(Convoyed):
         for record in self._each([job]):
             setting = self._settings.get(record["queue"], UNSET)
             running = sum(other["queue"] == record["queue"] for other in self._running.values())
-            rows.append({**self._row(record), **setting, "running": running, **self._now()[0]})
+            about = {"running": running, "cancel_reason": record["cancel_reason"], **self._now()[0]}
+            rows.append({**self._row(record), **setting, **about})
         return rows
 
     def _tick(self, worker: str, forget_after: int, **about: Any) -> Rows:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.memory.gates import is_gated
+from dibs.engines.arrivals import behind, by_train, key_of, placed, sorted_out
+from dibs.engines.memory.gates import Gate, is_gated
 from dibs.engines.memory.looks import Looking
 from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
 from dibs.jobs import STORED_TYPES, StoredJob, read_stored, stored_text
@@ -34,7 +36,8 @@ class Moving(Looking):
         ended = {id: job for id, job in self._finished.items() if id not in holding}
         jobs = {**{id: job for id, job in self._live.items() if self._may_depart(job)}, **ended}
         leaving = sorted(id for id in jobs if after is None or id > after)
-        return [self._part_with(jobs[id], store) for id in leaving[:limit]]
+        with self._opening_once():
+            return [self._part_with(jobs[id], store) for id in leaving[:limit]]
 
     def _may_depart(self, job: Record) -> bool:
         """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train."""
@@ -55,17 +58,38 @@ class Moving(Looking):
         return rows[:limit]
 
     def _arrive(self, store: UUID, jobs: Sequence[str]) -> Rows:
-        rows = [self._take_in(job, (job.id, store) in self._arrivals) for job in map(read_stored, jobs)]
+        come = [read_stored(text) for text in jobs]
+        rows = self._take_in(come, [job.id for job in come if (job.id, store) in self._arrivals])
         self._arrivals |= {(row["id"], store) for row in rows if row["is_new"]}
         return rows
 
-    def _take_in(self, job: StoredJob, noted: bool = False) -> Row:
-        holder = job.id if noted or self._known(job.id) else None
-        if holder is None and not job.is_finished:
-            holder = self._by_unique.get(job.unique_key or "")
-        if holder is None:
-            self._settle_in(job)
-        return {"id": job.id, "holder": holder or job.id, "is_new": holder is None}
+    def _take_in(self, jobs: Sequence[StoredJob], noted: Sequence[UUID] = ()) -> Rows:
+        """Those whose id and unique key are free; one row for each says which."""
+        holders: dict[Any, UUID] = {id: id for id in noted}
+        holders |= {job.id: job.id for job in jobs if self._known(job.id)}
+        keys = [key for job in jobs if (key := key_of(job)) in self._by_unique]
+        rows, new = sorted_out(jobs, holders | {key: self._by_unique[key] for key in keys})
+        with self._opening_once():
+            for job in self._with_places(new):
+                self._settle_in(job)
+        return rows
+
+    def _with_places(self, jobs: Sequence[StoredJob]) -> list[StoredJob]:
+        """The same jobs: where one of a train can't have its old place, all of them go to its end."""
+        places: dict[UUID, int] = {}
+        for train, coming in by_train(jobs).items():
+            gate = self._gates_by_key.get(("train", train))
+            if gate is not None and self._clash(gate, coming):
+                places |= behind(gate.last_position, coming)
+        return placed(jobs, places)
+
+    def _clash(self, gate: Gate, coming: Sequence[StoredJob]) -> bool:
+        """A place is taken, who runs would be behind them, or the train waits for a person."""
+        here = {job["position"]: job["state"] for _, job in self._members(gate)}
+        running = [position for position, state in here.items() if state == JobState.running]
+        first = coming[0].position or 0
+        taken = any(job.position in here for job in coming)
+        return gate.held_by is not None or taken or any(position >= first for position in running)
 
     def _settle_in(self, job: StoredJob) -> None:
         record: Record = {name: getattr(job, name) for name in STORED_TYPES}
@@ -85,7 +109,7 @@ class Moving(Looking):
             self._wait(record, JobState(job.state))
 
     def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Rows:
-        rows = [self._take_in(read_stored(self._departures[id][1])) for id in ids if id in self._departures]
+        rows = self._take_in([read_stored(self._departures[id][1]) for id in ids if id in self._departures])
         self._landed("out", store, [row["id"] for row in rows if row["holder"] == row["id"]])
         return rows
 

@@ -79,7 +79,8 @@ class MysqlClaims(MysqlGates):
         has_room = yield from self._room_beside(gate, job["slot_limit"])
         rows = (yield Query("lock_behind_slot", {"job": wish["job"].hex})) if has_room else []
         claimed = yield from self._leased(opening, rows, wish)
-        yield from self._open_gates(gates)
+        if rows:
+            yield from self._open_gates(gates)
         return claimed
 
     def _claim_from(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:

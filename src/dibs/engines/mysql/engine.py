@@ -13,11 +13,9 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark, Traits
+from dibs.contract import Traits
 from dibs.engines.moves import MovingEngine, columns
-from dibs.engines.mysql.claims import MysqlClaims
-from dibs.engines.mysql.convoys import MysqlConvoys
-from dibs.engines.mysql.enqueue import MysqlEnqueue, is_one_insert
+from dibs.engines.mysql.enqueue import is_one_insert
 from dibs.engines.mysql.gates import (
     NOBODY_WAS_HERE,
     Gates,
@@ -28,20 +26,19 @@ from dibs.engines.mysql.gates import (
     leave,
     note_moves,
 )
+from dibs.engines.mysql.settle import MysqlSettle
 from dibs.engines.mysql.values import (
     READERS,
     as_ids,
     as_json,
-    as_moment,
     as_plain,
     chunks,
-    later,
 )
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query
-from dibs.jobs import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob
+from dibs.jobs import STORED_TYPES, StoredJob
 from dibs.scripts import Row, Rows, Step
-from dibs.states import FINISHED, WORKER_DIED, JobState, put_back, swept
+from dibs.states import FINISHED, WORKER_DIED, JobState, swept
 
 # Fixed while one statement runs, in UTC whatever time zone the session has.
 NOW = "utc_timestamp(6)"
@@ -104,13 +101,8 @@ NEWEST = {
 
 OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
 
-_HEAD = CONVOY_COLUMNS.index("head")
-_UNIQUE, _PARENT, _TRAIN, _SLOT = (
-    NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id", "train", "slot")
-)
 
-
-class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
+class MySQL(MysqlSettle, MovingEngine):
     """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
 
     traits = Traits(
@@ -175,105 +167,6 @@ class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: as_plain(value) for name, value in params.items()}
-
-    # -- settle, renew, progress ----------------------------------------------------------------
-
-    def _settle(
-        self,
-        settlements: Sequence[tuple[Any, ...]],
-        children: Sequence[tuple[Any, ...]],
-        convoy: Sequence[tuple[Any, ...]] = (),
-        patience: str | None = None,
-        keys: Mapping[UUID, str] | None = None,
-    ) -> Plan:
-        given = [dict(zip(SETTLEMENT_COLUMNS, values, strict=True)) for values in settlements]
-        needed = _gates_by_settlement(given, children)
-        gates, taken = yield from self._lock_with_patience(set().union(*needed.values()), patience)
-        waiting = {id for id, gates_of_it in needed.items() if gates_of_it & taken}
-        if keys is None:
-            keys = yield from self._keys_of(given)
-        waiting |= yield from self._locked_keys(keys, patience)
-        given = [one for one in given if one["id"] not in waiting]
-        convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
-        moment = max((gate.now for gate in gates.values()), default=None)
-        yield from self._start_followers(convoy, moment)
-        held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
-        applied = [_put_back(one, held[one["id"]]) for one in given if one["id"] in held]
-        yield from self._end_settled([one for one in applied if one["state"] in FINISHED])
-        back = [one for one in applied if one["state"] not in FINISHED]
-        for chunk in chunks(map(_settlement, back)):
-            yield Query("return_settled", {"settlements": chunk})
-        for one in applied:
-            if one["state"] in FINISHED:
-                leave(gates, held[one["id"]], one["state"])
-        yield from self._open_gates(gates)
-        yield from self._chain([child for child in children if child[_PARENT] in held])
-        yield from self._date_ends([ride for ride in convoy if ride[0] in held], moment)
-        return [*({"id": id} for id in held), *({"id": id, "waits": True} for id in waiting)]
-
-    def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
-        """Those of these claims that still hold their job, locked in the order of ids, by id."""
-        pairs = sorted((id.hex, token) for id, token in claims)
-        if not pairs:
-            return {}
-        return {row["id"]: row for row in (yield Query(block, {"claims": as_json(pairs)}))}
-
-    def _keys_of(self, given: Sequence[Mapping[str, Any]]) -> Any:
-        claims = [(one["id"].hex, one["token"]) for one in given]
-        return {
-            row["id"]: row["unique_key"] for row in (yield Query("keys_held", {"claims": as_json(claims)}))
-        }
-
-    def _locked_keys(self, keys: Mapping[UUID, str], patience: str | None) -> Any:
-        """The jobs whose unique key an open transaction has met: they can't be settled before it ends."""
-        if not keys:
-            return set()
-        block = {None: "lock_keys", "none": "free_keys", "short": "keys_soon"}[patience]
-        rows = yield Query(block, {"keys": as_json(sorted(keys.values()))})
-        free = {row["unique_key"] for row in rows}
-        return {id for id, key in keys.items() if key not in free} if patience == "none" else set()
-
-    def _end_settled(self, ended: Sequence[Mapping[str, Any]]) -> Plan:
-        for chunk in chunks(map(_settlement, ended)):
-            yield Query("end_settled", {"settlements": chunk})
-        return (yield from self._each("forget", (one["id"] for one in ended)))
-
-    def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
-        """Children of what was settled just now. One whose key is taken is not added."""
-        return (yield from self._enqueue(children, fresh=False)) if children else []
-
-    def _exchange(
-        self,
-        settlements: Any,
-        children: Any,
-        convoy: Any = (),
-        patience: str | None = None,
-        keys: Mapping[UUID, str] | None = None,
-        marks: Sequence[Mark] = (),
-        **wish: Any,
-    ) -> Plan:
-        rows = yield from self._settle(settlements, children, convoy, patience, keys)
-        waiting = [row["id"] for row in rows if row.get("waits")]
-        first, *rest = yield from self._claim_on(marks, wish) if marks else self._claim(**wish)
-        settled = [row["id"] for row in rows if not row.get("waits")]
-        return [{**first, "settled": settled, "waiting": waiting}, *rest]
-
-    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
-        free = yield from self._held("held_and_free", claims)
-        until = {id: later(row["now"], lease) for id, row in free.items()}
-        if free:
-            newest = max(until.values())
-            yield from self._each("renew", free, lease_until=as_moment(newest))
-            until = dict.fromkeys(until, newest)
-        locked = [claim for claim in claims if claim[0] not in free]
-        others = yield from self._held("standing", locked)
-        return [*({**row, "lease_until": until[id]} for id, row in free.items()), *others.values()]
-
-    def _progress(self, job: UUID, token: int, fraction: float, message: str | None) -> Plan:
-        if not (yield from self._held("held", [(job, token)])):
-            return []
-        yield Query("progress", {"job": job.hex, "fraction": fraction, "message": message})
-        return (yield Query("standing", {"claims": as_json([(job.hex, token)])}))
 
     # -- upkeep and acts ------------------------------------------------------------------------
 
@@ -343,8 +236,10 @@ class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
         found = yield Query("gates_of_ended", {"ids": as_ids(ids)})
         _, gates = yield from self._live_at_gates(ids, [_named(gate) for gate in gates_of(found)])
         ended = yield Query("failed_or_cancelled", {"ids": as_ids(sorted(ids))})
-        wanted = [row["id"] for row in ended]
+        wanted = yield from self._whose_key_nobody_keeps(ended)
         yield from self._each("retry", wanted)
+        free = yield from self._whose_key_nobody_keeps(ended)  # who had one may have finished meanwhile
+        yield from self._each("forget", (id for id in wanted if id not in free))
         live = yield from self._live(ids)
         back = [row for row in live if row["id"] in wanted]
         yield from self._each("forget_finished", (row["id"] for row in back))
@@ -352,6 +247,13 @@ class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
         yield from self._each("hurry", scheduled)
         yield from self._rejoin(_as_given(back, ids), gates)
         return [{"id": id} for id in (*(row["id"] for row in back), *scheduled)]
+
+    def _whose_key_nobody_keeps(self, ended: Rows) -> Any:
+        """The ids of those whose unique key no other finished job keeps for a time."""
+        keys = sorted({row["unique_key"] for row in ended if row["unique_key"] is not None})
+        lasting = (yield Query("lasting", {"keys": as_json(keys)})) if keys else ()
+        holders = {row["unique_key"]: row["holder"] for row in lasting}
+        return [row["id"] for row in ended if holders.get(row["unique_key"], row["id"]) == row["id"]]
 
     def _rejoin(self, jobs: Sequence[Row], gates: Gates) -> Plan:
         """Retried: who holds its train gets its old place, others its end; a slot's job pushes nobody."""
@@ -402,6 +304,9 @@ class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
     def _forget_these(self, ids: Sequence[UUID]) -> Plan:
         yield from self._each("forget", ids)
         return (yield from self._each("forget_finished", ids))
+
+    def _let_next_go(self, departed: Sequence[Row]) -> Plan:
+        return (yield from self._open_gates((yield from self._lock_free_gates(gates_of(departed)))))
 
     def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
         gates = yield from self._lock_gates(gate_of(columns(job)) for job in jobs)
@@ -463,16 +368,6 @@ class MySQL(MysqlClaims, MysqlConvoys, MysqlEnqueue, MovingEngine):
 # -- Rows on their way in and out ---------------------------------------------------------------
 
 
-def _gates_by_settlement(
-    settlements: Iterable[Mapping[str, Any]], children: Iterable[tuple[Any, ...]]
-) -> dict[UUID, set[Key]]:
-    """What each needs locked: its own gate, and those of its children."""
-    needed = {one["id"]: set(gates_of([one])) for one in settlements}
-    for child in children:
-        needed[child[_PARENT]] |= set(gates_of([{"train": child[_TRAIN], "slot": child[_SLOT]}]))
-    return needed
-
-
 def _still_there(holders: Rows) -> Plan:
     """Those of these who have their keys, whatever a snapshot says."""
     keys = as_json(sorted(row["unique_key"] for row in holders))
@@ -501,17 +396,6 @@ def _as_given(rows: Iterable[Row], ids: Sequence[UUID]) -> list[Row]:
     """Rows in the order in which somebody named them."""
     order = {id: at for at, id in enumerate(ids)}
     return sorted(rows, key=lambda row: order[row["id"]])
-
-
-def _put_back(given: dict[str, Any], job: Row) -> dict[str, Any]:
-    state = put_back(given["state"], cancel_asked=job["cancel_reason"] is not None)
-    if state == JobState.ready and job["slot"] is not None:
-        state = JobState.blocked  # until its gate lets it through again
-    return {**given, "state": state}
-
-
-def _settlement(given: Mapping[str, Any]) -> list[Any]:
-    return [given[name] for name in SETTLEMENT_COLUMNS]
 
 
 def _swept(job: Row) -> JobState:

@@ -252,7 +252,7 @@ class MysqlGates(MendingEngine):
         yield from self._each("move", sorted(started), state=JobState.ready.value)
         gate.moved |= bool(back or started)
         gate.offer_ends = _offer(gate, offered=bool(chosen and waiting), is_new=bool(started))
-        yield from self._preempt(running, waiting)
+        yield from self._preempt(running, chosen, waiting)
         if not running and not line:
             gate.is_empty = not (yield Query("somebody_there", {"gate": gate.name}))
         return []
@@ -265,13 +265,15 @@ class MysqlGates(MendingEngine):
             line = sorted((yield Query("slot_line", wanted)), key=_turn)
         return line
 
-    def _preempt(self, running: Rows, waiting: Sequence[Row]) -> Plan:
+    def _preempt(self, running: Rows, chosen: Sequence[Row], waiting: Sequence[Row]) -> Plan:
         if not waiting or waiting[0]["position"] >= 0:
             return []
-        asked = [(job["slot_limit"], bool(job["asked"])) for job in running]
-        stopping = [running[at]["id"] for at in in_the_way(waiting[0]["slot_limit"], asked)]
-        reason = f"pre-empted by {waiting[0]['id']}"
-        return (yield from self._each("ask_to_cancel", sorted(stopping), reason=reason))
+        first, ready = waiting[0], [job["slot_limit"] for job in chosen]
+        stand = [(job["slot_limit"], job["position"], bool(job["asked"])) for job in running]
+        asked = in_the_way(first["slot_limit"], first["position"], stand, ready)
+        stopping = sorted(running[at]["id"] for at in asked)
+        reason = f"pre-empted by {first['id']}"
+        return (yield from self._each("ask_to_cancel", stopping, reason=reason))
 
 
 def has_gate(job: Mapping[str, Any]) -> bool:

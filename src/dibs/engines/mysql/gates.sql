@@ -134,7 +134,7 @@ order by job.token
 lock in share mode
 
 -- fragment: running_columns
-job.id, job.slot_limit, job.cancel_reason is not null as asked, job.token
+job.id, job.slot_limit, job.position, job.cancel_reason is not null as asked, job.token
 
 -- name: slot_line
 -- Who waits and is due, the first of those who never started, the first of the others, and all who are ready.
@@ -189,6 +189,32 @@ from dibs_jobs job force index (dibs_jobs_gate)
 where job.gate = :gate and job.position is not null
 limit 1
 lock in share mode
+
+-- name: clash
+-- Who comes from another store can't have their places on this train if one of them is taken, if who runs here
+-- would be behind them, or while the train waits for a person.
+select
+    gate.last_position,
+    gate.held_by is not null
+    or exists (
+        select 1
+        from json_table(:positions, '$[*]' columns (position bigint path '$')) given
+        straight_join dibs_jobs job force index (dibs_jobs_gate)
+            on job.gate = concat('t', :name) and job.place = 0 and job.position = given.position
+    )
+    or exists (
+        select 1
+        from (
+            select job.state, job.position
+            from dibs_jobs job force index (dibs_jobs_gate)
+            where job.gate = concat('t', :name) and job.place = 0 and job.position is not null
+            order by job.position
+            limit 1
+        ) head
+        where head.state = 'running' and head.position >= :first
+    ) as is_clash
+from dibs_gates gate
+where gate.sort = 'train' and gate.name = :name
 
 -- name: close_train
 -- Who comes from another store may be before who is ready here.

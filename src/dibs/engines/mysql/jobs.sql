@@ -78,16 +78,21 @@ from (
 ) finished
 
 -- name: counts
+select job.state, count(*) as jobs from dibs_jobs job group by job.state
+union all
+select job.state, count(*) as jobs from dibs_finished job group by job.state
+
+-- name: counts_of_queue
 select counted.state, cast(sum(counted.jobs) as signed) as jobs
 from (
     select job.state, count(*) as jobs
     from dibs_jobs job
-    where :queue is null or job.queue = :queue
+    where job.queue = :queue
     group by job.state
     union all
     select job.state, count(*) as jobs
     from dibs_finished job
-    where :queue is null or job.queue = :queue
+    where job.queue = :queue
     group by job.state
 ) counted
 group by counted.state
@@ -111,11 +116,12 @@ select
         from dibs_jobs other
         where other.state = 'running' and other.queue = job.queue
     ) as running,
+    job.cancel_reason,
     {now} as now
 from (
-    select {job_columns:live} from dibs_jobs live where live.id = unhex(:job)
+    select {job_columns:live}, live.cancel_reason from dibs_jobs live where live.id = unhex(:job)
     union all
-    select {job_columns:kept} from dibs_finished kept where kept.id = unhex(:job)
+    select {job_columns:kept}, null from dibs_finished kept where kept.id = unhex(:job)
 ) job
 left join dibs_queues setting on setting.name = job.queue
 
@@ -459,7 +465,7 @@ straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
 set job.cancel_reason = :reason
 
 -- name: failed_or_cancelled
-select job.id
+select job.id, job.unique_key
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
 where job.state in ('failed', 'cancelled')
@@ -568,6 +574,7 @@ order by began.trx_started
 limit 3
 
 -- name: note_moves
+-- Who was enqueued again while it was away departs a second time.
 insert into dibs_moving (id, way, store, job)
 select unhex(given.id), given.way, unhex(given.store), given.job
 from json_table(
@@ -579,6 +586,7 @@ from json_table(
         job longtext character set utf8mb4 path '$[3]'
     )
 ) given
+on duplicate key update job = given.job
 
 -- name: departed_these
 select moving.id, moving.job

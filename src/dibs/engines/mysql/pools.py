@@ -1,10 +1,7 @@
 """Connections to MySQL and MariaDB that dibs owns, a few in each colour.
 
 A pool executes one step at a time: it takes a connection, opens a transaction where the answer needs
-one, drives the plan, commits. What goes wrong is sorted here into `TryAgain`, a clear error, or a bug.
-After a deadlock, a lock that was waited for too long (which undoes one statement, not the transaction) or
-a record that changed meanwhile, nothing of the transaction may go on: it is rolled back whole, and run
-again from its start.
+one, drives the plan, commits. What an error means is said in [trouble.py](trouble.py).
 """
 
 import asyncio
@@ -16,19 +13,15 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dibs.drift import SchemaProblem
-from dibs.engines.migrations import pending, schema_table
+from dibs.engines.migrations import LOCK_SECONDS, MIGRATION_TIMEOUT, Holder, pending, schema_table
 from dibs.engines.mysql.engine import OLDEST, MySQL
+from dibs.engines.mysql.trouble import error_number, is_known_state, judge, lacks, store_name
 from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.schema_looks import look_at_mysql
-from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Copy, Query, placeholders
-from dibs.engines.trouble import TryAgain, not_permitted
+from dibs.engines.trouble import TryAgain
 from dibs.errors import (
     BadRequest,
-    NotPermitted,
-    SchemaOutdated,
-    StoreRefused,
-    StoreUnavailable,
     UnknownEngine,
 )
 from dibs.scripts import Rows, Step, run, run_async
@@ -38,7 +31,7 @@ T = TypeVar("T")
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
 LOCK_TIMEOUT = 10  # seconds that a statement waits for a row before its transaction starts over
-MIGRATION_TIMEOUT = 25
+TURN_TIMEOUT = 25  # seconds that one who migrates waits for another
 
 # Whatever the server's defaults are: at REPEATABLE READ an idle claim would block those who enqueue.
 SESSION = (
@@ -55,31 +48,17 @@ for update skip locked
 """
 SETUP = "select version(), @@log_bin, @@binlog_format"
 
-PARSE_ERROR, UNKNOWN_COLLATION, DUPLICATE, TOO_LARGE = 1064, 1273, 1062, 1153
-# Errors after which the same operation may succeed on the same connection: deadlock, lock wait, record
-# changed, a key taken at the same moment, a table that was altered.
-UNDONE = (1213, 1205, 1020, DUPLICATE, 1412, 1615)
-# The same on another connection: no place left, shutting down, killed, idle too long, aborted, read-only
-# since a failover, gone.
-BROKEN = (
-    *(1040, 1203, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1836, 1290),
-    *(1927, 4031, 2002, 2003, 2006, 2013, 2014, 2027, 2055),
-)
-NEVER_BEGAN = (1040, 1203, 1290, 1836, 2002, 2003)  # of these, what surely did nothing
-NO_TABLES = (1146, 1054, 4091)
-NOT_PERMITTED = (1044, 1142, 1143, 1227, 1370)  # we are who we say, and may not
-REFUSED = (1045, 1049, 1130, 1251, 1524, 1698, 1820)
-READ_ONLY = (1290, 1836)
+HOLDER = """
+select other.id, other.user, other.host, timestampdiff(second, open.trx_started, now())
+from information_schema.innodb_trx open
+join information_schema.processlist other on other.id = open.trx_mysql_thread_id
+where other.id <> connection_id()
+order by open.trx_started
+limit 1
+"""
 
 _TLS = {"ssl_ca": "ca", "ssl_cert": "cert", "ssl_key": "key"}
 _IGNORED = ("charset",)  # SQLAlchemy's URLs say it; ours is always utf8mb4
-
-
-def store_name(url: str) -> str:
-    """A URL for people: host and database, never a password."""
-    parts = urlsplit(url)
-    host = f"{parts.hostname or 'localhost'}{f':{parts.port}' if parts.port else ''}"
-    return f"MySQL at {host}, database {parts.path.lstrip('/') or '(none)'}"
 
 
 def connect_options(url: str) -> dict[str, Any]:
@@ -117,62 +96,6 @@ def _tls(given: Mapping[str, str]) -> ssl.SSLContext:
     return context
 
 
-# Where PyMySQL stands in for MySQLdb, as in many Django projects, its errors may be of that module's name.
-DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
-
-
-def judge(error: BaseException, url: str) -> BaseException:
-    """What an error of a driver means for the operation."""
-    match error:
-        case TryAgain() | SchemaOutdated() | StoreUnavailable() | NotPermitted() | UnknownEngine():
-            return error
-        case OSError() | TimeoutError() | EOFError():
-            return TryAgain(error, store_name(url), unsure=True)
-    number = error_number(error)
-    if number is None:
-        return error
-    if number in NO_TABLES:
-        return SchemaOutdated(0, schema_version("mysql"), store_name(url))
-    if number in UNDONE:
-        return TryAgain(error, store_name(url))
-    if number in BROKEN or number == 0:
-        return TryAgain(error, store_name(url), number not in NEVER_BEGAN, read_only=number in READ_ONLY)
-    if number in NOT_PERMITTED:
-        return forbidden(error, url)
-    if number in REFUSED:
-        return StoreRefused(f"{store_name(url)} refused us: {error.args[-1]}; check the URL, then try again")
-    if number == TOO_LARGE:
-        return StoreUnavailable(
-            f"{store_name(url)} takes no statement of that size; raise max_allowed_packet"
-        )
-    return error
-
-
-def forbidden(error: BaseException, url: str) -> NotPermitted:
-    """Who may not do what, and the words that would let them."""
-    parts = urlsplit(url)
-    who = unquote(parts.username) if parts.username else None
-    advice = (
-        f"grant select, insert, update, delete on `{unquote(parts.path.lstrip('/'))}`.* to {who or 'it'}, "
-        "and to migrate also create, alter, index, drop, references"
-    )
-    return not_permitted(store_name(url), who, str(error.args[-1]), advice)
-
-
-def error_number(error: BaseException) -> int | None:
-    """The number that the server, or the driver on its behalf, gave this error; None when it is no such."""
-    if type(error).__module__.split(".")[0] not in DRIVERS:
-        return None
-    first = error.args[0] if error.args else 0
-    return first if isinstance(first, int) else 0
-
-
-def _is_known_state(error: BaseException) -> bool:
-    """Whether the server itself said no, and the connection is as good as before."""
-    number = error_number(error)
-    return number is not None and number not in BROKEN and 1000 <= number < 2000 and number != TOO_LARGE
-
-
 # -- What both colours ask besides questions ----------------------------------------------------
 
 Asking = Generator[str, Any, T]  # yields statements, is sent their rows
@@ -202,9 +125,11 @@ def probing() -> Asking[None]:
 def migrating(engine: MySQL, url: str) -> Asking[list[int]]:
     """One at a time. Making a table ends a transaction here, so every statement may be repeated."""
     lock = f"concat(database(), '.{engine.dialect.rename('dibs_migrate')}')"  # locks are the whole server's
-    [(got,)] = yield f"select get_lock({lock}, {MIGRATION_TIMEOUT})"
+    [(got,)] = yield f"select get_lock({lock}, {TURN_TIMEOUT})"
     if got != 1:
         raise TryAgain(TimeoutError("somebody else has been migrating it for long"), store_name(url))
+    # While we wait for a table to ourselves, everybody else waits behind us; by default for a day.
+    yield f"set session lock_wait_timeout = {LOCK_SECONDS}"
     create, versions = schema_table(engine.dialect)
     exactly = engine.dialect.rename("dibs_schema").replace("_", r"\_")
     if not (yield f"show tables like '{exactly}'"):  # else the server warns, and asyncmy logs it
@@ -213,13 +138,15 @@ def migrating(engine: MySQL, url: str) -> Asking[list[int]]:
     steps = pending(engine.dialect, applied)
     for _, statement in steps:
         yield statement
+    yield "set session lock_wait_timeout = default"
     yield f"select release_lock({lock})"
     return sorted({version for version, _ in steps})
 
 
-def lacks(error: BaseException) -> bool:
-    """Whether a probe was not understood."""
-    return error_number(error) in (PARSE_ERROR, UNKNOWN_COLLATION)
+def holding() -> Asking[Holder | None]:
+    """Who has had a transaction open for the longest time: which tables it is at is not told by default."""
+    rows = yield HOLDER
+    return Holder(*rows[0]) if rows else None
 
 
 def _missing(package: str) -> UnknownEngine:
@@ -271,6 +198,10 @@ class AsyncMySQL(AsyncPool):
                 _drop(connection)  # and with it the lock
                 raise
 
+    async def holder(self) -> Holder | None:
+        async with self._connection() as connection:
+            return await run_async(holding(), partial(_fetch, connection))
+
     async def check_schema(self) -> list[SchemaProblem]:
         version = await self.schema_version()
         async with self._connection() as connection:
@@ -286,16 +217,17 @@ class AsyncMySQL(AsyncPool):
         options = {**connect_options(self._url), "read_timeout": None}
         connection = asyncmy.connection.Connection(**options, client_flag=FOUND_ROWS)
         try:
-            await _unswallowed(connection.connect())
-            for statement in SESSION:
-                await connection.query(statement)
+            async with asyncio.timeout(CONNECT_TIMEOUT):  # also for the greeting, which theirs leaves out
+                await _unswallowed(connection.connect())
+                for statement in SESSION:
+                    await connection.query(statement)
         except BaseException as error:
             _drop(connection)
             raise judge(error, self._url) from error
         return connection
 
     async def _after(self, connection: Any, error: BaseException) -> None:
-        if _is_known_state(error):
+        if is_known_state(error):
             try:
                 await connection.query("rollback")
             except Exception:
@@ -410,11 +342,18 @@ class SyncMySQL(SyncPool):
     def migrate(self) -> list[int]:
         self.check()
         with self._connection() as connection:
+            connection._read_timeout = MIGRATION_TIMEOUT
             try:
                 return run(migrating(self._engine, self._url), partial(_fetched, connection))
             except BaseException:
                 connection._force_close()  # and with it the lock
                 raise
+            finally:
+                connection._read_timeout = ANSWER_TIMEOUT
+
+    def holder(self) -> Holder | None:
+        with self._connection() as connection:
+            return run(holding(), partial(_fetched, connection))
 
     def check_schema(self) -> list[SchemaProblem]:
         version = self.schema_version()
@@ -442,7 +381,7 @@ class SyncMySQL(SyncPool):
         return connection
 
     def _after(self, connection: Any, error: BaseException) -> None:
-        if _is_known_state(error):
+        if is_known_state(error):
             try:
                 connection.query("rollback")
             except Exception:

@@ -110,7 +110,7 @@ where job.state in ('failed', 'cancelled')
 
 -- name: block_steps
 insert into dibs_jobs ({kept_columns}, attempts, state, pipeline_id, errors)
-select {retried_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
+select {returned_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
 

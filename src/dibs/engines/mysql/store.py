@@ -8,7 +8,8 @@ from dibs.clock import monotonic
 from dibs.contract import STOP_HINT
 from dibs.engines.database import DatabaseStore
 from dibs.engines.listeners import Listeners
-from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL, store_name
+from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
+from dibs.engines.mysql.trouble import store_name
 from dibs.engines.stepped import SteppedMySQL
 from dibs.engines.store import again, again_async
 from dibs.scripts import Rows, Step

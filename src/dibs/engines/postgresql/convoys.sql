@@ -64,6 +64,6 @@ returning job.id, {now} as moment
 
 -- name: date_ends
 update dibs_finished job
-set finished_at = cast(:moment as timestamptz) - given.ended * interval '1 microsecond'
+set finished_at = coalesce(cast(:moment as timestamptz), {now}) - given.ended * interval '1 microsecond'
 from json_to_recordset(cast(:convoy as json)) as given (id uuid, ended bigint)
 where job.id = given.id

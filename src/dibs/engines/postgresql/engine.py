@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS, Traits, hint_of
+from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Traits, hint_of
 from dibs.engines.hints import Hints
 from dibs.engines.postgresql.gates import (
     PostgresGates,
@@ -38,6 +38,7 @@ SPELLINGS = {
     "true": "true",
     "in_ids": "= any (cast(:$1 as uuid[]))",
     "in_texts": "= any (cast(:$1 as text[]))",
+    "in_numbers": "= any (cast(:$1 as bigint[]))",
     "has_tags": "cast(job.tags as jsonb) @> cast(:$1 as jsonb)",
 }
 
@@ -52,6 +53,9 @@ _RUN_AT, _DELAY, _UNIQUE, _PARENT = (
     NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay", "unique_key", "parent_id")
 )
 _TRAIN = NEW_JOB_COLUMNS.index("train")
+# All of a settlement but whose it is and its gate; and that of most.
+_OUTCOME = slice(SETTLEMENT_COLUMNS.index("state"), SETTLEMENT_COLUMNS.index("train"))
+_JUST_SUCCEEDED = ("succeeded", "succeeded", None, False, None, "[]", None, None)
 # Questions whose answers may take several statements.
 TOGETHER = frozenset(
     {
@@ -218,7 +222,15 @@ class PostgreSQL(PostgresGates):
         return [{**first, "settled": settled, "waiting": waiting}, *rest]
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-        return {"settlements": _json([Given(*values) for values in settlements])}
+        usual: list[tuple[Any, ...]] = []
+        others: list[tuple[Any, ...]] = []
+        for one in settlements:
+            (usual if one[_OUTCOME] == _JUST_SUCCEEDED else others).append(one)
+        return {
+            "succeeded": [one[0] for one in usual],
+            "tokens": [one[1] for one in usual],
+            "settlements": _json([Given(*values) for values in others]),
+        }
 
     def convoy(self, rides: Sequence[tuple[Any, ...]]) -> str:
         return _json([dict(zip(CONVOY_COLUMNS, ride, strict=True)) for ride in rides])

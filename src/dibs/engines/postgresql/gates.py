@@ -5,6 +5,7 @@ more, because who is judged at a gate must be looked at after its lock was had.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -234,8 +235,8 @@ class PostgresGates(MendingEngine, MovingEngine):
         started = (yield from self._start_followers(convoy)) if convoy else ()
         rows = yield Query("settle_at_gates", self.settlements(settlements))
         applied = {row["id"]: row for row in rows}
-        if started:
-            yield from self._date_ends(convoy, set(applied), started[0]["moment"])
+        if convoy:
+            yield from self._date_ends(convoy, set(applied), started[0]["moment"] if started else None)
         in_order = [applied[one[0]] for one in settlements if one[0] in applied]
         ended = [row for row in in_order if row["state"] is not None]
         others = yield from self._chain_at_gates(children, set(applied), gates)
@@ -257,13 +258,13 @@ class PostgresGates(MendingEngine, MovingEngine):
     def _chain_at_gates(self, children: Sequence[Values], won: set[UUID], gates: Gates) -> Any:
         """Children of what was settled. One whose key is taken is not added."""
         jobs = [child for child in children if child[_PARENT] in won]
-        yield from self._chain([job for job in jobs if is_bare(job)], won)
         placed = yield from self._distinct([job for job in jobs if not is_bare(job)])
+        moment = (yield Query("now", {}))[0]["now"] if placed else None
+        yield from self._chain([job for job in jobs if is_bare(job)], won, moment)
         if not placed:
             return set()
-        [clock] = yield Query("now", {})
-        answers = yield from self._enqueue_placed(placed, gates, clock["now"], fresh=False)
-        _, others = yield from self._find_places(placed, gates, answers, clock["now"])
+        answers = yield from self._enqueue_placed(placed, gates, moment, fresh=False)
+        _, others = yield from self._find_places(placed, gates, answers, moment)
         return others
 
     def _distinct(self, jobs: Sequence[Values]) -> Any:
@@ -274,12 +275,12 @@ class PostgresGates(MendingEngine, MovingEngine):
         stored = {row["id"] for row in (yield Query("settled", {"ids": [job[_ID] for job in jobs]}))}
         return _one_per_key([job for job in jobs if job[_ID] not in stored])
 
-    def _chain(self, children: Sequence[Values], won: set[UUID]) -> Plan:
-        """Children without a key or a gate."""
+    def _chain(self, children: Sequence[Values], won: set[UUID], moment: datetime | None = None) -> Plan:
+        """Children without a key or a gate; `moment` is when all of them are due, else it is now."""
         jobs = [child for child in children if child[_PARENT] in won]
         if not jobs:
             return []
-        yield Query("chain", columns_of(jobs))
+        yield Query("chain", columns_of(jobs, moment))
         return (yield Query("enqueue_forget_finished", {"ids": [job[_ID] for job in jobs]}))
 
     def settlements(self, settlements: Sequence[Values]) -> dict[str, Any]:
@@ -288,18 +289,21 @@ class PostgresGates(MendingEngine, MovingEngine):
     # -- claim ----------------------------------------------------------------------------------
 
     def _overtaking(self, job: UUID) -> Any:
-        """The slot of a job that is claimed by name, if it has one: it may go before who has not started."""
+        """The slot of a job that is claimed by name, if it goes there before who has not started."""
         rows = yield Query("behind_slot", {"job": job})
         keys = [("slot", row["slot"]) for row in rows]
         for pause in LOOKS if keys else ():
             _, taken = yield from self._lock_if_free(keys, {})
             if not taken:
-                yield Query("overtake", {"job": job})
-                return keys
+                return keys if (yield Query("overtake", {"job": job})) else []
             yield Query("rest", {"seconds": pause})
         return []
 
-    # -- jobs that come from another store --------------------------------------------------------
+    # -- jobs that go to another store, or come from one ------------------------------------------
+
+    def _let_next_go(self, departed: Sequence[Row]) -> Plan:
+        keys = [gate_of_row(row) for row in departed]
+        return (yield from self._open_gates((yield from self._lock_free_gates(keys)))) if keys else []
 
     def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
         """They bring their places along: who was let through here may now be behind them."""
@@ -354,7 +358,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         keys = yield from self._gates_of(ids)
         places = {key: len(ids) for key in keys if key[0] == "train"}
         gates = yield from self._lock_gates(keys, places)
-        rows = yield Query("retry", {"ids": ids})
+        rows = yield from self._unless_key_is_kept((yield Query("retry", {"ids": ids})))
         back = {row["id"]: gate_of_row(row) for row in rows if row["train"] or row["slot"]}
         positions: dict[UUID, int] = {}
         for id in (id for id in ids if id in back):
@@ -367,6 +371,15 @@ class PostgresGates(MendingEngine, MovingEngine):
             yield Query("place", {"ids": list(positions), "positions": list(positions.values())})
         yield from self._open_gates(keys)
         return rows
+
+    def _unless_key_is_kept(self, retried: Rows) -> Plan:
+        """Those with a unique key are still among the finished, too: one of the two must go."""
+        keyed = [row["id"] for row in retried if row["unique_key"] is not None]
+        if not keyed:
+            return retried
+        kept = {row["id"] for row in (yield Query("forget_kept_keys", {"ids": keyed}))}
+        yield Query("forget_retried", {"ids": [id for id in keyed if id not in kept]})
+        return [row for row in retried if row["id"] not in kept]
 
     def _recover_at_gates(self, job: UUID, **claim: Any) -> Plan:
         keys = [key for key in (yield from self._gates_of([job])) if key[0] == "slot"]

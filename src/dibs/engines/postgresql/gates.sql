@@ -244,7 +244,7 @@ running as materialized (
     select gate.name, job.*
     from gate
     cross join lateral (
-        select job.id, job.slot_limit, job.token, job.cancel_reason is not null as asked
+        select job.id, job.slot_limit, job.position, job.token, job.cancel_reason is not null as asked
         from dibs_jobs job
         where job.slot = gate.name and job.state = 'running'
         order by job.position, job.priority desc, job.run_at, job.id
@@ -371,27 +371,32 @@ gone as (
           array(select gate.name from gate where gate.name <> all (array(select standing.name from standing)))
       )
 ),
--- Who pre-empts asks as many to stop as are in its way, those who started first.
-staying as materialized (
-    select
-        running.*,
-        row_number() over starts as nth,
-        min(running.slot_limit) over (starts rows unbounded preceding) as strictest
-    from running
-    where not running.asked
-    window starts as (partition by running.name order by running.token desc)
-),
+-- All before the first who waits are ready: their number, and the strictest limit of them and of itself.
 next as materialized (
-    select distinct on (judged.name) judged.name, judged.id, judged.position, judged.slot_limit
+    select distinct on (judged.name)
+        judged.name, judged.id, judged.position, judged.nth - 1 as ready, judged.strictest
     from judged
     where not judged.goes
     order by judged.name, judged.nth
 ),
-in_the_way as materialized (
-    select staying.id, next.id as urgent
+-- Who pre-empts asks as many to stop as are in its way, those who started first, once those who are ready have
+-- started; but nobody who goes before it: a newer job that pre-empts.
+staying as materialized (
+    select
+        running.id,
+        next.id as urgent,
+        running.position > next.position as is_behind,
+        next.ready + row_number() over starts as nth,
+        least(next.strictest, min(running.slot_limit) over (starts rows unbounded preceding)) as strictest
     from next
-    join staying on staying.name = next.name
-    where next.position < 0 and not staying.nth < least(next.slot_limit, staying.strictest)
+    join running on running.name = next.name
+    where next.position < 0 and not running.asked
+    window starts as (
+        partition by running.name order by running.position > next.position, running.token desc
+    )
+),
+in_the_way as materialized (
+    select staying.id, staying.urgent from staying where staying.is_behind and not staying.nth < staying.strictest
 ),
 asked as (
     update dibs_jobs job
@@ -525,7 +530,9 @@ with kept as materialized (
         (
             select finished.id
             from dibs_finished finished
-            where finished.unique_key = job.unique_key and finished.unique_until > {now}
+            where finished.unique_key = job.unique_key
+              and finished.unique_until > {now}
+              and finished.id <> job.id
             limit 1
         ) as holder
     from dibs_jobs job

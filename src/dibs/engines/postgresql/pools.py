@@ -1,61 +1,65 @@
 """Connections to PostgreSQL that dibs owns, a few in each colour.
 
 A pool executes one step at a time: it takes a connection, opens a transaction where the answer
-needs one, drives the plan, commits. What goes wrong is sorted here into `TryAgain`, a clear error,
-or a bug. No session state is kept on a connection between two steps, so a pooler may stand in between
+needs one, drives the plan, commits. What an error means is said in [trouble.py](trouble.py). No session
+state is kept on a connection between two steps, so a pooler may stand in between
 ([poolers.py](poolers.py)).
 """
 
 import asyncio
 import random
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
-from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from dibs.clock import monotonic
 from dibs.contract import STOP_HINT
 from dibs.drift import SchemaProblem
-from dibs.engines.migrations import MIGRATION_LOCK, pending, schema_table
+from dibs.engines.migrations import (
+    LOCK_SECONDS,
+    MIGRATION_LOCK,
+    MIGRATION_TIMEOUT,
+    Holder,
+    pending,
+    schema_table,
+    table_names,
+)
 from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.poolers import BEGIN, NOT_PREPARED, PREPARED_TWICE, Manners
+from dibs.engines.postgresql.poolers import BEGIN, Manners
+from dibs.engines.postgresql.trouble import is_ending, is_hopeless, judge, refused, store_name
 from dibs.engines.schema_looks import look_at_postgresql
-from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Copy, Query, placeholders
-from dibs.engines.trouble import TryAgain, not_permitted
-from dibs.errors import NotPermitted, SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine
+from dibs.engines.trouble import TryAgain
+from dibs.errors import UnknownEngine
 from dibs.scripts import Rows, Step, run, run_async
 
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
 BULK_TIMEOUT = 600
 
-READ_ONLY = "25006"
-NOT_PERMITTED = "42501"
+# While we wait for a table to ourselves, everybody else waits behind us.
+SHORT_LOCKS = f"set local lock_timeout = '{LOCK_SECONDS}s'"
+HOLDER = """
+select
+    other.pid as connection,
+    other.usename as who,
+    other.application_name as program,
+    extract(epoch from clock_timestamp() - other.xact_start)::float8 as seconds
+from pg_locks held
+join pg_stat_activity other on other.pid = held.pid
+where held.granted
+  and held.relation in (select to_regclass(name) from unnest(:tables::text[]) name)
+  and other.pid <> pg_backend_pid()
+order by other.xact_start
+limit 1
+"""
 
 # The types whose arrays we send or get.
 ARRAYS = ("uuid", "text", "smallint", "integer", "bigint", "boolean", "timestamptz")
-
-# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a lock waited for too
-# long, a key taken at the same moment, a server that starts, stops, became a replica or has no place left, a
-# plan that the schema outgrew, a statement that was prepared in another session.
-AGAIN = {
-    *("40001", "40P01", "55P03", "23505", "53300", "57P01", "57P02", "57P03", "0A000"),
-    *(READ_ONLY, NOT_PREPARED, PREPARED_TWICE),
-}
-NO_TABLES = ("42P01", "42703", "3F000")
-
-
-def store_name(url: str) -> str:
-    """A URL for people: host and database, never a password."""
-    parts = urlsplit(url)
-    host = f"{parts.hostname or 'local socket'}{f':{parts.port}' if parts.port else ''}"
-    return f"PostgreSQL at {host}, database {parts.path.lstrip('/') or '(default)'}"
 
 
 def _driver_url(url: str) -> str:
@@ -98,15 +102,24 @@ class AsyncPostgres(AsyncPool):
             return found
 
     async def migrate(self) -> list[int]:
+        lock = "select pg_advisory_xact_lock($1)"
         async with self._transaction() as connection:
-            await connection.fetchval("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+            await connection.fetchval(lock, MIGRATION_LOCK, timeout=MIGRATION_TIMEOUT)
+            await connection.execute(SHORT_LOCKS)
             create, versions = schema_table(self._engine.dialect)
             await connection.execute(create)
             applied = {row["version"] for row in await connection.fetch(versions)}
             steps = pending(self._engine.dialect, applied)
             for _, statement in steps:
-                await connection.execute(statement)
+                await connection.execute(statement, timeout=MIGRATION_TIMEOUT)
             return sorted({version for version, _ in steps})
+
+    async def holder(self) -> Holder | None:
+        """Who has had one of our tables for the longest time."""
+        async with self._connection() as connection:
+            names = table_names(self._engine.dialect)
+            row = await connection.fetchrow(placeholders(HOLDER, "numeric")[0], names)
+            return None if row is None else Holder(**row)
 
     async def check_schema(self) -> list[SchemaProblem]:
         version = await self.schema_version()
@@ -200,7 +213,7 @@ class AsyncPostgres(AsyncPool):
         if (
             not isinstance(error, asyncpg.PostgresError)
             or connection.is_closed()
-            or _is_ending(error.sqlstate)
+            or is_ending(error.sqlstate)
             or self._manners.learn_from_error(error.sqlstate)
         ):
             _terminate(connection)
@@ -222,9 +235,9 @@ class AsyncPostgres(AsyncPool):
         import asyncpg
 
         if isinstance(error, asyncpg.PostgresError):
-            return _judge(error, error.sqlstate, self._url)
-        if isinstance(error, OSError) and _is_hopeless(error):
-            return _refused(error, self._url)
+            return judge(error, error.sqlstate, self._url)
+        if isinstance(error, OSError) and is_hopeless(error):
+            return refused(error, self._url)
         if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | TimeoutError):
             return TryAgain(error, store_name(self._url), unsure=True)
         return error
@@ -299,8 +312,9 @@ class SyncPostgres(SyncPool):
             return version
 
     def migrate(self) -> list[int]:
-        with self._transaction() as connection:
+        with self._transaction() as connection, connection.patient():
             connection.execute("select pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
+            connection.execute(SHORT_LOCKS)
             create, versions = schema_table(self._engine.dialect)
             connection.execute(create)
             applied = {row["version"] for row in connection.execute(versions)}
@@ -308,6 +322,13 @@ class SyncPostgres(SyncPool):
             for _, statement in steps:
                 connection.execute(statement)
             return sorted({version for version, _ in steps})
+
+    def holder(self) -> Holder | None:
+        """Who has had one of our tables for the longest time."""
+        with self._connection() as connection:
+            names = {"tables": table_names(self._engine.dialect)}
+            row = connection.execute(placeholders(HOLDER, "pyformat")[0], names).fetchone()
+            return None if row is None else Holder(**row)
 
     def check_schema(self) -> list[SchemaProblem]:
         version = self.schema_version()
@@ -377,7 +398,7 @@ class SyncPostgres(SyncPool):
         import psycopg
 
         sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
-        lost = sqlstate is None or connection.closed or connection.broken or _is_ending(sqlstate)
+        lost = sqlstate is None or connection.closed or connection.broken or is_ending(sqlstate)
         if lost or self._manners.learn_from_error(sqlstate):
             connection.close()
             self._drop_idle()
@@ -393,9 +414,9 @@ class SyncPostgres(SyncPool):
         import psycopg
 
         if isinstance(error, psycopg.Error) and error.sqlstate is not None:
-            return _judge(error, error.sqlstate, self._url)
-        if isinstance(error, psycopg.Error) and _is_hopeless(error):
-            return _refused(error, self._url)
+            return judge(error, error.sqlstate, self._url)
+        if isinstance(error, psycopg.Error) and is_hopeless(error):
+            return refused(error, self._url)
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
             return TryAgain(error, store_name(self._url), unsure=True)
         return error
@@ -418,21 +439,31 @@ def _patient(connection: Any) -> Any:
     """psycopg waits for ever on a server that neither answers nor hangs up; this one gives up in time."""
 
     class Patient(connection):  # type: ignore[misc]
+        patience = ANSWER_TIMEOUT
+
         def wait(self, gen: Any, interval: float = 1.0) -> Any:
-            return super().wait(_limited(gen), interval=1.0)
+            return super().wait(_limited(gen, self.patience), interval=1.0)
+
+        @contextmanager
+        def patient(self) -> Iterator[None]:
+            self.patience = MIGRATION_TIMEOUT
+            try:
+                yield
+            finally:
+                self.patience = ANSWER_TIMEOUT
 
     return Patient
 
 
-def _limited(waiting: Any) -> Any:
+def _limited(waiting: Any, patience: float) -> Any:
     """The same generator, until nothing was ready for too long."""
-    deadline = monotonic() + ANSWER_TIMEOUT
+    deadline = monotonic() + patience
     try:
         wanted = next(waiting)
         while True:
             ready = yield wanted
             if not ready and monotonic() >= deadline:
-                raise ConnectionError(f"no answer within {ANSWER_TIMEOUT} s")
+                raise ConnectionError(f"no answer within {patience} s")
             wanted = waiting.send(ready)
     except StopIteration as end:
         return end.value
@@ -456,61 +487,3 @@ def _psycopg_copy(connection: Any, engine: PostgreSQL, copy: Copy) -> Rows:
         for record in copy.records:
             out.write_row(record)
     return []
-
-
-def _is_ending(sqlstate: str | None) -> bool:
-    """The server is about to close this connection, or has become a replica, though it may look fine."""
-    return sqlstate is not None and sqlstate.startswith(("08", "57P", READ_ONLY))
-
-
-def _judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
-    if sqlstate in NO_TABLES:
-        return SchemaOutdated(0, schema_version("postgresql"), store_name(url))
-    if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
-        unsure = sqlstate.startswith(("08", "57"))
-        return TryAgain(error, store_name(url), unsure, read_only=sqlstate == READ_ONLY)
-    if sqlstate == NOT_PERMITTED:
-        return forbidden(error, url)
-    if sqlstate is not None and sqlstate.startswith(("28", "3D")):  # credentials, no such database
-        return _refused(error, url)
-    return error
-
-
-def forbidden(error: BaseException, url: str) -> NotPermitted:
-    """Who may not do what, and the words that would let them."""
-    parts = urlsplit(url)
-    who = unquote(parts.username) if parts.username else None
-    said = str(error).strip().splitlines()[0]
-    return not_permitted(store_name(url), who, said, _grants(said, who or "USER"))
-
-
-def _grants(said: str, who: str) -> str:
-    """By what the server says; one that speaks another language is answered for the usual case."""
-    if "owner" in said:
-        return "do it as the owner of the tables"
-    if found := re.search(r"for schema (\S+)", said):
-        return f"as its owner: grant usage, create on schema {found[1]} to {who} (create only to migrate)"
-    return (
-        "as the owner of the tables: grant select, insert, update, delete on all tables in schema public "
-        f"to {who}; grant usage, update on all sequences in schema public to {who}"
-    )
-
-
-# libpq gives no SQLSTATE for a connection that was refused, only the server's words. In another language
-# they are not recognised, and the caller hears of it after the usual tries.
-NO_HOST = re.compile("failed to resolve host|Name or service not known")  # yet: it may be about to start
-HOPELESS = re.compile(
-    r'FATAL:\s+(database|role) ".*" does not exist|FATAL:.*authentication failed|no pg_hba\.conf entry'
-    rf"|{NO_HOST.pattern}|invalid URI|invalid sslmode"
-)
-
-
-def _is_hopeless(error: BaseException) -> bool:
-    """It would fail again in the same way: no such database, user, host or option, or a wrong password."""
-    return HOPELESS.search(str(error)) is not None
-
-
-def _refused(error: BaseException, url: str) -> StoreUnavailable:
-    said = str(error).strip().splitlines()[-1].rpartition("FATAL:")[2].strip()
-    kind = StoreUnavailable if NO_HOST.search(said) else StoreRefused
-    return kind(f"{store_name(url)} can't be used: {said}; check the URL, then try again")

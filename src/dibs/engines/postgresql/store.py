@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from dibs.engines.database import DatabaseStore
-from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres, store_name
+from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
+from dibs.engines.postgresql.trouble import store_name
 from dibs.engines.stepped import SteppedPostgreSQL
 from dibs.errors import BadRequest
 from dibs.settings import Settings

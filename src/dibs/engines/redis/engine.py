@@ -299,8 +299,9 @@ class Redis(RedisMoves, RedisSteps):
         found = yield self.call("explain", job=job)
         if not found:
             return []
-        flat, paused, limit, running, now = found
-        return [{**job_row(flat), **setting(paused, limit), "running": running, "now": time_of(now)}]
+        flat, paused, limit, running, asked, now = found
+        about = {"running": running, "cancel_reason": asked, "now": time_of(now)}
+        return [{**job_row(flat), **setting(paused, limit), **about}]
 
     def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
         lines = yield self.call("ready_lines", queues=queues)

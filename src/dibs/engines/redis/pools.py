@@ -129,7 +129,8 @@ class AsyncRedis(AsyncPool):
         # Our own timeout is around the whole question: theirs starts a task for each write.
         made = options.pop("class")(**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
         try:
-            await made.connect()
+            async with asyncio.timeout(CONNECT_TIMEOUT):  # also for the greeting, which theirs leaves out
+                await made.connect()
         except BaseException as error:
             await made.disconnect(nowait=True)
             raise self._nodes.unreachable(error) from error

@@ -82,4 +82,4 @@ def _uses(name: str) -> list[str]:
 
 @cache
 def _lua(name: str) -> str:
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text()
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")

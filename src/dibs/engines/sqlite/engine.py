@@ -41,6 +41,7 @@ SPELLINGS = {
     "if_free": "",
     "true": "1",
     "in_ids": "in (select value from json_each(:$1))",
+    "in_numbers": "in (select value from json_each(:$1))",
     "in_texts": "in (select value from json_each(:$1))",
     "has_tags": (
         "not exists (select 1 from json_each(:$1) wanted"
@@ -180,10 +181,10 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
     def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Plan:
         rows = yield Query("wanted", {"job": str(job)})
         overtaking = [] if rows else (yield Query("wanted_of_slot", {"job": str(job)}))
-        if overtaking and (yield from self._room_beside(overtaking[0])):
-            yield from self._move([{"id": job}], JobState.ready)
-            rows = overtaking
-        claimed = yield from self._leased([row["near"] for row in rows], look, wish)
+        if overtaking and not (yield from self._room_beside(overtaking[0])):
+            overtaking = []
+        yield from self._move([{"id": job} for _ in overtaking], JobState.ready)
+        claimed = yield from self._leased([row["near"] for row in rows or overtaking], look, wish)
         yield from self._open_gates(slots_of(overtaking))
         return claimed
 
@@ -314,10 +315,18 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         yield from self._open_gates([*gates, *((gate["sort"], gate["name"]) for gate in freed)])
         return [*live, *finished]
 
+    def _let_next_go(self, departed: Sequence[Row]) -> Plan:
+        return (yield from self._open_gates(map(gate_of, departed)))
+
+    def _lock_gates(self, keys: Sequence[tuple[str, str]]) -> Plan:
+        """Nobody else writes meanwhile: it is enough that they are there."""
+        for sort, name in keys:
+            yield Query("make_gate", {"sort": sort, "name": name})
+        return []
+
     def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
         keys = [gate_of(columns(job)) for job in jobs]
         for (sort, name), job in zip(keys, jobs, strict=True):
-            yield Query("make_gate", {"sort": sort, "name": name})
             yield Query("close_train", {"sort": sort, "name": name})
             yield Query("raise_position", {"sort": sort, "name": name, "position": abs(job.position or 0)})
         return (yield from self._open_gates(keys))

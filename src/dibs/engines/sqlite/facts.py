@@ -20,7 +20,7 @@ def about_file(file: str) -> Iterator[Row]:
     with suppress(OSError):
         yield _fact("file", "log bytes", Path(f"{file}-wal").stat().st_size)
     with suppress(OSError):
-        yield _fact("file", "file system", file_system(file, MOUNTS.read_text()))
+        yield _fact("file", "file system", file_system(file, MOUNTS.read_text(encoding="utf-8")))
 
 
 def about_nothing_kept() -> Iterator[Row]:

@@ -188,7 +188,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
                 raise TryAgain(error, f"SQLite file {self.path}") from error
-            raise _unusable(f"SQLite can't open {self.path}", error) from error
+            raise _unusable(_unopened(self.path), error) from error
         return connection
 
     def _sorted(self, error: sqlite3.Error) -> BaseException:
@@ -207,9 +207,7 @@ class SqliteFile:
             return SchemaOutdated(0, schema_version("sqlite"), f"SQLite file {self.path}")
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
             return TryAgain(error, f"SQLite file {self.path}")
-        if name.startswith(tuple(WHAT_TO_DO)):
-            return _unusable(f"SQLite file {self.path}", error)
-        return error
+        return unusable(self.path, error) or error
 
 
 def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
@@ -238,6 +236,18 @@ def _only(cursor: sqlite3.Cursor) -> int:
 
 def _errorname(error: sqlite3.Error) -> str:
     return getattr(error, "sqlite_errorname", "") or ""
+
+
+def unusable(path: str, error: BaseException | None) -> StoreUnavailable | None:
+    """What is wrong with the file, and what to do about it; None if the error does not say that of it."""
+    if not isinstance(error, sqlite3.Error) or not (name := _errorname(error)).startswith(tuple(WHAT_TO_DO)):
+        return None
+    opened = not name.startswith("SQLITE_CANTOPEN")
+    return _unusable(f"SQLite file {path}" if opened else _unopened(path), error)
+
+
+def _unopened(path: str) -> str:
+    return f"SQLite can't open {path}"
 
 
 def _unusable(what: str, error: sqlite3.Error) -> StoreUnavailable:

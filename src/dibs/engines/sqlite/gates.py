@@ -108,7 +108,7 @@ class SqliteGates(MendingEngine):
         yield from self._move(started, JobState.ready)
         offer = {"offered": bool(chosen and waiting), "is_new": bool(started), "patience": PATIENCE}
         yield Query("set_offer", {"name": name, **offer})
-        return (yield from self._preempt(running, waiting))
+        return (yield from self._preempt(running, chosen, waiting))
 
     def _line(self, name: str) -> Any:
         """As many of the line as could go, and one more."""
@@ -122,11 +122,12 @@ class SqliteGates(MendingEngine):
             yield Query("move", self.adapt({"ids": [job["id"] for job in jobs], "state": state}))
         return []
 
-    def _preempt(self, running: Rows, waiting: Sequence[Row]) -> Plan:
+    def _preempt(self, running: Rows, chosen: Sequence[Row], waiting: Sequence[Row]) -> Plan:
         if waiting and waiting[0]["position"] < 0:
-            asked = [(job["slot_limit"], bool(job["asked"])) for job in running]
-            for at in in_the_way(waiting[0]["slot_limit"], asked):
-                reason = f"pre-empted by {waiting[0]['id']}"
+            first, ready = waiting[0], [job["slot_limit"] for job in chosen]
+            stand = [(job["slot_limit"], job["position"], bool(job["asked"])) for job in running]
+            for at in in_the_way(first["slot_limit"], first["position"], stand, ready):
+                reason = f"pre-empted by {first['id']}"
                 yield Query("ask_to_cancel", {"id": str(running[at]["id"]), "reason": reason})
         return []
 

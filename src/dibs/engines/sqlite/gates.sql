@@ -94,7 +94,7 @@ update dibs_gates set held_by = null where sort = 'train' and name = :name
 
 -- name: slot_running
 -- The index is named: to save a sort of the few who run, SQLite would read all who wait.
-select job.id, job.slot_limit, job.cancel_reason is not null as asked
+select job.id, job.slot_limit, job.position, job.cancel_reason is not null as asked
 from dibs_jobs job indexed by dibs_jobs_slot
 where job.slot = :name and job.state = 'running'
 order by job.token

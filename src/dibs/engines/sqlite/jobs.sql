@@ -243,7 +243,13 @@ select
     job.settled_token,
     job.settled_as
 from dibs_finished job
-where job.id = :id and job.state in ('failed', 'cancelled')
+where job.id = :id
+  and job.state in ('failed', 'cancelled')
+  and not exists (
+        select 1
+        from dibs_finished other
+        where other.unique_key = job.unique_key and other.unique_until > {now} and other.id <> job.id
+    )
 on conflict do nothing
 returning id, train, slot
 
@@ -273,7 +279,9 @@ union all
 select 'hints', 'commits of others', 'looked for'
 
 -- name: note_moves
+-- Who was enqueued again while it was away departs a second time.
 insert into dibs_moving (id, way, store, job) values (:id, :way, :store, :job)
+on conflict (id, way, store) do update set job = excluded.job
 
 -- name: store_live
 insert into dibs_jobs ({stored_columns}) values ({stored_values})

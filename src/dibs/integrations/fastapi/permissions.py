@@ -11,7 +11,7 @@ from fastapi.params import Depends as Dependency
 from dibs.errors import BadRequest
 from dibs.jobs import NEW_JOB_COLUMNS, Job
 from dibs.operations import NewRow
-from dibs.tasks import slot_name
+from dibs.options import slot_name
 
 Permission = Dependency | Callable[..., Any]
 

@@ -24,9 +24,9 @@ from dibs.integrations.fastapi.streams import (
 )
 from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
 from dibs.jobs import Job, NewJob
+from dibs.options import slot_from_text
 from dibs.pipelines import Pipeline
 from dibs.states import JobState
-from dibs.tasks import slot_from_text
 from dibs.trains import Train
 
 MOST_PER_PAGE = 200

@@ -12,6 +12,16 @@ class BrokerUnavailable(DibsError):
     """The broker can't be reached: nobody's fault, so nobody's attempt. Relays wait and try again."""
 
 
+class BrokerRefused(BrokerUnavailable):
+    """The broker does not let us in, and will not until its URL or its users are put right."""
+
+    def __init__(self, broker: str, url: str, error: BaseException) -> None:
+        said = str(error) or type(error).__name__
+        super().__init__(
+            f"{broker} at {without_password(url)} refused us: {said}; check its URL, then try again"
+        )
+
+
 class Rejected(DibsError):
     """The broker was reached and did not take this message: a failed attempt."""
 

@@ -3,11 +3,12 @@
 from contextlib import suppress
 from typing import Any
 
-from dibs.outbox.brokers import BrokerUnavailable, Rejected, missing, without_password
+from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, without_password
 from dibs.outbox.messages import Message
 
 CONNECT_TIMEOUT = 10
 ACK_TIMEOUT = 10
+REFUSAL = "authorization violation"  # all that the server says of a wrong user, password or token
 
 
 class NatsJetStream:
@@ -38,6 +39,8 @@ class NatsJetStream:
                 error_cb=_quietly,
             )
         except Exception as error:
+            if REFUSAL in str(error).lower():
+                raise BrokerRefused("NATS", self._url, error) from error
             raise BrokerUnavailable(
                 f"NATS at {without_password(self._url)} can't be used: {error or type(error).__name__}"
             ) from error

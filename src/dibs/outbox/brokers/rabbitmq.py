@@ -1,9 +1,10 @@
 """RabbitMQ: confirmed and mandatory, so that nothing counts as published that no queue has."""
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
-from dibs.outbox.brokers import BrokerUnavailable, Rejected, missing, without_password
+from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, without_password
 from dibs.outbox.messages import Message
 
 CONNECT_TIMEOUT = 10
@@ -25,12 +26,21 @@ class RabbitMQ:
         await self.close()
         try:
             import aio_pika
+            from aiormq.exceptions import (
+                AuthenticationError,
+                ConnectionNotAllowed,
+                ProbableAuthenticationError,
+            )
         except ImportError:
             raise missing("aio-pika") from None
         try:
-            self._connection = await aio_pika.connect(self._url, timeout=CONNECT_TIMEOUT)
-            self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-            self._exchange = await self._find_exchange()
+            async with asyncio.timeout(CONNECT_TIMEOUT):  # also for what a server that starts leaves open
+                self._connection = await aio_pika.connect(self._url)
+                self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+                self._exchange = await self._find_exchange()
+        except (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed) as error:
+            await self.close()
+            raise BrokerRefused("RabbitMQ", self._url, error) from error
         except Exception as error:
             await self.close()
             raise BrokerUnavailable(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dibs import payload
-from dibs.outbox.brokers import BrokerUnavailable, missing, without_password
+from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, missing, without_password
 from dibs.outbox.messages import Message
 
 CONNECT_TIMEOUT = 10
@@ -72,11 +72,20 @@ class RedisStreams:
             await client.aclose()
 
     async def _ask(self, *words: Any) -> None:
-        from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError
+        from redis.exceptions import (
+            AuthenticationError,
+            BusyLoadingError,
+            ConnectionError,
+            ReadOnlyError,
+            TimeoutError,
+        )
 
         try:
             await self._client.execute_command(*words)
             self._answers = True
+        except AuthenticationError as error:
+            self._answers = False
+            raise BrokerRefused("Redis", self._url, error) from error
         except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as error:
             self._answers = False
             raise BrokerUnavailable(

@@ -5,10 +5,13 @@ local function note_of(id)
   return id .. given.store
 end
 
-local function take_in(id, list)
+local function take_in(id, list, position)
   local job = {id = id}
   loaded[id] = job
   change(job, unpack(list))
+  if position then
+    change(job, 'position', position)
+  end
   for name, value in pairs(job) do
     job[name] = some(value)
   end
@@ -39,15 +42,37 @@ local function live_holder_of(unique_key)
   return holder and not ENDED[holder.state] and holder.id
 end
 
+local function is_known(id, note)
+  return exists(id) or note and redis.call('HEXISTS', store .. ':arrived', note_of(id)) == 1
+end
+
+-- {id: position} of those that can't have their old place on their train, all of one train together.
+local function find_places(note)
+  local coming, places = {}, {}
+  for _, one in ipairs(given.jobs) do
+    local job = {id = one[1]}
+    for i = 1, #one[3], 2 do
+      job[one[3][i]] = one[3][i + 1]
+    end
+    if job.train and job.position and not ENDED[job.state] and not is_known(job.id, note) then
+      coming[job.train] = coming[job.train] or {}
+      table.insert(coming[job.train], {id = job.id, position = tonumber(job.position)})
+    end
+  end
+  for train, jobs in pairs(coming) do
+    turns().find_places(train, jobs, places)
+  end
+  return places
+end
+
 -- {'' if it was stored, else the id of who has its id or its key; for each}
 local function take_in_all(note)
-  local answers = {}
+  local answers, places = {}, find_places(note)
   for _, one in ipairs(given.jobs) do
     local id, unique_key, list = one[1], some(one[2]), one[3]
-    local holder = (exists(id) or note and redis.call('HEXISTS', store .. ':arrived', note_of(id)) == 1) and id
-      or live_holder_of(unique_key) or ''
+    local holder = is_known(id, note) and id or live_holder_of(unique_key) or ''
     if holder == '' then
-      take_in(id, list)
+      take_in(id, list, places[id])
       if note then
         will('HSET', store .. ':arrived', note_of(id), '1')
       end

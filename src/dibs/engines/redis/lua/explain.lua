@@ -7,5 +7,6 @@ local function answer_explain()
     return {}
   end
   local is_paused, limit = settings_of(job.queue)
-  return {flat, is_paused, limit, running_in(job.queue), text(now)}
+  local asked = job.state == 'running' and cancel_reason(job) or false
+  return {flat, is_paused, limit, running_in(job.queue), asked, text(now)}
 end

@@ -67,9 +67,9 @@ local function finish(job, state, message)
   end
 end
 
--- With a fresh budget, once it has left where it was.
-local function begin_anew(job, state)
-  change(job, 'state', state, 'run_at', text(now), 'attempts', 0, 'progress', 0, 'message', '',
+-- With a fresh budget, once it has left where it was. Who waits for its parents again keeps its time.
+local function begin_anew(job, state, run_at)
+  change(job, 'state', state, 'run_at', run_at, 'attempts', 0, 'progress', 0, 'message', '',
     'result', '', 'finished_at', '', 'cancel_reason', '', 'worker', '', 'lease_until', '')
   enter(job, state)
 end

@@ -99,18 +99,24 @@ local function offer(gate, is_offered, is_new)
   end
 end
 
--- As many of the running, oldest start first, as it takes for this one to fit once they have gone.
-local function preempt(first, running)
-  local staying = {}
+-- As many of the running, oldest start first, as it takes for this one to fit once they have gone, and those who
+-- are ready have started; but nobody who goes before it: a newer job that pre-empts.
+local function preempt(first, running, ready)
+  local staying = {unpack(ready)}
   for _, job in ipairs(running) do
     if not job.cancel_reason then
       staying[#staying + 1] = job
     end
   end
-  while #staying > 0 and not fits(limit_of(first), staying) do
-    local job = table.remove(staying, 1)
-    change(job, 'cancel_reason', '!pre-empted by ' .. first.id)
-    wake(STOP_HINT .. job.worker)
+  local at = #ready + 1
+  while staying[at] and not fits(limit_of(first), staying) do
+    if tonumber(staying[at].position) > tonumber(first.position) then
+      local job = table.remove(staying, at)
+      change(job, 'cancel_reason', '!pre-empted by ' .. first.id)
+      wake(STOP_HINT .. job.worker)
+    else
+      at = at + 1
+    end
   end
 end
 
@@ -134,7 +140,7 @@ local function open_slot(gate)
   end
   offer(gate, #chosen > 0 and first, started)
   if first and tonumber(first.position) < 0 then
-    preempt(first, running)
+    preempt(first, running, chosen)
   end
 end
 

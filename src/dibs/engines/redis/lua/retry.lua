@@ -17,7 +17,8 @@ local function start_over(job)
   leave(job)
   take_key(job)
   local waits = is_step(job) and steps().waits(job.id)
-  begin_anew(job, waits and 'blocked' or (job.train or job.slot) and rejoin(job) or 'ready')
+  local state = waits and 'blocked' or (job.train or job.slot) and rejoin(job) or 'ready'
+  begin_anew(job, state, waits and job.run_at or text(now))
   if is_step(job) then
     steps().returned(job)
   end
@@ -25,7 +26,7 @@ end
 
 local function is_key_taken(job)
   local holder = job.unique_key and holder_of(job.unique_key)
-  return holder and not ENDED[holder.state]
+  return holder and holder.id ~= job.id
 end
 
 local function retried(job)

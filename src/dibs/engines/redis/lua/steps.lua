@@ -78,9 +78,12 @@ local function doom(job, cause)
   finish(job, 'cancelled', string.format(MESSAGES[cause.state], cause.origin))
 end
 
+local function was_doomed(job)
+  return (job.settled_as or redis.call('HGET', job_key(job.id), 'settled_as')) == 'parent'
+end
+
 local function is_doomed(job)
-  local as = job.settled_as or redis.call('HGET', job_key(job.id), 'settled_as')
-  return job.state == 'cancelled' and as == 'parent'
+  return job.state == 'cancelled' and was_doomed(job)
 end
 
 -- Whether all who have not succeeded yet still may.
@@ -136,7 +139,7 @@ function FOLLOWS.revive(_, id)
     return
   end
   leave(child)
-  begin_anew(child, 'blocked')
+  begin_anew(child, 'blocked', child.run_at)
   returned(child)
   if unmet_of(id) == 0 then
     set_off(child)
@@ -247,7 +250,9 @@ end
 
 function returned(job)
   budget = budget - 1
-  change(job, 'settled_as', '')
+  if was_doomed(job) then
+    change(job, 'settled_as', '')
+  end
   if has_many_parents(job.id) then
     note('ask', job.id)
   else

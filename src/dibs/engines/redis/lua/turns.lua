@@ -145,6 +145,37 @@ local function place_new(job, new)
   change(job, 'state', join(job, new[SLOT_POLICY]))
 end
 
+local function is_taken(gate, position)
+  local from = string.format('[%013d', position + 1000000000000)
+  local to = string.format('(%013d', position + 1000000000001)
+  return #redis.call('ZRANGEBYLEX', members_key(gate), from, to, 'LIMIT', 0, 1) > 0
+end
+
+-- A place is taken, who runs would be behind them, or the train waits for a person.
+local function clash(gate, jobs)
+  local head = first_in(gate, members_key(gate))
+  if gate.held_by or head and head.state == 'running' and tonumber(head.position) >= jobs[1].position then
+    return true
+  end
+  for _, job in ipairs(jobs) do
+    if is_taken(gate, job.position) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Those who come to a train from another store go to its end, if one of them can't have its old place.
+local function find_places(train, jobs, places)
+  local gate = gate_named('train:' .. train)
+  table.sort(jobs, function(one, other) return one.position < other.position end)
+  if clash(gate, jobs) then
+    for nth, job in ipairs(jobs) do
+      places[job.id] = gate.last_position + nth
+    end
+  end
+end
+
 -- One that comes from another store has its place from there, perhaps before who is here already.
 local function take_in(job)
   local gate = gate_of(job)
@@ -184,5 +215,5 @@ return {
   gate_named = gate_named, gate_of = gate_of, members_key = members_key, first_in = first_in, going_in = going_in,
   touch = touch, next_position = next_position, fits = fits, limit_of = limit_of,
   waits_as = waits_as, join = join, end_at_gate = end_at_gate, let_go = let_go, forget = forget_at_gate,
-  make_room = make_room, supersede = supersede, replace = replace, take_in = take_in, open_gates = open_gates, save_gates = save_gates,
+  make_room = make_room, supersede = supersede, replace = replace, take_in = take_in, find_places = find_places, open_gates = open_gates, save_gates = save_gates,
 }

@@ -1,0 +1,141 @@
+"""How jobs are settled on MySQL and MariaDB: gates and keys first, then those still held, then who may go."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark
+from dibs.engines.mysql.claims import MysqlClaims
+from dibs.engines.mysql.convoys import MysqlConvoys
+from dibs.engines.mysql.enqueue import MysqlEnqueue
+from dibs.engines.mysql.gates import Key, gates_of, leave
+from dibs.engines.mysql.values import as_json, as_moment, chunks, later
+from dibs.engines.sql import Plan, Query
+from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.scripts import Row
+from dibs.states import FINISHED, JobState, put_back
+
+_HEAD = CONVOY_COLUMNS.index("head")
+_PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", "train", "slot"))
+
+
+class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
+    """What the holder of a claim says: it ended, it goes on, it has come so far."""
+
+    def _settle(
+        self,
+        settlements: Sequence[tuple[Any, ...]],
+        children: Sequence[tuple[Any, ...]],
+        convoy: Sequence[tuple[Any, ...]] = (),
+        patience: str | None = None,
+        keys: Mapping[UUID, str] | None = None,
+    ) -> Plan:
+        given = [dict(zip(SETTLEMENT_COLUMNS, values, strict=True)) for values in settlements]
+        needed = _gates_by_settlement(given, children)
+        gates, taken = yield from self._lock_with_patience(set().union(*needed.values()), patience)
+        waiting = {id for id, gates_of_it in needed.items() if gates_of_it & taken}
+        if keys is None:
+            keys = yield from self._keys_of(given)
+        waiting |= yield from self._locked_keys(keys, patience)
+        given = [one for one in given if one["id"] not in waiting]
+        convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
+        moment = max((gate.now for gate in gates.values()), default=None)
+        yield from self._start_followers(convoy, moment)
+        held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
+        applied = [_put_back(one, held[one["id"]]) for one in given if one["id"] in held]
+        yield from self._end_settled([one for one in applied if one["state"] in FINISHED])
+        back = [one for one in applied if one["state"] not in FINISHED]
+        for chunk in chunks(map(_settlement, back)):
+            yield Query("return_settled", {"settlements": chunk})
+        for one in applied:
+            if one["state"] in FINISHED:
+                leave(gates, held[one["id"]], one["state"])
+        yield from self._open_gates(gates)
+        yield from self._chain([child for child in children if child[_PARENT] in held])
+        yield from self._date_ends([ride for ride in convoy if ride[0] in held], moment)
+        return [*({"id": id} for id in held), *({"id": id, "waits": True} for id in waiting)]
+
+    def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
+        """Those of these claims that still hold their job, locked in the order of ids, by id."""
+        pairs = sorted((id.hex, token) for id, token in claims)
+        if not pairs:
+            return {}
+        return {row["id"]: row for row in (yield Query(block, {"claims": as_json(pairs)}))}
+
+    def _keys_of(self, given: Sequence[Mapping[str, Any]]) -> Any:
+        claims = [(one["id"].hex, one["token"]) for one in given]
+        return {
+            row["id"]: row["unique_key"] for row in (yield Query("keys_held", {"claims": as_json(claims)}))
+        }
+
+    def _locked_keys(self, keys: Mapping[UUID, str], patience: str | None) -> Any:
+        """The jobs whose unique key an open transaction has met: they can't be settled before it ends."""
+        if not keys:
+            return set()
+        block = {None: "lock_keys", "none": "free_keys", "short": "keys_soon"}[patience]
+        rows = yield Query(block, {"keys": as_json(sorted(keys.values()))})
+        free = {row["unique_key"] for row in rows}
+        return {id for id, key in keys.items() if key not in free} if patience == "none" else set()
+
+    def _end_settled(self, ended: Sequence[Mapping[str, Any]]) -> Plan:
+        for chunk in chunks(map(_settlement, ended)):
+            yield Query("end_settled", {"settlements": chunk})
+        return (yield from self._each("forget", (one["id"] for one in ended)))
+
+    def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
+        """Children of what was settled just now. One whose key is taken is not added."""
+        return (yield from self._enqueue(children, fresh=False)) if children else []
+
+    def _exchange(
+        self,
+        settlements: Any,
+        children: Any,
+        convoy: Any = (),
+        patience: str | None = None,
+        keys: Mapping[UUID, str] | None = None,
+        marks: Sequence[Mark] = (),
+        **wish: Any,
+    ) -> Plan:
+        rows = yield from self._settle(settlements, children, convoy, patience, keys)
+        waiting = [row["id"] for row in rows if row.get("waits")]
+        first, *rest = yield from self._claim_on(marks, wish) if marks else self._claim(**wish)
+        settled = [row["id"] for row in rows if not row.get("waits")]
+        return [{**first, "settled": settled, "waiting": waiting}, *rest]
+
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
+        free = yield from self._held("held_and_free", claims)
+        until = {id: later(row["now"], lease) for id, row in free.items()}
+        if free:
+            newest = max(until.values())
+            yield from self._each("renew", free, lease_until=as_moment(newest))
+            until = dict.fromkeys(until, newest)
+        locked = [claim for claim in claims if claim[0] not in free]
+        others = yield from self._held("standing", locked)
+        return [*({**row, "lease_until": until[id]} for id, row in free.items()), *others.values()]
+
+    def _progress(self, job: UUID, token: int, fraction: float, message: str | None) -> Plan:
+        if not (yield from self._held("held", [(job, token)])):
+            return []
+        yield Query("progress", {"job": job.hex, "fraction": fraction, "message": message})
+        return (yield Query("standing", {"claims": as_json([(job.hex, token)])}))
+
+
+def _gates_by_settlement(
+    settlements: Iterable[Mapping[str, Any]], children: Iterable[tuple[Any, ...]]
+) -> dict[UUID, set[Key]]:
+    """What each needs locked: its own gate, and those of its children."""
+    needed = {one["id"]: set(gates_of([one])) for one in settlements}
+    for child in children:
+        needed[child[_PARENT]] |= set(gates_of([{"train": child[_TRAIN], "slot": child[_SLOT]}]))
+    return needed
+
+
+def _put_back(given: dict[str, Any], job: Row) -> dict[str, Any]:
+    state = put_back(given["state"], cancel_asked=job["cancel_reason"] is not None)
+    if state == JobState.ready and job["slot"] is not None:
+        state = JobState.blocked  # until its gate lets it through again
+    return {**given, "state": state}
+
+
+def _settlement(given: Mapping[str, Any]) -> list[Any]:
+    return [given[name] for name in SETTLEMENT_COLUMNS]

@@ -1,0 +1,168 @@
+"""The kinds that a process knows, and the way from a new job to its row."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from dibs import payload
+from dibs.errors import BadRequest
+from dibs.ids import is_version_7, parse_id
+from dibs.jobs import Job, NewJob, not_a_new_job
+from dibs.operations import NewRow
+from dibs.options import (
+    DEFAULT_LEASE,
+    DEFAULTS,
+    Options,
+    check_attempts,
+    check_policy,
+    check_priority,
+    gate_columns,
+)
+from dibs.settings import Settings, lease_micros, micros
+from dibs.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The kinds that this process knows."""
+
+    settings: Settings
+    tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
+    """Those of the kinds whose lease is not the usual one, in microseconds."""
+
+    def add(self, task: Task[..., Any]) -> None:
+        if task.kind in self.tasks:
+            raise BadRequest(f"the kind {task.kind!r} is already registered; give one of them a name=")
+        self.tasks[task.kind] = task
+        if (lease := lease_micros(task.options.lease)) != lease_micros(DEFAULT_LEASE):
+            self.leases[task.kind] = lease
+
+    def remove(self, task: Task[..., Any]) -> None:
+        del self.tasks[task.kind]
+        self.leases.pop(task.kind, None)
+
+    def options(self, kind: str) -> Options:
+        task = self.tasks.get(kind)
+        return DEFAULTS if task is None else task.options
+
+    def prepare(self, new: NewJob, parent: Job | None = None) -> NewRow:
+        """Check a new job whole, and resolve what it leaves open. Nothing has been written yet."""
+        if not isinstance(new, NewJob):
+            raise not_a_new_job(new)
+        task = self.tasks.get(new.kind) if isinstance(new.kind, str) else None
+        kind = payload.check_name(new.kind, "kind") if task is None else task.kind
+        options = DEFAULTS if task is None else task.options
+        delay, run_at = _due(new)
+        gate, key = self._gate(new, task, options), _key(new, task)
+        id = parse_id(new.id)
+        if not is_version_7(id):
+            raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
+        return (
+            id,
+            kind,
+            options.queue if new.queue is None else payload.check_name(new.queue, "queue"),
+            self._args(new, task),
+            options.priority if new.priority is None else check_priority(new.priority),
+            run_at,
+            delay,
+            options.max_attempts if new.max_attempts is None else check_attempts(new.max_attempts),
+            key,
+            options.on_cancelled if new.on_cancelled is None else check_policy(new.on_cancelled),
+            options.on_failed if new.on_failed is None else check_policy(new.on_failed),
+            _pipeline(new, parent),
+            None if parent is None else parent.id,
+            _tags(new.tags),
+            self._meta(new.meta),
+            *gate,
+            *_unique(key, new, options),
+        )
+
+    def _gate(self, new: NewJob, task: Task[..., Any] | None, options: Options) -> tuple[Any, ...]:
+        """Its train, or its slot with policy and limit: as the job says, else as its kind does."""
+        train, slot, policy, limit = new.train, new.slot, new.slot_policy, new.slot_limit
+        if task is not None and not new._own_gate:
+            if train is None and slot is None and task.has_gate:
+                given = task.gate(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
+                train, slot = given.get("train"), given.get("slot")
+            elif (train is None) != (slot is None):
+                task.refuse_silent_change({"slot": slot} if train is None else {"train": train})
+        if slot is not None:
+            policy = options.slot_policy if policy is None else policy
+            limit = options.slot_limit if limit is None else limit
+        return gate_columns(train, slot, policy, limit)
+
+    def _args(self, new: NewJob, task: Task[..., Any] | None) -> str:
+        args = {} if new.args is None else _check_mapping(new.args, f"args of {new.kind!r}")
+        text = payload.encode(args, f"args of {new.kind!r}", self.settings.max_payload)
+        if task is not None:
+            task.signature.check(text)
+        return text
+
+    def _meta(self, meta: Mapping[str, Any] | None) -> str:
+        if meta is None:
+            return "{}"
+        return payload.encode(_check_mapping(meta, "meta"), "meta", self.settings.max_payload)
+
+
+def _due(new: NewJob) -> tuple[int | None, Any]:
+    if new.delay is not None and new.run_at is not None:
+        raise BadRequest("give delay= or run_at=, not both")
+    delay = None if new.delay is None else micros(new.delay, what="delay")
+    if delay is not None and delay < 0:
+        raise BadRequest(f"delay={new.delay!r} lies in the past; leave it out to run now")
+    return delay, None if new.run_at is None else payload.check_moment(new.run_at, "run_at")
+
+
+def _key(new: NewJob, task: Task[..., Any] | None) -> str | None:
+    """Its unique key: as the job says, else as its kind does."""
+    key = new.unique
+    if key is None and task is not None and task.options.unique is not None and not new._own_unique:
+        key = task.unique(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
+    return None if key is None else payload.check_name(key, "unique")
+
+
+def _unique(key: str | None, new: NewJob, options: Options) -> tuple[int | None, bool]:
+    """The columns unique_for, replaces."""
+    lasts = options.unique_for if new.unique_for is None else new.unique_for
+    conflict = options.on_conflict if new.on_conflict is None else new.on_conflict
+    if key is None:
+        if (new.unique_for, new.on_conflict) != (None, None):
+            raise BadRequest("unique_for= and on_conflict= need a unique= key")
+        return None, False
+    if conflict not in (None, "keep", "replace"):
+        raise BadRequest(f"on_conflict={conflict!r} is unknown: use 'keep' or 'replace'")
+    period = None if lasts is None else micros(lasts, what="unique_for")
+    if period is not None and period <= 0:
+        raise BadRequest(f"unique_for={lasts!r} must be more than 0")
+    return period, conflict == "replace"
+
+
+def _pipeline(new: NewJob, parent: Job | None) -> UUID | None:
+    own = None if new.pipeline_id is None else parse_id(new.pipeline_id)
+    if parent is None:
+        return own
+    shared = parent.pipeline_id or parent.id
+    if own not in (None, shared):
+        raise BadRequest(
+            f"pipeline_id={own}: what follows job {parent.id} is of its pipeline, {shared}; leave it out, or "
+            "enqueue that job by itself"
+        )
+    return shared
+
+
+def _check_mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict | Mapping) or not all(isinstance(name, str) for name in value):
+        raise BadRequest(f"{what} must be a mapping of names to values, not {value!r}")
+    return value
+
+
+def _tags(tags: Sequence[str]) -> str:
+    if tags in ((), []):
+        return "[]"
+    if isinstance(tags, str) or not isinstance(tags, Collection) or len(tags) > payload.MOST_TAGS:
+        raise BadRequest(f"tags must be a list of at most {payload.MOST_TAGS} strings, not {tags!r}")
+    return msgspec.json.encode([payload.check_name(tag, "tag") for tag in tags]).decode()

@@ -1,0 +1,77 @@
+"""One attempt at a job: run its handler, and say what is to be settled."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from dibs.app import Dibs
+from dibs.callbacks import Fate
+from dibs.claims import Claim, Holding
+from dibs.context import Context
+from dibs.errors import LeaseLost, StoreUnavailable
+from dibs.operations import Settled
+from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
+from dibs.states import JobState, Released
+from dibs.worker.processes import Processes, is_isolated
+
+
+class Attempts:
+    """Where the handlers of one worker run: on its loop, in its threads, in its processes."""
+
+    state: Any = None
+    """What the lifespan of the app made for them."""
+
+    def __init__(self, app: Dibs, concurrency: int) -> None:
+        self._core = app._core
+        self._concurrency = concurrency
+        self._processes = Processes(app)
+
+    async def open(self, tell: Callable[[Iterable[Fate]], None]) -> None:
+        self._tell = tell
+        self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
+        await self._processes.open()
+
+    async def close(self) -> None:
+        self.state = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._processes.close()
+
+    def stop_if_lost(self, held: Holding) -> None:
+        """A handler in a process of its own is not cancelled with its lane."""
+        self._processes.stop_if_lost(held)
+
+    async def run(self, held: Holding) -> Settled | None:
+        """What came of it, or None when there is nothing to settle any more."""
+        task = self._core.registry.tasks[held.job.kind]
+        context, elsewhere = None, None
+        if task.signature.context is not None:
+            context = Context(Claim(held), self.state)
+        if is_isolated(task):
+            context = context or Context(Claim(held), self.state)
+            elsewhere = partial(self._processes.call, held, task, context)
+        try:
+            outcome = await surrounded(held, perform(held, task, context, self._threads, elsewhere))
+            if held.settled:
+                return await self._mind_commit(held)
+            return settlement(held, outcome, context)
+        except asyncio.CancelledError:
+            return held.settled_by(Released())
+        except LeaseLost:
+            self._core.keeper.drop(held)  # whoever has the job now settles it
+            return None
+        except Exception as error:
+            return broken_off(held, error)
+
+    async def _mind_commit(self, held: Holding) -> Settled | None:
+        """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
+        try:
+            job = await self._core.store.run_async(self._core.get(held.job.id))
+        except StoreUnavailable:
+            return None  # nobody renews it any more: if it was not committed, its lease ends
+        if still_ours(job, held):
+            return held.settled_by(held.raised(NOT_COMMITTED))
+        if job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
+            self._tell([Fate("succeeded", job.id, held.token)])
+        return None
