@@ -16,7 +16,7 @@ import pytest
 from commands import UNKNOWN, answer, dibs, lines
 
 from dibs.outbox import Outbox
-from servers import Redis, free_port
+from servers import PostgreSQL, Redis, free_port
 
 
 @pytest.fixture
@@ -156,3 +156,39 @@ def test_a_relay_without_its_broker_says_so(url: str, outbox: Outbox) -> None:
         process.kill()
 
     assert json.loads(said)["reason"].startswith("broker default: ")
+
+
+def test_a_relay_waits_for_a_database_that_is_not_there_yet(redis_server: Redis) -> None:
+    port, closed = free_port(), free_port()
+    words = ["outbox", "relay", "--url", f"postgresql://127.0.0.1:{closed}/shop", "--broker"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dibs.cli", *words, redis_server.url(8), "--health-port", str(port)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while "unhealthy" not in (said := asked(port, "/healthz")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert (process.returncode, "Traceback" in told) == (0, False), told
+    assert "does not answer" in json.loads(said)["reason"]
+
+
+def test_a_relay_that_is_not_let_in_ends_with_a_line(
+    url: str, outbox: Outbox, own_redis: Redis, postgresql: PostgreSQL
+) -> None:
+    own_redis.say("CONFIG SET requirepass secret")
+    outbox.sync.publish("orders", {"n": 1})
+
+    refused = dibs("outbox", "relay", "--url", url, "--broker", own_redis.url())
+    nowhere = dibs("outbox", "relay", "--url", postgresql.url("nowhere"), "--broker", own_redis.url())
+
+    assert (refused.exit_code, nowhere.exit_code) == (1, 1)
+    assert "refused us: " in lines(refused.stderr)[-1]
+    assert "can't be used: " in lines(nowhere.stderr)[-1]

@@ -16,7 +16,7 @@ from dibs.cli.options import AsJson, Url, bad_usage, duration
 from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table, without_password
 from dibs.clock import monotonic
 from dibs.durations import spoken
-from dibs.errors import BadRequest, NotFound, Refused
+from dibs.errors import BadRequest, NotFound, Refused, StoreRefused, StoreUnavailable
 from dibs.lines import NOTICE
 from dibs.outbox import Message, Outbox, Relay, Status
 from dibs.outbox.core import DEFAULT_BROKER
@@ -98,12 +98,26 @@ async def _relay(
 ) -> None:
     began = monotonic()
     shown = ", ".join(f"{name} at {without_password(url)}" for name, url in brokers.items())
-    async with answering, outbox:
-        log.info("● relaying %s · to %s · %s", outbox.name, shown, relay.name)
-        await relay.run(until_idle=until_idle)
+    log.info("● relaying %s · to %s · %s", outbox.name, shown, relay.name)
+    try:
+        async with answering:
+            await _open_if_there(outbox)
+            await relay.run(until_idle=until_idle)
+    finally:
+        await outbox.close()
     counts = {name: outbox.events.counts[name] for name in ("published", "failed", "abandoned", "lost")}
     said = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     log.info("● stopped after %s: %s", spoken(monotonic() - began), said, extra={"fields": counts})
+
+
+async def _open_if_there(outbox: Outbox) -> None:
+    """What a person has to put right is said at once; a database that is away is the relay's business."""
+    try:
+        await outbox.open()
+    except StoreRefused:
+        raise
+    except StoreUnavailable as error:
+        log.warning("the relay does not reach its database yet and keeps trying: %s", error)
 
 
 def _named(text: str) -> tuple[str, str]:
