@@ -265,6 +265,16 @@ def test_it_says_what_was_moved_and_nothing_else_in_a_pipe(store: SyncDibs) -> N
     assert (planned.exit_code, done.exit_code, again.exit_code) == (0, 0, 0)
 
 
+def test_a_dry_run_says_who_would_stay_and_what_to_do(store: SyncDibs) -> None:
+    enqueue(store, queue="mail", train="a")
+
+    planned = dibs("move", "--from", "sqlite:///dibs.db", "--to", "sqlite:///new.db", "--dry-run")
+
+    assert (planned.exit_code, planned.stdout) == (0, "would move 0 jobs\n")
+    assert "1 job of the queue 'mail' would stay" in planned.stderr
+    assert "`dibs queues pause`" in planned.stderr
+
+
 def test_on_a_terminal_there_is_a_bar(store: SyncDibs) -> None:
     enqueue(store)
     terminal = {"FORCE_COLOR": "1", "COLUMNS": "100", "TERM": "xterm-256color"}

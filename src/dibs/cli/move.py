@@ -165,6 +165,11 @@ def _say_planned(planned: Planned, json: bool) -> None:
     typer.echo(f"would move {_counted(planned.jobs)}{_along(planned.queues, planned.schedules)}")
     if planned.running:
         note(f"{numbered(planned.running, 'job')} running now: waited for, or left with --running leave")
+    for queue, number in planned.staying.items():
+        note(
+            f"{numbered(number, 'job')} of the queue {queue!r} would stay, in trains or for slots: "
+            "pause it first with `dibs queues pause`"
+        )
 
 
 def _say_moved(moved: Moved, json: bool) -> None:
