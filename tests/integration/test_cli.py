@@ -471,6 +471,17 @@ def test_a_switched_queue_is_answered_in_json(store: SyncDibs) -> None:
     ]
 
 
+@pytest.mark.parametrize("words", [["queues", "pause", "mail"], ["trains", "show", "a"]], ids=" ".join)
+def test_json_may_be_asked_for_before_the_last_word_of_a_command(words: list[str], store: SyncDibs) -> None:
+    enqueue(store, queue="mail", train="a")
+    group, *rest = words
+
+    done = dibs(group, "--json", *rest)
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["name"] == words[-1]
+
+
 # -- schedules ----------------------------------------------------------------------------------
 
 SCHEDULED = """

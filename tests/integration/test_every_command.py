@@ -75,7 +75,7 @@ TABLE = {
     "trains": Typed("trains", says="no job is on a train"),
     "trains show": Typed("trains show north", code=1, says="north", wrong="trains show north"),
     "trains release": Typed("trains release north", code=1, says="north", wrong="trains release north"),
-    "outbox relay": Typed("outbox relay --broker redis://127.0.0.1:1 --until-idle", ends=False),
+    "outbox relay": Typed("outbox relay --broker redis://127.0.0.1:1 --until-idle", ends=False, waits=True),
     "outbox list": Typed("outbox list", says="no messages"),
     "outbox redrive": Typed("outbox redrive --all", says="0 messages", wrong="outbox redrive nonsense"),
     "outbox prune": Typed("outbox prune --older-than 1h", says="0 messages removed"),
@@ -187,21 +187,32 @@ def test_a_worker_on_an_empty_store_drains_nothing_and_ends(tmp_path: Path) -> N
     assert "stopped after" in done.stderr
 
 
-def test_a_worker_waits_for_a_server_that_is_not_there_and_says_so(tmp_path: Path, closed: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "saying", "lines"),
+    [
+        ("work", "the worker does not reach its store yet and keeps trying: ", 2),
+        # With the third it is at work, and minds signals.
+        ("outbox relay", "the relay does not reach its database yet and keeps trying: ", 3),
+    ],
+)
+def test_who_waits_for_a_server_that_is_not_there_says_so(
+    name: str, saying: str, lines: int, tmp_path: Path, closed: int
+) -> None:
     (tmp_path / "jobs_here.py").write_text(JOBS)
 
-    command = [sys.executable, "-m", "dibs.cli", *TABLE["work"].words.split()]
+    command = [sys.executable, "-m", "dibs.cli", *TABLE[name].words.split()]
     url = f"postgresql://127.0.0.1:{closed}/shop"
     worker = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "DIBS_URL": url}
     )
     try:
         assert worker.stderr is not None
-        said = [worker.stderr.readline(), worker.stderr.readline()]
+        said = [worker.stderr.readline() for _ in range(lines)]
         worker.send_signal(signal.SIGTERM)
         _, rest = worker.communicate(timeout=60)
     finally:
         worker.kill()
 
-    assert "the worker does not reach its store yet and keeps trying: PostgreSQL at 127.0.0.1" in said[1]
+    assert saying in said[1]
+    assert f"127.0.0.1:{closed}" in said[1]
     assert (worker.returncode, "Traceback" in rest) == (0, False)

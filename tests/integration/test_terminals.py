@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from terminals import CONTROL_C, CONTROL_D, typed
 
-from dibs import NewJob, SyncDibs
+from dibs import Dibs, NewJob, SyncDibs
 
 ASKING = {
     "retry": (["jobs", "retry", "--all"], "retry 2 failed jobs? [y/N]: ", "retried 2 jobs"),
@@ -97,3 +98,19 @@ def test_a_pipe_without_an_answer_changes_nothing(
     assert (done.returncode, done.stdout) == (1, "")
     assert "there was no answer; add --yes" in done.stderr
     assert store.counts() == counts
+
+
+def test_a_locale_without_utf_8_is_no_reason_to_fail(tmp_path: Path) -> None:
+    """Python takes UTF-8 for the locale C by itself, and for no other: this is what the others get."""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    Dibs(url).sync.enqueue(NewJob("work", queue="Züge"))
+
+    for words in (["queues"], ["jobs", "list"], ["top", "--once"], ["doctor"], ["work", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dibs.cli", "--url", url, *words],
+            env={**os.environ, **locale},
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b""), (words, done.stderr)

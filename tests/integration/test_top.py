@@ -22,7 +22,7 @@ from commands import CLOSED, answer, dibs, enqueue, failed, lines, running
 from rich.console import Console
 
 from dibs import JobState, SyncDibs
-from dibs.cli.top import Frame, draw, draw_away, look
+from dibs.cli.top import Counting, Frame, draw, draw_away, look
 from servers import PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -43,7 +43,16 @@ def printed(picture: Any, width: int = 120) -> str:
 
 
 def frame(**changes: Any) -> Frame:
-    empty = Frame(store="memory://", at=NOW, rate=None, counts=NONE, queues=[], workers=[], running=[])
+    empty = Frame(
+        store="memory://",
+        at=NOW,
+        counted_at=NOW,
+        rate=None,
+        counts=NONE,
+        queues=[],
+        workers=[],
+        running=[],
+    )
     return replace(empty, **changes)
 
 
@@ -94,7 +103,7 @@ def test_the_rate_is_what_finished_between_two_frames(store: SyncDibs) -> None:
     first = look(store, "here")
     failed(store)
     failed(store)
-    second = look(store, "here", replace(first, at=first.at - timedelta(seconds=100)))
+    second = look(store, "here", replace(first, counted_at=first.at - timedelta(seconds=100)))
 
     assert first.rate is None
     assert second.rate == pytest.approx(0.02, rel=0.2)
@@ -106,6 +115,48 @@ def test_pruning_between_two_frames_makes_no_negative_rate(store: SyncDibs) -> N
     store.prune(0)
 
     assert look(store, "here", first).rate == 0
+
+
+def test_what_takes_long_to_count_is_counted_rarely(store: SyncDibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed(store, queue="mail")
+    enqueue(store, queue="mail")
+    asked: list[str | None] = []
+    count = store.counts
+
+    def slowly(queue: str | None = None) -> dict[str, int]:
+        asked.append(queue)
+        time.sleep(0.1)
+        return count(queue)
+
+    monkeypatch.setattr(type(store), "counts", lambda _, queue=None: slowly(queue))
+    counting = Counting(store)
+    first = look(store, "here", None, counting.tally())
+    enqueue(store, queue="mail")
+    enqueue(store, queue="new")
+    second = look(store, "here", first, counting.tally())
+
+    assert asked == [None, "mail"]
+    assert (first.counts["ready"], second.counts["ready"], second.counts["failed"]) == (1, 3, 1)
+    assert [(queue["name"], queue["failed"]) for queue in second.queues] == [("mail", 1), ("new", None)]
+    assert second.counted_at == first.counted_at < second.at
+
+
+def test_where_nothing_failed_no_queue_is_asked_for_it(
+    store: SyncDibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(store, queue="mail")
+    monkeypatch.setattr(type(store), "counts", lambda _, queue=None: {**NONE, "ready": 1, "asked": queue})
+
+    assert look(store, "here").queues[0]["failed"] == 0
+    assert look(store, "here").counts["asked"] is None
+
+
+def test_numbers_that_are_old_are_said_to_be() -> None:
+    old = frame(counts={**NONE, "succeeded": 7}, counted_at=NOW - timedelta(minutes=3))
+
+    assert "7 succeeded" in drawn(old)
+    assert "counted 3 min ago" in drawn(old)
+    assert "ago" not in drawn(frame())
 
 
 def test_progress_is_a_bar_and_a_message(store: SyncDibs) -> None:

@@ -352,6 +352,39 @@ def test_control_c_leaves_the_handlers_their_grace(store: SyncDibs, start: Start
     assert [store.get(job.id).state for job in jobs] == ["succeeded", "succeeded"]
 
 
+@on_sqlite
+def test_a_service_manager_that_signals_every_process_leaves_the_handlers_their_grace(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    jobs = store.enqueue(*(NewJob("quick", {"seconds": 1.5}) for _ in range(2)))
+    supervisor = start("--processes", "2", "--concurrency", "1")
+    look(lambda: len(read_record(file).runs()) == 2)
+
+    for pid in [*supervisor.children, supervisor.pid]:  # as systemd does, unless its KillMode says otherwise
+        os.kill(pid, signal.SIGTERM)
+
+    assert supervisor.ended(6) == 0
+    assert [store.get(job.id).state for job in jobs] == ["succeeded", "succeeded"]
+
+
+@on_sqlite
+def test_a_supervisor_that_is_asked_twice_ends_the_grace(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    file = write_jobs(tmp_path, lease=60)
+    [job] = store.enqueue(NewJob("quick", {"seconds": 60}))
+    supervisor = start("--processes", "2", "--grace", "60s")
+    look(lambda: len(read_record(file).runs()) == 1 and len(store.workers()) == 2)
+
+    supervisor.send(signal.SIGTERM)
+    look(lambda: "stopped after" in supervisor.said())  # the one that had nothing to do
+    supervisor.send(signal.SIGTERM)
+
+    assert supervisor.ended(6) == 0
+    assert (store.get(job.id).state, store.get(job.id).attempts) == ("ready", 0)
+
+
 BROKEN = {
     "a module that can't be imported": "raise RuntimeError('no such setting')\n",
     "resources that can't be had": (

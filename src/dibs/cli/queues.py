@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dibs.cli.config import open_store, store_name
-from dibs.cli.options import AsJson, Url, bad_usage
+from dibs.cli.options import AsJson, Url, bad_usage, hand_on
 from dibs.cli.printing import note, print_json, print_table
 from dibs.lines import one_line
 from dibs.looks import Queue
@@ -30,7 +30,7 @@ def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
 
     Those are shown that have live jobs or a setting.
     """
-    context.obj = url or context.obj
+    hand_on(context, url, json)
     if context.invoked_subcommand is not None:
         return
     with open_store(context, url) as store:

@@ -5,19 +5,21 @@ none comes up, several times in a row, it is the app or the store that is broken
 would hide it.
 """
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dibs.cli.health import HEALTH_SOCKET
 from dibs.clock import monotonic
 from dibs.durations import spoken
 from dibs.events import log
+from dibs.stopping import unhandle_signals
 
 UP_PIPE = "DIBS_UP_PIPE"  # from a supervisor to its processes
 LOOK_EVERY = 0.1  # seconds
@@ -40,6 +42,26 @@ def tell_supervisor() -> Callable[[], None]:
         os.close(pipe)
 
     return tell
+
+
+def is_supervised() -> bool:
+    return UP_PIPE in os.environ
+
+
+@contextmanager
+def signals_of_supervisor(stop: Callable[[], object]) -> Iterator[None]:
+    """How a supervised process hears them: SIGTERM is one wish, however often it comes, and SIGINT another.
+
+    A service manager that ends a service signals each of its processes, and then the supervisor does, too.
+    Taken for two wishes, that would cost the handlers their grace.
+    """
+    loop, first = asyncio.get_running_loop(), iter([stop])
+    loop.add_signal_handler(signal.SIGTERM, lambda: [wish() for wish in first])
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        unhandle_signals(loop, [signal.SIGTERM, signal.SIGINT])
 
 
 class Child:
@@ -178,11 +200,11 @@ class Supervisor:
         children, passed_on = self._children(), 0
         while any(child.code is None for child in children):
             if passed_on < self._signals:
+                # First no SIGINT: it would show where in its imports a process was.
+                number = signal.SIGINT if passed_on else signal.SIGTERM
                 passed_on += 1
                 for child in children:
-                    child.process.send_signal(
-                        signal.SIGTERM
-                    )  # a SIGINT would show where in its imports it was
+                    child.process.send_signal(number)
             time.sleep(LOOK_EVERY)
         for child in children:
             child.forget()

@@ -3,6 +3,7 @@
 A `Frame` is what was seen at one moment. It is drawn from values alone; a store that goes away is drawn, too.
 """
 
+import math
 import select
 import sys
 import time
@@ -39,6 +40,10 @@ EXAMPLE = "Example: dibs top --interval 1s, or dibs top --once --json"
 
 SHORTEST = 0.1  # seconds between two frames
 SHARE = 4  # a store that takes long to answer is left alone four times as long
+LONG = 0.1  # seconds to count what is finished; if it takes longer,
+RARELY = 50  # that is done in 2 % of the time
+LONGEST_COUNT = 2.0  # seconds after which no more queues are asked for their failed jobs
+OLD = 5.0  # seconds after which a number is said to be of then
 MOST_QUEUES = 20  # whose failed jobs are counted
 MOST_RUNNING = 200
 WIDE = 200  # columns of a frame in a pipe
@@ -49,10 +54,14 @@ LIVE = [JobState.ready, JobState.running, JobState.scheduled, JobState.blocked]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What was seen at one moment, by the store's clock; `rate` is finished jobs/s since the last frame."""
+    """What was seen at one moment, by the store's clock; `rate` is finished jobs/s between two counts.
+
+    What is finished was counted at `counted_at`, which may be earlier: there may be millions of them.
+    """
 
     store: str
     at: datetime
+    counted_at: datetime
     rate: float | None
     counts: dict[str, int]
     queues: list[dict[str, Any]]
@@ -74,6 +83,8 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Watch queues, rates, workers and running jobs. q ends it.
+
+    Where there are so many finished jobs that it takes long to count them, that is done less often, and said.
 
     In a pipe one frame is printed, as with --once. With --json every frame is one JSON object on a line of
     its own, also in a pipe, until it is ended; with --once there is one.
@@ -105,10 +116,11 @@ def _print_once(frame: Frame, json: bool) -> None:
 
 def _print_for_ever(store: SyncDibs, name: str, pause: float) -> None:
     last: Frame | None = None
+    counting = Counting(store)
     while True:
         began = monotonic()
         try:
-            last = look(store, name, last)
+            last = look(store, name, last, counting.tally())
             typer.echo(msgspec.json.encode(last))
         except StoreUnavailable as error:
             typer.echo(msgspec.json.encode({"store": name, "error": one_line(str(error))}))
@@ -118,12 +130,13 @@ def _print_for_ever(store: SyncDibs, name: str, pause: float) -> None:
 def _watch(store: SyncDibs, name: str, pause: float) -> None:
     """Until somebody presses q. A store that is away is said to be, and asked again."""
     last: Frame | None = None
+    counting = Counting(store)
     console = Console(markup=False, highlight=False, emoji=False)
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = monotonic()
             try:
-                last = look(store, name, last)
+                last = look(store, name, last, counting.tally())
                 live.update(draw(last, console.width), refresh=True)
             except StoreUnavailable as error:
                 live.update(draw_away(last, name, str(error), console.width), refresh=True)
@@ -157,16 +170,57 @@ def _quits_within(seconds: float) -> bool:
 # -- looking ------------------------------------------------------------------------------------
 
 
-def look(store: SyncDibs, name: str, last: Frame | None = None) -> Frame:
-    """The next frame; the last one is what rates are measured from."""
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many jobs there were, and how many had failed in each queue that was asked."""
+
+    at: datetime
+    counts: dict[str, int]
+    failed: dict[str, int]
+
+
+class Counting:
+    """The last tally, and a new one when it is worth its time."""
+
+    def __init__(self, store: SyncDibs) -> None:
+        self._store = store
+        self._last: Tally | None = None
+        self._due = 0.0
+
+    def tally(self) -> Tally:
+        began = monotonic()
+        if self._last is None or began >= self._due:
+            self._last = count(self._store, LONGEST_COUNT)
+            took = monotonic() - began
+            self._due = monotonic() + (RARELY * took if took > LONG else 0)
+        return self._last
+
+
+def count(store: SyncDibs, patience: float = math.inf) -> Tally:
+    """Reads every finished job, and again for each queue; which is not asked after `patience` seconds."""
+    began = monotonic()
     counts, at = store.counts(), store._core.store.run(lambda _: _now())
+    failed: dict[str, int] = {}
+    for place, queue in enumerate(store.queues()):
+        if not counts[JobState.failed]:
+            failed[queue.name] = 0
+        elif place < MOST_QUEUES and monotonic() - began < patience:
+            failed[queue.name] = store.counts(queue.name)[JobState.failed]
+    return Tally(at, counts, failed)
+
+
+def look(store: SyncDibs, name: str, last: Frame | None = None, tally: Tally | None = None) -> Frame:
+    """The next frame; the last one is what rates are measured from. Without a tally all is counted now."""
+    earlier, tally = tally, tally or count(store)
     queues = store.queues()
+    live = {state.value: sum(queue.counts.get(state, 0) for queue in queues) for state in LIVE}
     return Frame(
         store=name,
-        at=at,
-        rate=_rate(last, counts, at),
-        counts=counts,
-        queues=[_queue(store, queue, place < MOST_QUEUES) for place, queue in enumerate(queues)],
+        at=store._core.store.run(lambda _: _now()),
+        counted_at=tally.at,
+        rate=_rate(last, tally),
+        counts=tally.counts if earlier is None else {**tally.counts, **live},
+        queues=[_queue(queue, tally.failed.get(queue.name)) for queue in queues],
         workers=store.workers(),
         running=store.find(state=JobState.running, limit=MOST_RUNNING),
     )
@@ -178,16 +232,15 @@ def _now() -> Script[datetime]:
     return now
 
 
-def _rate(last: Frame | None, counts: dict[str, int], at: datetime) -> float | None:
+def _rate(last: Frame | None, tally: Tally) -> float | None:
     """Finished jobs per second; what was pruned in between makes it less, never negative."""
-    if last is None or (seconds := (at - last.at).total_seconds()) <= 0:
-        return None
-    finished = sum(counts[state] for state in FINISHED)
+    if last is None or (seconds := (tally.at - last.counted_at).total_seconds()) <= 0:
+        return None if last is None else last.rate
+    finished = sum(tally.counts[state] for state in FINISHED)
     return max(finished - last.finished, 0) / seconds
 
 
-def _queue(store: SyncDibs, queue: Queue, with_failed: bool) -> dict[str, Any]:
-    failed = store.counts(queue.name)[JobState.failed] if with_failed else None
+def _queue(queue: Queue, failed: int | None) -> dict[str, Any]:
     live = {state.value: queue.counts.get(state, 0) for state in LIVE}
     return {"name": queue.name, "paused": queue.paused, "limit": queue.limit, **live, "failed": failed}
 
@@ -211,6 +264,8 @@ def _headline(frame: Frame) -> Text:
     for state in JobState:
         if frame.counts[state]:
             line.append(f" {frame.counts[state]:,} {state.value} ", style=STYLES[state])
+    if (age := (frame.at - frame.counted_at).total_seconds()) >= OLD:
+        line.append(f" (finished and failed ones counted {spoken(age)} ago)", style="dim")
     return line
 
 

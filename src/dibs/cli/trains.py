@@ -9,7 +9,7 @@ import typer
 
 from dibs.cli.acting import change_each
 from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Url, url_again
+from dibs.cli.options import AsJson, Url, hand_on, url_again
 from dibs.cli.printing import moment, note, print_json, print_table
 from dibs.errors import NotFound, Refused
 from dibs.jobs import Job
@@ -41,7 +41,7 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List the trains that jobs are on, by name; show one, or release one that is held."""
-    context.obj = url or context.obj
+    hand_on(context, url, json)
     if context.invoked_subcommand is not None:
         return
     with open_store(context, url) as store:
