@@ -289,9 +289,9 @@ def chatters() -> str:
 
 @app.job(isolation="process", max_attempts=1)
 def speaks_into_the_socket(what: str) -> None:
-    for number in range(3, 64):
+    for number in map(int, os.listdir("/proc/self/fd")):
         try:
-            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+            if number > 2 and os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
                 os.close(number) if what == "close" else os.write(number, b"\x00\x00\x00\x02hi")
         except OSError:
             pass
