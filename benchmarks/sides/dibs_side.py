@@ -6,7 +6,7 @@ import time
 from protocol import Marks, main
 
 from dibs import Dibs, Worker
-from dibs.cli.work import spare_the_loaded
+from dibs.cli.work import spare_the_collector
 
 
 class Side:
@@ -25,7 +25,7 @@ class Side:
         await self.app.enqueue(*(self.noop.new(n) for n in range(count)))
 
     async def drain(self, count: int) -> None:
-        spare_the_loaded()  # as `dibs work` does
+        spare_the_collector()  # as `dibs work` does
         # Two turns are under way at a time, so this asks for batches of 500.
         await Worker(self.app, concurrency=1000).run(until_idle=True)
         assert len(self.marks.at) == count

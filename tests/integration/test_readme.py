@@ -78,6 +78,13 @@ def test_the_readme_example_is_tried_on_every_store() -> None:
     assert ["sqlite", "postgresql", "mariadb"] in wheres
 
 
+def test_every_guide_and_every_decision_is_named_in_the_readme() -> None:
+    pages = [*(ROOT / "docs" / "guides").glob("*.md"), *(ROOT / "docs" / "adr").glob("*.md")]
+    named = set(LINK.findall((ROOT / "README.md").read_text()))
+
+    assert {str(page.relative_to(ROOT)) for page in pages} - named == set()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     missing = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
