@@ -34,6 +34,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 30
 STOP_SECONDS = 15
 POLL_SECONDS = 0.02
+INSTALL_SECONDS = 600
 
 used: dict[str, str] = {}
 """The version of every kind of server this process has really started."""
@@ -594,14 +595,17 @@ def free_port() -> int:
 
 def find_binary(binary: str, package: str) -> str:
     """Where the program is; installs its Debian package when it is missing and we are root."""
-    found = _look_for(binary)
+    found, said = _look_for(binary), ""
     if found is None and _is_root():
-        _install(package)
-        found = _look_for(binary)
+        with _one_at_a_time():
+            found = _look_for(binary)  # another process of this run may have installed it just now
+            if found is None:
+                said = _install(package)
+                found = _look_for(binary)
     if found is None:
         raise MissingServer(
             f"{binary} is not on this machine; install the package {package} "
-            f"(`apt-get install {package}`) or run the tests as root to have it installed"
+            f"(`apt-get install {package}`) or run the tests as root to have it installed{said}"
         )
     return found
 
@@ -623,14 +627,37 @@ def _beside(binary: str, folder: str) -> str:
     return str(behind) if behind.exists() else binary
 
 
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two installations at a time would refuse each other."""
+    handle = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 @functools.cache
-def _install(package: str) -> None:
+def _install(package: str) -> str:
+    """Nothing, or what there is to say if it did not work."""
     if shutil.which("apt-get") is None:
-        return
+        return ""
     # RUNLEVEL=1 keeps the package from starting a server on the standard port.
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", package]):
-        subprocess.run(command, check=False, env=environment, capture_output=True, timeout=600)
+    patient = ["-o", f"DPkg::Lock::Timeout={INSTALL_SECONDS // 2}"]  # somebody else may install something
+    said = b""
+    for words in (["update"], ["install", "-y", package]):
+        done = subprocess.run(
+            ["apt-get", *patient, *words],
+            check=False,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=INSTALL_SECONDS,
+        )
+        said += done.stderr
+    return f"; apt-get said:\n{said.decode(errors='replace').strip()}" if said else ""
 
 
 def _is_root() -> bool:

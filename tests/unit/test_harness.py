@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asyncpg
@@ -307,3 +308,39 @@ def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(MissingServer, match=r"no-such-server.*no-such-package"):
         find_binary("no-such-server", "no-such-package")
+
+
+FUSSY_INSTALLER = """#!/bin/sh
+cd "$(dirname "$0")"
+mkdir locked || { echo "somebody else installs" >&2; exit 100; }
+sleep 0.2
+echo "#!/bin/sh" > odd-server
+chmod +x odd-server
+rmdir locked
+"""
+
+
+def test_a_program_that_several_miss_at_once_is_installed_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installer = tmp_path / "apt-get"
+    installer.write_text(FUSSY_INSTALLER)
+    installer.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    with ThreadPoolExecutor(4) as threads:
+        found = set(threads.map(lambda _: find_binary("odd-server", "odd-package"), range(4)))
+
+    assert found == {str(tmp_path / "odd-server")}
+
+
+def test_who_can_not_install_a_program_hears_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installer = tmp_path / "apt-get"
+    installer.write_text("#!/bin/sh\necho no disk left >&2\nexit 100\n")
+    installer.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    with pytest.raises(MissingServer, match="no disk left"):
+        find_binary("no-such-server", "another-package")
