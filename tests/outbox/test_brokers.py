@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,6 +133,30 @@ def test_a_relay_that_no_broker_lets_in_ends_instead_of_trying_for_ever(box: Box
     assert "s3cret" not in str(told.value)
     [message] = box.find_unprocessed()
     assert (message.status, message.attempts) == ("pending", 0)
+
+
+@every_refusal
+def test_no_connection_is_left_at_a_broker_that_does_not_let_us_in(box: Box, refusing: str) -> None:
+    broker = make_broker(refusing, "default")
+
+    async def knock_again_and_again() -> int:
+        before = _open_sockets()
+        for _ in range(3):
+            with pytest.raises(BrokerUnavailable, match="refused us"):
+                await broker.open()
+        await broker.close()
+        await asyncio.sleep(0.1)  # what was closed is gone with the next turns of the loop
+        return _open_sockets() - before
+
+    gc.disable()  # it would close what we forgot
+    try:
+        assert box.run(knock_again_and_again()) == 0
+    finally:
+        gc.enable()
+
+
+def _open_sockets() -> int:
+    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
 
 
 @pytest.mark.parametrize("refusing", ["redis"], indirect=True)

@@ -28,9 +28,10 @@ class NatsJetStream:
             import nats
         except ImportError:
             raise missing("nats-py") from None
+        self._client = nats.NATS()
         try:
             # One try: by itself the client would go on for two minutes, and when to try is our business.
-            self._client = await nats.connect(
+            await self._client.connect(
                 self._url,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
@@ -39,6 +40,7 @@ class NatsJetStream:
                 error_cb=_quietly,
             )
         except Exception as error:
+            await self.close()  # it leaves a connection open that failed
             if REFUSAL in str(error).lower():
                 raise BrokerRefused("NATS", self._url, error) from error
             raise BrokerUnavailable(
