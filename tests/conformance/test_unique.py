@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dibs import BadRequest, NewJob
+from dibs import BadRequest, NewJob, Refused
 from faces import Face, Make
 
 
@@ -219,6 +219,21 @@ def test_of_many_who_want_the_key_of_a_job_that_is_ending_each_gets_a_job(app: F
         assert {job.id for job in got} <= {holder.id, *new}
         assert {job.id for job in app.find(state="ready")} == new
         app.cancel_many(state="ready")
+
+
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_no_job_is_retried_whose_key_one_that_is_ending_keeps(app: Face, make: Make, rounds: int) -> None:
+    for nth in range(rounds):
+        key = f"key-{nth}"
+        old = make.failed(unique=key)
+        [holder] = app.enqueue(NewJob("work", unique=key, unique_for=60))
+        claim = app.claim_job(holder.id)
+
+        *answers, ended = app.race_all(*[("retry", old.id)] * 3, succeeds=claim)
+
+        assert ended is None
+        assert [type(answer) for answer in answers] == [Refused] * 3
+        assert (app.get(old.id).state, app.get(holder.id).state) == ("failed", "succeeded")
 
 
 @pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.long)])
