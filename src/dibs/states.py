@@ -7,16 +7,18 @@ train or a slot may go; they are spelled out in `swept`, `put_back` and the gate
 the state machine test.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from msgspec import Struct
 
 from dibs.clock import SECOND
 from dibs.errors import BadRequest
+
+J = TypeVar("J", bound=Mapping[str, Any])
 
 
 class JobState(StrEnum):
@@ -178,6 +180,7 @@ ON_END = ("advance", "hold")
 SLOT_POLICIES = ("wait", "replace", "preempt", "drop")
 
 PATIENCE = 10 * SECOND  # a slot's turn that nobody takes for so long goes to the next in line
+LOOKED_AT = 100  # of those who wait at a slot, to see whether one of another queue or kind is among them
 
 
 def holds(state: JobState, on_cancelled: str, on_failed: str) -> bool:
@@ -194,6 +197,19 @@ def by_time(run_at: int, now: int) -> JobState:
 def fits(limit: int, going: Sequence[int]) -> bool:
     """Whether a job may go beside those of its slot that go already: the strictest limit counts."""
     return len(going) < min([limit, *going])
+
+
+def giving_way(line: Sequence[J]) -> list[J]:
+    """Which of a slot's ready jobs, which nobody takes, let those who wait go before them.
+
+    For one of its own queue and kind, which nobody would take either, a job gives no turn away. Where more
+    wait than are looked at, one of another may be among them.
+    """
+    waiting = [(job["queue"], job["kind"]) for job in line if job["state"] == JobState.blocked]
+    ready = [job for job in line if job["state"] == JobState.ready]
+    if len(waiting) >= LOOKED_AT:
+        return ready
+    return [job for job in ready if any((job["queue"], job["kind"]) != other for other in waiting)]
 
 
 def in_the_way(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from dibs import BadRequest, Job, LeaseLost, NewJob
+from dibs.states import LOOKED_AT
 from faces import Face, Make
 
 
@@ -539,6 +541,57 @@ def test_turns_go_round_until_somebody_takes_one(app: Face) -> None:
         assert [app.get(job.id).state == "ready" for job in jobs] == [turn % 3 == at for at in range(3)]
         app.age(11)
         app.sweep()
+
+
+def test_a_turn_is_not_passed_on_to_jobs_that_nobody_would_take_either(app: Face) -> None:
+    jobs = [put(app) for _ in range(3)]
+
+    for _ in range(2):
+        app.age(11)
+        app.sweep()
+    jobs.append(put(app))
+
+    assert states(app, *jobs) == ["ready", "blocked", "blocked", "blocked"]
+    assert [_run_next(app) for _ in jobs] == [job.id for job in jobs]
+
+
+def test_one_of_another_kind_behind_jobs_that_nobody_takes_has_its_turn(app: Face) -> None:
+    stuck = [put(app, kind="unknown") for _ in range(3)]
+    other = put(app)
+
+    for _ in stuck:
+        assert app.claim(kinds=["work"]) == []
+        app.age(11)
+        app.sweep()
+
+    [claim] = app.claim(kinds=["work"])
+    assert claim.job.id == other.id
+
+
+def test_of_two_that_nobody_takes_only_one_that_keeps_others_waiting_gives_way(app: Face) -> None:
+    stuck, kept = put(app, kind="unknown", slot_limit=2), put(app, slot_limit=2)
+    others = [put(app, slot_limit=2) for _ in range(2)]
+
+    app.age(11)
+    app.sweep()
+
+    assert states(app, stuck, kept, *others) == ["blocked", "ready", "ready", "blocked"]
+
+
+def test_where_more_wait_than_are_looked_at_a_turn_is_passed_on(app: Face) -> None:
+    stuck, *others = app.enqueue(*[NewJob("unknown", slot="deploy") for _ in range(LOOKED_AT + 1)])
+    put(app, slot="deploy")
+
+    app.age(11)
+    app.sweep()
+
+    assert states(app, stuck, others[0]) == ["blocked", "ready"]
+
+
+def _run_next(app: Face) -> UUID:
+    [claim] = app.claim(limit=1)
+    claim.succeed()
+    return claim.job.id
 
 
 def test_an_offer_that_was_taken_is_not_passed_on(app: Face) -> None:

@@ -394,7 +394,7 @@ def jobs_of_a_convoy_ended_one_after_another(place: Place) -> str | None:
 
 def only_who_preempts_asks_others_to_stop(place: Place) -> str | None:
     app = place.apps(1)[0]
-    passed, _ = _put(app, slot="s"), _put(app, slot="s")
+    passed, _ = _put(app, slot="s"), _put(app, slot="s", queue="other")
     age(app, 11)
     app.sync.sweep()
     claim = app.sync.claim_job(passed.id)  # its turn was passed on, and all others are before it
@@ -447,13 +447,23 @@ def a_corpse_lets_the_next_one_go(place: Place) -> str | None:
 
 def a_turn_that_nobody_takes_goes_round(place: Place) -> str | None:
     app = place.apps(1)[0]
-    jobs = [_put(app, slot="s") for _ in range(3)]
+    seen = _turns_that_nobody_takes(app, [_put(app, slot="s", queue=queue) for queue in "abc"])
+    return None if seen == [0, 1, 2, 0] else f"turns went {seen}"
+
+
+def a_turn_is_not_passed_on_to_its_like(place: Place) -> str | None:
+    app = place.apps(1)[0]
+    seen = _turns_that_nobody_takes(app, [_put(app, slot="s") for _ in range(3)])
+    return None if seen == [0, 0, 0, 0] else f"turns went {seen}"
+
+
+def _turns_that_nobody_takes(app: Dibs, jobs: list[Any]) -> list[int]:
     seen = []
     for _ in range(4):
         seen.append(_states(app, jobs).index("ready"))
         age(app, 11)
         app.sync.sweep()
-    return None if seen == [0, 1, 2, 0] else f"turns went {seen}"
+    return seen
 
 
 def a_job_retried_behind_others_waits(place: Place) -> str | None:

@@ -179,7 +179,7 @@ AT_GATES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "keys that last": ("forget_kept_keys", {"ids": [uuid4()]}, "dibs_jobs_pkey"),
     "restless slots": ("restless_slots", {"limit": 500}, "dibs_jobs_due"),
     "stage at slots": ("stage_at_slots", {"names": ["long"], "limit": 500}, ""),
-    "pass on": ("pass_on", {"names": ["s7"]}, "dibs_gates_pkey"),
+    "pass on": ("pass_on", {"names": ["s7"], "looked_at": 100}, "dibs_gates_pkey"),
     "the dead at gates": ("expired_at_gates", {"limit": 500}, "dibs_jobs_leases"),
     "sweep at gates": (
         "sweep_at_gates",

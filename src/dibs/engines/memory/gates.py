@@ -8,12 +8,23 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 from dibs.engines.memory.shelves import Record, Shelves
 from dibs.scripts import Row, Rows
-from dibs.states import PATIENCE, WAITING, JobState, by_time, fits, holds, in_the_way
+from dibs.states import (
+    LOOKED_AT,
+    PATIENCE,
+    WAITING,
+    JobState,
+    by_time,
+    fits,
+    giving_way,
+    holds,
+    in_the_way,
+)
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 
@@ -193,13 +204,16 @@ class Gated(Shelves):
         return fits(job["slot_limit"], [other["slot_limit"] for other in running])
 
     def _pass_on(self, limit: int) -> None:
-        """Slots whose offer is over: who is ready and was not taken goes behind all who had no turn yet."""
+        """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
         now = self._clock()
         over = [gate for gate in self._gates_by_key.values() if gate.offer_ends and gate.offer_ends <= now]
         for gate in over[:limit]:
-            for job in self._in_state(gate, JobState.ready):
+            blocked = (job for _, job in self._members(gate) if job["state"] == JobState.blocked)
+            ready = self._in_state(gate, JobState.ready)
+            for job in giving_way([*islice(blocked, LOOKED_AT), *ready]):
                 gate.last_position += 1
                 job["position"] = gate.last_position
+            gate.offer_ends = None
             self._open_gate(gate)
 
     def _overtook(self, job: Record) -> None:

@@ -14,7 +14,7 @@ from dibs.engines.mending import MendingEngine
 from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
 from dibs.engines.sql import Plan, Query
 from dibs.scripts import Row, Rows
-from dibs.states import PATIENCE, JobState, fits, holds, in_the_way
+from dibs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 
@@ -195,15 +195,15 @@ class MysqlGates(MendingEngine):
         return fits(limit, [job["slot_limit"] for job in running])
 
     def _pass_on(self, limit: int) -> Plan:
-        """Slots whose offer is over: who is ready and was not taken goes behind all who had no turn yet."""
+        """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
         over = yield Query("offers_over", {"limit": limit})
         gates = yield from self._lock_free_gates((row["sort"], row["name"]) for row in over)
         for gate in gates.values():
-            line = yield Query("slot_line", {"gate": gate.name, "limit": 0})
+            line = yield Query("slot_line", {"gate": gate.name, "limit": LOOKED_AT})
             _, ready = yield from self._going(gate, line)
-            turns = [job["id"] for job in sorted(line, key=_turn) if job["id"] in ready]
+            turns = [job["id"] for job in sorted(giving_way(line), key=_turn) if job["id"] in ready]
             yield from self._set_places([(id, gate.next_position()) for id in turns])
-            gate.moved = True
+            gate.offer_ends, gate.moved = None, True
         return (yield from self._open_gates(gates))
 
     def _set_places(self, places: Sequence[tuple[UUID, int]]) -> Plan:

@@ -152,7 +152,7 @@ union all
 (select {>line_columns} {>ready_of_slot} lock in share mode)
 
 -- fragment: line_columns
-job.id, job.state, job.slot_limit, job.position, job.priority, job.run_at
+job.id, job.state, job.queue, job.kind, job.slot_limit, job.position, job.priority, job.run_at
 
 -- fragment: blocked_anew
 from dibs_jobs job force index (dibs_jobs_gate)

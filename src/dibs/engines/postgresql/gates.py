@@ -15,7 +15,7 @@ from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.sql import LOOKS, Plan, Query
 from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
 from dibs.scripts import Row, Rows
-from dibs.states import PATIENCE, JobState, holds
+from dibs.states import LOOKED_AT, PATIENCE, JobState, holds
 
 ENOUGH_RACES = 20  # who meets a key and finds nobody this often points at a bug, not at luck
 
@@ -329,7 +329,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         at_slots = yield Query("stage_at_slots", {"names": names, "limit": limit})
         yield from self._open_gates(free)
         if any(row["is_over"] for row in restless):  # and who is due did not take the turn
-            yield Query("pass_on", {"names": names})
+            yield Query("pass_on", {"names": names, "looked_at": LOOKED_AT})
             yield from self._open_gates(free)
         return [*staged, *at_slots]
 

@@ -740,28 +740,45 @@ where job.id = any (array(select due.id from due))
 returning job.id
 
 -- name: pass_on
--- Who is ready and was not taken goes behind all who had no turn yet.
-with passed as materialized (
-    select
-        job.id,
-        job.slot,
-        gate.last_position + row_number() over (
-            partition by job.slot order by job.position, job.priority desc, job.run_at, job.id
-        ) as position
+-- Who is ready and gives way goes behind all who had no turn yet. The same rule stands in states.giving_way.
+with over as materialized (
+    select gate.name as key, {>gate_name}, gate.last_position
     from dibs_gates gate
-    cross join lateral (
-        select ready.id, ready.slot, ready.position, ready.priority, ready.run_at
-        from dibs_jobs ready
-        where ready.slot = gate.name collate "default" and ready.state = 'ready'
-        order by ready.position, ready.priority desc, ready.run_at, ready.id
-    ) job
     where gate.sort = 'slot' and gate.name = any (cast(:names as text[])) and gate.offer_ends <= {now}
 ),
-counted as (
+passed as materialized (
+    select
+        job.id,
+        over.key,
+        over.last_position + row_number() over (
+            partition by over.key order by job.position, job.priority desc, job.run_at, job.id
+        ) as position
+    from over
+    cross join lateral (
+        select ready.id, ready.position, ready.priority, ready.run_at, ready.queue, ready.kind
+        from dibs_jobs ready
+        where ready.slot = over.name and ready.state = 'ready'
+        order by ready.position, ready.priority desc, ready.run_at, ready.id
+    ) job
+    where (
+        select count(*) = :looked_at or bool_or((waiting.queue, waiting.kind) <> (job.queue, job.kind))
+        from (
+            select blocked.queue, blocked.kind
+            from dibs_jobs blocked
+            where blocked.slot = over.name and blocked.state = 'blocked' and blocked.position is not null
+            order by blocked.position, blocked.priority desc, blocked.run_at, blocked.id
+            limit :looked_at
+        ) waiting
+    )
+),
+ended as (
     update dibs_gates gate
-    set last_position = last.position
-    from (select passed.slot, max(passed.position) as position from passed group by passed.slot) last
-    where gate.sort = 'slot' and gate.name = last.slot
+    set
+        offer_ends = null,
+        last_position = greatest(
+            gate.last_position, (select max(passed.position) from passed where passed.key = gate.name)
+        )
+    where gate.sort = 'slot' and gate.name = any (array(select over.key from over))
 )
 update dibs_jobs job
 set position = (select passed.position from passed where passed.id = job.id)

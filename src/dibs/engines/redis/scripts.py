@@ -10,14 +10,14 @@ from typing import Any
 
 from dibs.contract import STOP_HINT
 from dibs.scripts import Rows
-from dibs.states import PATIENCE, JobState, doomed_by
+from dibs.states import LOOKED_AT, PATIENCE, JobState, doomed_by
 
 _USES = re.compile(r"-- uses: (.*)\n")
 _MODULE = re.compile(r"^return \{", re.MULTILINE)  # read only by those who need it
 
 # Rules of states.py and contract.py, told to the scripts.
 _RULES = f"""\
-local PATIENCE, STOP_HINT = {PATIENCE}, '\\{ord(STOP_HINT)}'
+local PATIENCE, LOOKED_AT, STOP_HINT = {PATIENCE}, {LOOKED_AT}, '\\{ord(STOP_HINT)}'
 local DOOMED_AS_FAILED = '{doomed_by("%s", JobState.failed)}'
 local DOOMED_AS_CANCELLED = '{doomed_by("%s", JobState.cancelled)}'
 local DOOMED_AS_GONE = '{doomed_by("%s", None)}'

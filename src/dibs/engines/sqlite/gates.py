@@ -6,7 +6,7 @@ from typing import Any
 from dibs.engines.mending import MendingEngine
 from dibs.engines.sql import Plan, Query
 from dibs.scripts import Row, Rows
-from dibs.states import PATIENCE, JobState, fits, holds, in_the_way
+from dibs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 
@@ -78,13 +78,14 @@ class SqliteGates(MendingEngine):
         return fits(job["slot_limit"], [other["slot_limit"] for other in running])
 
     def _pass_on(self, limit: int) -> Plan:
-        """Slots whose offer is over: who is ready and was not taken goes behind all who had no turn yet."""
+        """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
         over = yield Query("offers_over", {"limit": limit})
         for slot in over:
-            gate = {"sort": "slot", "name": slot["name"]}
-            for job in (yield Query("slot_line", {"name": slot["name"], "limit": 0})):
-                [row] = yield Query("next_position", gate)
+            line = yield Query("slot_line", {"name": slot["name"], "limit": LOOKED_AT})
+            for job in giving_way(line):
+                [row] = yield Query("next_position", {"sort": "slot", "name": slot["name"]})
                 yield Query("place", {"id": str(job["id"]), "position": row["last_position"]})
+            yield Query("end_offer", {"name": slot["name"]})
         return (yield from self._open_gates(("slot", slot["name"]) for slot in over))
 
     # -- who may go -----------------------------------------------------------------------------

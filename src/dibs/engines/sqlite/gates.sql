@@ -101,7 +101,7 @@ order by job.token
 
 -- name: slot_line
 -- Who waits and is due, in the order of their turns. Two probes: one walk over both states would read all.
-select job.id, job.state, job.slot_limit, job.position
+select job.id, job.state, job.queue, job.kind, job.slot_limit, job.position
 from (
     select *
     from (
@@ -131,6 +131,9 @@ set offer_ends = case
     when :offered then coalesce(case when :is_new then null else offer_ends end, {now} + :patience)
 end
 where sort = 'slot' and name = :name
+
+-- name: end_offer
+update dibs_gates set offer_ends = null where sort = 'slot' and name = :name
 
 -- name: offers_over
 select gate.name

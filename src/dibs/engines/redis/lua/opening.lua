@@ -57,6 +57,23 @@ local function going_in(gate)
   return running, ready
 end
 
+-- Those who wait, the first of them, by their turn.
+local function first_in_line(gate, limit)
+  local set, waiting = store .. ':line:' .. gate.name, {}
+  for member in walk(set) do
+    local job = who_has(member)
+    if job then
+      waiting[#waiting + 1] = job
+    else
+      drop_ghost_at(gate, set, member)
+    end
+    if #waiting == limit then
+      break
+    end
+  end
+  return waiting
+end
+
 -- Of the blocked and the ready, who goes beside the running, and the first who does not.
 local function choose(gate, running, ready)
   local set = store .. ':line:' .. gate.name

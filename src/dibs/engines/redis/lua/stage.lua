@@ -17,14 +17,27 @@ local function stage_due()
   return due
 end
 
--- Who is ready and was not taken goes behind all who had no turn yet.
+local function gives_way(job, waiting)
+  for _, other in ipairs(waiting) do
+    if line_of(other) ~= line_of(job) then
+      return true
+    end
+  end
+  return #waiting == LOOKED_AT
+end
+
+-- Who is ready and gives way (states.py) goes behind all who had no turn yet.
 local function pass_on(gate)
   local _, ready = turns().going_in(gate)
+  local waiting = turns().first_in_line(gate, LOOKED_AT)
   for _, job in ipairs(ready) do
-    leave(job)
-    change(job, 'position', turns().next_position(gate))
-    enter(job, 'ready')
+    if gives_way(job, waiting) then
+      leave(job)
+      change(job, 'position', turns().next_position(gate))
+      enter(job, 'ready')
+    end
   end
+  gate.offer_ends = nil
   turns().touch(gate)
 end
 

@@ -212,7 +212,7 @@ end
 return {
   take_place = take_place, has_place = has_place, leave_place = leave_place, kept_until = kept_until, place_new = place_new, name_gate = name_gate,
  
-  gate_named = gate_named, gate_of = gate_of, members_key = members_key, first_in = first_in, going_in = going_in,
+  gate_named = gate_named, gate_of = gate_of, members_key = members_key, first_in = first_in, going_in = going_in, first_in_line = first_in_line,
   touch = touch, next_position = next_position, fits = fits, limit_of = limit_of,
   waits_as = waits_as, join = join, end_at_gate = end_at_gate, let_go = let_go, forget = forget_at_gate,
   make_room = make_room, supersede = supersede, replace = replace, take_in = take_in, find_places = find_places, open_gates = open_gates, save_gates = save_gates,
