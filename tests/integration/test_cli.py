@@ -20,6 +20,7 @@ from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app, bulk
 from dibs.cli.options import duration
 from dibs.ids import new_id
+from dibs.upkeep import tick
 from servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]
@@ -459,6 +460,50 @@ def test_a_queue_is_paused_resumed_and_limited(store: SyncDibs) -> None:
     assert dibs("queues", "limit", "mail", "3").stdout == "mail runs at most 3 at a time\n"
     assert dibs("queues", "limit", "mail", "none").stdout == "mail has no limit\n"
     assert len(store.claim(queues=["mail"])) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["pause", "mial"], ["limit", "mial", "3"], ["resume", "mial"]], ids=words_of
+)
+def test_a_queue_that_nobody_knows_is_switched_with_a_word_on_those_there_are(
+    words: list[str], store: SyncDibs
+) -> None:
+    for name in ("mail", "slow"):
+        enqueue(store, queue=name)
+
+    done = dibs("queues", *words)
+
+    assert (done.exit_code, len(lines(done.stdout))) == (0, 1)
+    assert done.stderr == "no job of the queue 'mial' is there yet; known are mail, slow\n"
+
+
+def test_only_some_of_many_queues_are_named(store: SyncDibs) -> None:
+    for number in range(10):
+        enqueue(store, queue=f"q{number}")
+
+    assert dibs("queues", "pause", "q").stderr.endswith("; known are q0, q1, q2, q3, q4 and 5 more\n")
+
+
+def test_a_queue_may_be_paused_before_there_is_any(store: SyncDibs) -> None:
+    done = dibs("queues", "pause", "mail")
+
+    assert (done.exit_code, done.stdout) == (0, "mail is paused\n")
+    assert done.stderr == "no job of the queue 'mail' is there yet\n"
+    assert [queue.paused for queue in store.queues()] == [True]
+
+
+def test_nothing_is_added_of_a_queue_that_has_had_jobs_or_has_a_worker(store: SyncDibs) -> None:
+    failed(store, queue="mail")
+    store._core.store.run(lambda _: tick("pod-a", ["slow"], ["greet"], concurrency=1, running=0))
+
+    for name in ("mail", "slow"):
+        assert dibs("queues", "pause", name).stderr == ""
+
+
+def test_a_queue_that_was_not_paused_is_not_said_to_be_resumed(store: SyncDibs) -> None:
+    enqueue(store, queue="mail")
+
+    assert dibs("queues", "resume", "mail").stdout == "mail was not paused\n"
 
 
 def test_a_switched_queue_is_answered_in_json(store: SyncDibs) -> None:

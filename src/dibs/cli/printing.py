@@ -69,6 +69,12 @@ def numbered(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """The first of these names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
 # -- JSON ---------------------------------------------------------------------------------------
 
 

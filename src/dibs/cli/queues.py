@@ -8,7 +8,7 @@ import typer
 
 from dibs.cli.config import open_store, store_name
 from dibs.cli.options import AsJson, Url, bad_usage, hand_on
-from dibs.cli.printing import note, print_json, print_table
+from dibs.cli.printing import note, print_json, print_table, some
 from dibs.lines import one_line
 from dibs.looks import Queue
 from dibs.states import FINISHED, JobState
@@ -18,6 +18,8 @@ app = typer.Typer(
     invoke_without_command=True,
     epilog="Example: dibs queues, or dibs queues pause mail",
 )
+
+MOST_NAMED = 5  # queues, to who may have meant another
 
 LIVE = [state.value for state in JobState if state not in FINISHED]
 
@@ -44,13 +46,13 @@ def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
 @app.command("pause", epilog="Example: dibs queues pause mail")
 def pause(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
     """Let nobody claim from this queue; what is running goes on."""
-    _change(context, url, name, lambda store: store.pause(name), f"{name} is paused", json)
+    _change(context, url, name, lambda store: store.pause(name), lambda _: f"{name} is paused", json)
 
 
 @app.command("resume", epilog="Example: dibs queues resume mail")
 def resume(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
     """Let the jobs of a paused queue be claimed again."""
-    _change(context, url, name, lambda store: store.resume(name), f"{name} is not paused", json)
+    _change(context, url, name, lambda store: store.resume(name), _resumed, json)
 
 
 @app.command("limit", epilog="Example: dibs queues limit mail 5")
@@ -64,7 +66,7 @@ def limit(
     """Let at most N jobs of this queue run at a time."""
     number = _number(most)
     said = f"{name} has no limit" if number is None else f"{name} runs at most {number} at a time"
-    _change(context, url, name, lambda store: store.limit(name, number), said, json)
+    _change(context, url, name, lambda store: store.limit(name, number), lambda _: said, json)
 
 
 def _number(text: str) -> int | None:
@@ -80,15 +82,34 @@ def _change(
     url: str | None,
     name: str,
     change: Callable[[SyncDibs], None],
-    said: str,
+    said: Callable[[Queue], str],
     json: bool,
 ) -> None:
+    """Change it and say so, knowing how it was before."""
     with open_store(context, url) as store:
-        change(store)
         if json:
+            change(store)
             print_json(_look(store, name))
-        else:
-            typer.echo(one_line(said))
+            return
+        before, hint = _look(store, name), _hint(store, name)
+        change(store)
+    typer.echo(one_line(said(before)))
+    if hint is not None:
+        note(hint)
+
+
+def _resumed(before: Queue) -> str:
+    return f"{before.name} {'is' if before.paused else 'was'} not paused"
+
+
+def _hint(store: SyncDibs, name: str) -> str | None:
+    """A queue may be switched before its first job is there; or somebody mistyped its name."""
+    known = [queue.name for queue in store.queues()]
+    served = any(name in (worker.queues or ()) for worker in store.workers())
+    if name in known or served or store.find(queue=name, limit=1):
+        return None
+    others = f"; known are {some(known, MOST_NAMED)}" if known else ""
+    return f"no job of the queue {name!r} is there yet{others}"
 
 
 def _look(store: SyncDibs, name: str) -> Queue:

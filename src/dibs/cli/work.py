@@ -19,7 +19,7 @@ from dibs.cli.health import Answering, health_of_processes, health_of_worker
 from dibs.cli.lines import set_up
 from dibs.cli.loading import load
 from dibs.cli.options import Url, bad_usage, duration
-from dibs.cli.printing import without_password
+from dibs.cli.printing import some, without_password
 from dibs.cli.supervising import is_supervised, signals_of_supervisor, supervise, tell_supervisor
 from dibs.clock import monotonic
 from dibs.durations import spoken
@@ -183,16 +183,11 @@ def _greet(app: Dibs, worker: Worker, chosen: Choices) -> None:
         about["version"],
         about["store"],
         "all" if chosen.queues is None else ", ".join(chosen.queues),
-        _some(sorted(app._core.registry.tasks)),
+        some(sorted(app._core.registry.tasks), MOST_NAMED),
         chosen.concurrency,
         worker.name,
         extra={"fields": {"event": "started", **about}},
     )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:MOST_NAMED])
-    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"
 
 
 def _say_goodbye(worker: Worker, tally: Tally, seconds: float) -> None:
