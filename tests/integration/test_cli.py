@@ -288,6 +288,20 @@ def test_retry_lets_jobs_run_again(store: SyncDibs) -> None:
     assert store.counts()["ready"] == 2
 
 
+def test_retry_does_not_claim_to_have_changed_a_job_that_waits_already(store: SyncDibs) -> None:
+    ready, blocked = enqueue(store, train="t"), enqueue(store, train="t")
+    later = enqueue(store, delay=3600)
+
+    done = dibs("jobs", "retry", ready.id, blocked.id, later.id)
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert lines(done.stdout) == [
+        f"{ready.id} was ready already: nothing was changed",
+        f"{blocked.id} was blocked already: nothing was changed",
+        f"retried {later.id}: it is ready",
+    ]
+
+
 def test_cancel_ends_what_waits_and_asks_what_runs(store: SyncDibs) -> None:
     waiting, held = enqueue(store), running(store)
 

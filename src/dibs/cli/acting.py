@@ -18,17 +18,19 @@ def change_each(
     context: typer.Context,
     url: str | None,
     ids: Sequence[str] | None,
-    change: Callable[[SyncDibs, str], T],
-    sentence: Callable[[T], str],
+    change: Callable[[SyncDibs, str], tuple[T, str]],
     json: bool,
 ) -> None:
-    """Change one after another, saying each at once; exit code 1 when any was refused."""
+    """Change one after another, saying each at once; exit code 1 when any was refused.
+
+    `change` gives the answer for programs, and the sentence for people.
+    """
     changed: list[T] = []
     ids = ids or []
     with open_store(context, url) as store:
         try:
             for id in ids:
-                changed += _attempt(store, id, change, None if json else sentence)
+                changed += _attempt(store, id, change, json)
         finally:  # also when the store went away in between: what was done was done
             if json:
                 print_json(changed)
@@ -37,13 +39,13 @@ def change_each(
 
 
 def _attempt(
-    store: SyncDibs, id: str, change: Callable[[SyncDibs, str], T], sentence: Callable[[T], str] | None
+    store: SyncDibs, id: str, change: Callable[[SyncDibs, str], tuple[T, str]], json: bool
 ) -> list[T]:
     try:
-        answer = change(store, id)
+        answer, sentence = change(store, id)
     except (BadRequest, NotFound, Refused) as error:
         complain(error)
         return []
-    if sentence is not None:
-        typer.echo(one_line(sentence(answer)))
+    if not json:
+        typer.echo(one_line(sentence))
     return [answer]

@@ -38,6 +38,7 @@ from dibs.ids import parse_id
 from dibs.jobs import Job, JobError
 from dibs.lines import one_line, safe
 from dibs.states import JobState
+from dibs.sync import SyncDibs
 from dibs.why import Why
 
 app = typer.Typer(
@@ -190,7 +191,7 @@ def retry(
     if all:
         bulk.change_all(context, url, bulk.RETRY, filter, yes=yes, json=json)
     else:
-        change_each(context, url, ids, lambda store, id: store.retry(id), _retried, json)
+        change_each(context, url, ids, _retry, json)
 
 
 @app.command(
@@ -216,7 +217,7 @@ def cancel(
     if all:
         bulk.change_all(context, url, bulk.CANCEL, filter, yes=yes, json=json, reason=reason)
     else:
-        change_each(context, url, ids, lambda store, id: store.cancel(id, reason), _cancelled, json)
+        change_each(context, url, ids, lambda store, id: _cancelled(store.cancel(id, reason)), json)
 
 
 @app.command(
@@ -234,14 +235,14 @@ def recover(
 ) -> None:
     """Take jobs from holders that are long dead, and let them run again with all their attempts."""
     change_each(
-        context, url, ids, lambda store, id: store.recover(id, stale_after=stale_after), _recovered, json
+        context, url, ids, lambda store, id: _recovered(store.recover(id, stale_after=stale_after)), json
     )
 
 
 @app.command("delete", epilog="Example: dibs jobs delete 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e")
 def delete(context: typer.Context, ids: Ids, url: Url = None, json: AsJson = False) -> None:
     """Remove jobs that are not running, for good."""
-    change_each(context, url, ids, _delete, lambda gone: f"deleted {gone['id']}", json)
+    change_each(context, url, ids, _delete, json)
 
 
 def _check_ids_or_all(ids: list[str] | None, all: bool, filter: dict[str, Any]) -> None:
@@ -251,21 +252,24 @@ def _check_ids_or_all(ids: list[str] | None, all: bool, filter: dict[str, Any]) 
         bad_usage(f"{next(_flags(filter))} goes with --all: ids name their jobs without it")
 
 
-def _retried(job: Job) -> str:
-    return f"retried {job.id}: it is {job.state}"
+def _retry(store: SyncDibs, id: str) -> tuple[Job, str]:
+    before, job = store.get(id), store.retry(id)
+    if job == before:
+        return job, f"{job.id} was {job.state} already: nothing was changed"
+    return job, f"retried {job.id}: it is {job.state}"
 
 
-def _recovered(job: Job) -> str:
-    return f"recovered {job.id}: it is {job.state}"
+def _recovered(job: Job) -> tuple[Job, str]:
+    return job, f"recovered {job.id}: it is {job.state}"
 
 
-def _cancelled(job: Job) -> str:
+def _cancelled(job: Job) -> tuple[Job, str]:
     if job.state == JobState.running:
-        return f"asked {job.id} to stop: it is running at {job.worker}"
-    return f"cancelled {job.id}"
+        return job, f"asked {job.id} to stop: it is running at {job.worker}"
+    return job, f"cancelled {job.id}"
 
 
-def _delete(store: Any, id: str) -> dict[str, Any]:
+def _delete(store: SyncDibs, id: str) -> tuple[dict[str, Any], str]:
     if not store.delete(id):
         raise NotFound(parse_id(id))
-    return {"id": parse_id(id), "deleted": True}
+    return {"id": parse_id(id), "deleted": True}, f"deleted {id}"

@@ -71,18 +71,14 @@ def show(context: typer.Context, name: Name, url: Url = None, json: AsJson = Fal
 @app.command("release", epilog="Example: dibs trains release dest_123")
 def release(context: typer.Context, names: Names, url: Url = None, json: AsJson = False) -> None:
     """Let the next job of held trains go; what held them stays as it ended."""
-    change_each(context, url, names, _release, _released, json)
+    change_each(context, url, names, _release, json)
 
 
-def _release(store: SyncDibs, name: str) -> dict[str, object]:
+def _release(store: SyncDibs, name: str) -> tuple[dict[str, object], str]:
     if not store.trains.release(name):
         raise Refused(f"the train {name!r} is not held: there is nothing to release")
-    train = store.trains.get(name)
-    return _builtins(train or Train(name=name, head=None, length=0, held=False))
-
-
-def _released(train: dict[str, object]) -> str:
-    return f"released {train['name']}: {train['length']} to go"
+    train = store.trains.get(name) or Train(name=name, head=None, length=0, held=False)
+    return _builtins(train), f"released {name}: {train.length} to go"
 
 
 # -- printing -----------------------------------------------------------------------------------
