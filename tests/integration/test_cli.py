@@ -107,6 +107,9 @@ def test_a_unique_key_that_is_taken_gives_the_job_that_has_it(store: SyncDibs) -
         (["[" * 100_000], "can't be read as JSON"),
         (["{}", "--meta", "seven"], "--meta can't be read as JSON"),
         (["{}", "--delay", "1m", "--run-at", "2090-01-01T00:00:00Z"], "not both"),
+        (["{}", "--queue", "a\x07b"], "control character"),
+        (["{}", "--pipeline-id", "seven"], "not a pipeline id"),
+        (["{}", "--meta", '{"x": "\\u0000"}'], "U+0000"),
     ],
 )
 def test_what_enqueue_cannot_read_is_one_line_and_exit_code_2(given: list[str], words: str) -> None:
@@ -117,19 +120,11 @@ def test_what_enqueue_cannot_read_is_one_line_and_exit_code_2(given: list[str], 
     assert len(lines(done.stderr)) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--url", "memory://"], "gone when the command ends"),
-        (["--queue", "a\x07b"], "control character"),
-        (["--pipeline-id", "seven"], "not a job id"),
-    ],
-)
-def test_what_the_store_would_not_take_is_refused_with_one_line(given: list[str], words: str) -> None:
-    done = dibs("enqueue", "greet", *given)
+def test_what_the_store_would_not_keep_is_refused_with_one_line() -> None:
+    done = dibs("enqueue", "greet", "--url", "memory://")
 
     assert (done.exit_code, done.stdout) == (1, "")
-    assert words in done.stderr
+    assert "gone when the command ends" in done.stderr
     assert len(lines(done.stderr)) == 1
 
 
@@ -356,13 +351,23 @@ def test_one_refused_id_does_not_stop_the_others(verb: str, store: SyncDibs) -> 
     first, last = make(store), make(store)
     let_pass(store, 7200)
 
-    done = dibs("jobs", verb, first.id, "seven", UNKNOWN, last.id)
+    done = dibs("jobs", verb, first.id, UNKNOWN, last.id)
 
-    malformed, unknown = lines(done.stderr)
+    [unknown] = lines(done.stderr)
     assert done.exit_code == 1
-    assert malformed == "dibs: 'seven' is not a job id: pass a UUID or its text"
     assert unknown.startswith(f"dibs: no job {UNKNOWN}")
     assert [line.split()[1].rstrip(":") for line in lines(done.stdout)] == [str(first.id), str(last.id)]
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "recover", "delete"])
+def test_nothing_is_changed_where_one_of_the_ids_is_none(verb: str, store: SyncDibs) -> None:
+    job = failed(store)
+
+    done = dibs("jobs", verb, job.id, "seven")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "dibs: 'seven' is not a job id: pass a UUID or its text\n"
+    assert store.counts()["failed"] == 1
 
 
 def test_json_says_what_was_changed_also_when_something_was_refused(store: SyncDibs) -> None:
@@ -613,12 +618,54 @@ def test_an_app_names_its_store_itself(scheduled: str) -> None:
 
 
 @pytest.mark.parametrize("words", BY_ID, ids=words_of)
-@pytest.mark.parametrize(("id", "said"), [("seven", "is not a job id"), (UNKNOWN, "no job")])
-def test_a_wrong_id_is_one_line_and_exit_code_1(words: list[str], id: str, said: str) -> None:
-    done = dibs(*words, id)
+def test_an_id_that_nobody_knows_is_one_line_and_exit_code_1(words: list[str]) -> None:
+    done = dibs(*words, UNKNOWN)
 
     assert (done.exit_code, done.stdout) == (1, "")
-    assert said in done.stderr
+    assert f"no job {UNKNOWN}" in done.stderr
+    assert len(lines(done.stderr)) == 1
+
+
+@pytest.mark.parametrize("id", ["seven", ""])
+@pytest.mark.parametrize(
+    "words",
+    [*BY_ID, ["jobs", "list", "--after"], ["jobs", "list", "--pipeline-id"], ["outbox", "redrive"]],
+    ids=words_of,
+)
+def test_what_is_no_id_is_one_line_and_exit_code_2_and_reaches_no_store(
+    words: list[str], id: str, tmp_path: Path
+) -> None:
+    done = dibs(*words, id)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{id!r} is not a " in done.stderr
+    assert len(lines(done.stderr)) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "a\x07b", "x" * 201])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["enqueue"],
+        ["enqueue", "greet", "--unique"],
+        ["queues", "pause"],
+        ["queues", "resume"],
+        ["trains", "show"],
+        ["trains", "release"],
+        ["trains", "--after"],
+        *(["jobs", "list", f"--{what}"] for what in ("queue", "kind", "tag", "train", "slot")),
+        ["jobs", "retry", "--all", "--queue"],
+        ["outbox", "list", "--topic"],
+        ["outbox", "redrive", "--all", "--target"],
+    ],
+    ids=words_of,
+)
+def test_what_can_be_no_name_is_one_line_and_exit_code_2(words: list[str], name: str) -> None:
+    done = dibs(*words, name)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "characters, not" in done.stderr or "control character" in done.stderr
     assert len(lines(done.stderr)) == 1
 
 

@@ -210,13 +210,10 @@ def test_messages_call_things_by_their_names() -> None:
         [claim] = store.claim()
         claim.succeed()
 
-    assert "'nope' is not a message id" in complaint_of("outbox", "redrive", "nope")
+    assert "'nope' is not a message id" in complaint("outbox", "redrive", "nope", code=2)
+    assert "'nope' is not a pipeline id" in complaint("jobs", "list", "--pipeline-id", "nope", code=2)
     assert "only failed, cancelled or scheduled jobs can be retried" in complaint("jobs", "retry", job.id)
     assert "'jobs' does not name an app" in complaint("work", "jobs", code=2)
-
-
-def complaint_of(*words: object) -> str:
-    return dibs(*words).stderr
 
 
 def test_what_is_no_table_is_named_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

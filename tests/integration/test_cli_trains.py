@@ -96,6 +96,16 @@ def test_a_released_train_goes_on(store: SyncDibs) -> None:
     assert store.get(head.id).state == "failed"  # type: ignore[union-attr]
 
 
+def test_no_train_is_released_where_one_of_the_names_is_none(store: SyncDibs) -> None:
+    held_train(store, "a")
+
+    done = dibs("trains", "release", "a", "")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "dibs: train must have 1 to 200 characters, not 0\n"
+    assert [train.name for train in store.trains.held()] == ["a"]
+
+
 def test_a_release_answers_the_train_in_json(store: SyncDibs) -> None:
     _, other = held_train(store)
 

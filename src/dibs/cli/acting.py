@@ -7,18 +7,19 @@ import typer
 
 from dibs.cli.config import open_store
 from dibs.cli.printing import complain, print_json
-from dibs.errors import BadRequest, NotFound, Refused
+from dibs.errors import NotFound, Refused
 from dibs.lines import one_line
 from dibs.sync import SyncDibs
 
+Name = TypeVar("Name")
 T = TypeVar("T")
 
 
 def change_each(
     context: typer.Context,
     url: str | None,
-    ids: Sequence[str] | None,
-    change: Callable[[SyncDibs, str], tuple[T, str]],
+    ids: Sequence[Name] | None,
+    change: Callable[[SyncDibs, Name], tuple[T, str]],
     json: bool,
 ) -> None:
     """Change one after another, saying each at once; exit code 1 when any was refused.
@@ -39,11 +40,11 @@ def change_each(
 
 
 def _attempt(
-    store: SyncDibs, id: str, change: Callable[[SyncDibs, str], tuple[T, str]], json: bool
+    store: SyncDibs, id: Name, change: Callable[[SyncDibs, Name], tuple[T, str]], json: bool
 ) -> list[T]:
     try:
         answer, sentence = change(store, id)
-    except (BadRequest, NotFound, Refused) as error:
+    except (NotFound, Refused) as error:
         complain(error)
         return []
     if not json:

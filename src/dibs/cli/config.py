@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from dibs.app import Dibs
+from dibs.cli.options import blaming_who_typed
 from dibs.cli.printing import without_password
 from dibs.cli.reading import read
 from dibs.errors import BadRequest
@@ -39,7 +40,9 @@ def open_store(context: typer.Context, url: str | None) -> Iterator[SyncDibs]:
     """The store that is meant, open; `url` is what was said after the command."""
     store = Dibs(**given(context, url)).sync
     try:  # not `with store`: an opening that fails for want of tables leaves its connection open
-        yield store.open()
+        store.open()
+        with blaming_who_typed():
+            yield store
     finally:
         store.close()
 

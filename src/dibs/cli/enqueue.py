@@ -2,14 +2,16 @@
 
 from datetime import datetime
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage, duration, json_object, moment
+from dibs.cli.options import pipeline_id as read_pipeline_id
 from dibs.cli.options import slot as slot_key
 from dibs.cli.printing import note, print_json
-from dibs.errors import BadRequest, Refused
+from dibs.errors import Refused
 from dibs.jobs import Job, NewJob
 from dibs.states import SLOT_POLICIES
 from dibs.sync import SyncDibs
@@ -66,7 +68,10 @@ def command(
     on_failed: Annotated[
         str | None, typer.Option(metavar="WORD", help="Then its train will advance (default) or hold.")
     ] = None,
-    pipeline_id: Annotated[str | None, typer.Option(metavar="ID", help="The pipeline it belongs to.")] = None,
+    pipeline_id: Annotated[
+        UUID | None,
+        typer.Option(parser=read_pipeline_id, metavar="ID", help="The pipeline it belongs to."),
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="A tag; may be given again.")] = None,
     meta: Annotated[
         str | None, typer.Option(metavar="JSON", help="Notes to keep with it, a JSON object.")
@@ -77,39 +82,27 @@ def command(
     """Store a job for a worker that knows its kind, and print its id."""
     if delay is not None and run_at is not None:
         bad_usage("give --delay or --run-at, not both")
-    options: dict[str, Any] = {
-        "priority": priority,
-        "max_attempts": max_attempts,
-        "train": train,
-        "slot": slot,
-        "slot_policy": slot_policy,
-        "slot_limit": slot_limit,
-        "on_cancelled": on_cancelled,
-        "on_failed": on_failed,
-    }
     new = NewJob(
         kind,
         args=json_object(_from_stdin() if args == "-" else args, "the arguments"),
         queue=queue,
+        priority=priority,
         delay=delay,
         run_at=run_at,
+        max_attempts=max_attempts,
         unique=unique,
+        train=train,
+        slot=slot,
+        slot_policy=slot_policy,
+        slot_limit=slot_limit,
+        on_cancelled=on_cancelled,
+        on_failed=on_failed,
         pipeline_id=pipeline_id,
         tags=tag or (),
         meta=json_object(meta, "--meta"),
-        **options,
     )
     with open_store(context, url) as store:
-        _refuse_bad_options(store, options)
         _say(_enqueue(store, new), new, json)
-
-
-def _refuse_bad_options(store: SyncDibs, options: dict[str, Any]) -> None:
-    """Words and numbers that no job could have are wrong with the command as typed."""
-    try:
-        store._core.registry.prepare(NewJob("any", **options))
-    except BadRequest as error:
-        bad_usage(str(error))
 
 
 def _from_stdin() -> bytes:

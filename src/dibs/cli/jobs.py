@@ -30,11 +30,11 @@ from dibs.cli.options import (
     bad_usage,
     duration,
     filter_of,
+    job_id,
     url_again,
 )
 from dibs.cli.printing import json_text, moment, note, print_json, print_table
 from dibs.errors import NotFound
-from dibs.ids import parse_id
 from dibs.jobs import Job, JobError
 from dibs.lines import one_line, safe
 from dibs.states import JobState
@@ -70,7 +70,9 @@ def list_(
     slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
     limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="Only older ones than this job.")] = None,
+    after: Annotated[
+        UUID | None, typer.Option(parser=job_id, metavar="ID", help="Only older ones than this job.")
+    ] = None,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
@@ -131,7 +133,7 @@ def show(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) 
     with open_store(context, url) as store:
         job = store.get(id)
         if job is None:
-            raise NotFound(parse_id(id))
+            raise NotFound(id)
         why = store.why(id)
     if json:
         print_json({**msgspec.to_builtins(job), "why": {"code": why.code, "sentence": why.sentence}})
@@ -245,14 +247,14 @@ def delete(context: typer.Context, ids: Ids, url: Url = None, json: AsJson = Fal
     change_each(context, url, ids, _delete, json)
 
 
-def _check_ids_or_all(ids: list[str] | None, all: bool, filter: dict[str, Any]) -> None:
+def _check_ids_or_all(ids: list[UUID] | None, all: bool, filter: dict[str, Any]) -> None:
     if bool(ids) == all:
         bad_usage("give the ids of jobs, or --all, and not both")
     if filter and not all:
         bad_usage(f"{next(_flags(filter))} goes with --all: ids name their jobs without it")
 
 
-def _retry(store: SyncDibs, id: str) -> tuple[Job, str]:
+def _retry(store: SyncDibs, id: UUID) -> tuple[Job, str]:
     before, job = store.get(id), store.retry(id)
     if job == before:
         return job, f"{job.id} was {job.state} already: nothing was changed"
@@ -269,7 +271,7 @@ def _cancelled(job: Job) -> tuple[Job, str]:
     return job, f"cancelled {job.id}"
 
 
-def _delete(store: SyncDibs, id: str) -> tuple[dict[str, Any], str]:
+def _delete(store: SyncDibs, id: UUID) -> tuple[dict[str, Any], str]:
     if not store.delete(id):
-        raise NotFound(parse_id(id))
-    return {"id": parse_id(id), "deleted": True}, f"deleted {id}"
+        raise NotFound(id)
+    return {"id": id, "deleted": True}, f"deleted {id}"

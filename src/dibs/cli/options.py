@@ -1,23 +1,38 @@
 """Options and arguments that several commands share, and how their text is read."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import msgspec
 import typer
 
 from dibs.cli.printing import complain, without_password
 from dibs.errors import BadRequest
+from dibs.ids import parse_id
 from dibs.options import slot_from_text
 from dibs.states import JobState
+
+T = TypeVar("T")
 
 
 def bad_usage(line: str) -> NoReturn:
     """Say what is wrong with the command as typed, and end with exit code 2."""
     complain(line)
     raise typer.Exit(2)
+
+
+@contextmanager
+def blaming_who_typed() -> Iterator[None]:
+    """What no store could take, like a queue without a name, is wrong with the command as typed."""
+    try:
+        yield
+    except BadRequest as error:
+        bad_usage(str(error))
 
 
 # -- reading text -------------------------------------------------------------------------------
@@ -44,6 +59,21 @@ def moment(text: str) -> datetime:
     if at.tzinfo is None:
         raise typer.BadParameter(f"{text!r} has no time zone: add Z for UTC, or an offset like +02:00")
     return at
+
+
+def as_typed(check: Callable[[str, str], T], what: str) -> Callable[[str], T]:
+    """Reads an id or a name; what is none reaches no store."""
+
+    def read(text: str) -> T:
+        try:
+            return check(text, what)
+        except BadRequest as error:
+            bad_usage(str(error))
+
+    return read
+
+
+job_id, pipeline_id = as_typed(parse_id, "job"), as_typed(parse_id, "pipeline")
 
 
 def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
@@ -86,9 +116,10 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of one or more jobs.")]
-SomeIds = Annotated[list[str] | None, typer.Argument(metavar="ID", help="The ids of one or more jobs.")]
+Id = Annotated[UUID, typer.Argument(parser=job_id, metavar="ID", help="The job's id.")]
+_Ids = typer.Argument(parser=job_id, metavar="ID", help="The ids of one or more jobs.")
+Ids = Annotated[list[UUID], _Ids]
+SomeIds = Annotated[list[UUID] | None, _Ids]
 
 States = Annotated[
     list[JobState] | None,
@@ -106,7 +137,10 @@ OfTrain = Annotated[str | None, typer.Option("--train", metavar="NAME", help="On
 OfSlot = Annotated[
     Any, typer.Option("--slot", parser=slot, metavar="KEY", help="Only of this slot: a name or a JSON array.")
 ]
-OfPipeline = Annotated[str | None, typer.Option("--pipeline-id", metavar="ID", help="Only of this pipeline.")]
+OfPipeline = Annotated[
+    UUID | None,
+    typer.Option("--pipeline-id", parser=pipeline_id, metavar="ID", help="Only of this pipeline."),
+]
 
 
 def hand_on(context: typer.Context, url: str | None, json: bool) -> None:

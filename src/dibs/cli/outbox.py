@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 import typer
@@ -12,11 +13,12 @@ import typer
 from dibs.cli.config import settings_of
 from dibs.cli.health import Answering, health_of_relay
 from dibs.cli.lines import set_up
-from dibs.cli.options import AsJson, Url, bad_usage, duration
+from dibs.cli.options import AsJson, Url, as_typed, bad_usage, blaming_who_typed, duration
 from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table, without_password
 from dibs.clock import monotonic
 from dibs.durations import spoken
-from dibs.errors import BadRequest, NotFound, Refused, StoreRefused, StoreUnavailable
+from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
+from dibs.ids import parse_id
 from dibs.lines import NOTICE
 from dibs.outbox import Message, Outbox, Relay, Status
 from dibs.outbox.core import DEFAULT_BROKER
@@ -160,7 +162,10 @@ def show(
 @app.command("redrive", epilog="Example: dibs outbox redrive --all --topic orders")
 def redrive(
     context: typer.Context,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="The ids of messages.")] = None,
+    ids: Annotated[
+        list[UUID] | None,
+        typer.Argument(parser=as_typed(parse_id, "message"), metavar="ID", help="The ids of messages."),
+    ] = None,
     all: Annotated[bool, typer.Option("--all", help="All that match the options, instead of ids.")] = False,
     target: OfBroker = None,
     topic: OfTopic = None,
@@ -187,12 +192,12 @@ def redrive(
         raise typer.Exit(1)
 
 
-def _redrive_each(outbox: SyncOutbox, ids: list[str], target: str | None) -> tuple[int, int]:
+def _redrive_each(outbox: SyncOutbox, ids: list[UUID], target: str | None) -> tuple[int, int]:
     done = refused = 0
     for id in ids:
         try:
             done += outbox.redrive(id, target)
-        except (BadRequest, NotFound, Refused) as error:
+        except (NotFound, Refused) as error:
             complain(error)
             refused += 1
     return done, refused
@@ -226,7 +231,8 @@ def prune(
 def _opened(context: typer.Context, url: str | None, table: str | None) -> Iterator[SyncOutbox]:
     outbox = Outbox(settings_of(context, url).url, table=_table(context, url, table)).sync
     try:
-        yield outbox
+        with blaming_who_typed():
+            yield outbox
     finally:
         outbox.close()
 

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from dibs.cli.config import open_store, store_name
-from dibs.cli.options import AsJson, Url, bad_usage, hand_on
+from dibs.cli.options import AsJson, Url, as_typed, bad_usage, hand_on
 from dibs.cli.printing import note, print_json, print_table, some
 from dibs.lines import one_line
 from dibs.looks import Queue
+from dibs.payload import check_name
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
 
@@ -23,7 +24,10 @@ MOST_NAMED = 5  # queues, to who may have meant another
 
 LIVE = [state.value for state in JobState if state not in FINISHED]
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
+Name = Annotated[
+    str,
+    typer.Argument(parser=as_typed(check_name, "queue"), metavar="NAME", help="The queue's name."),
+]
 
 
 @app.callback()

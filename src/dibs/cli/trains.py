@@ -9,11 +9,12 @@ import typer
 
 from dibs.cli.acting import change_each
 from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Url, hand_on, url_again
+from dibs.cli.options import AsJson, Url, as_typed, hand_on, url_again
 from dibs.cli.printing import moment, note, print_json, print_table
 from dibs.errors import NotFound, Refused
 from dibs.jobs import Job
 from dibs.lines import one_line
+from dibs.payload import check_name
 from dibs.states import JobState
 from dibs.sync import SyncDibs
 from dibs.trains import Train
@@ -25,8 +26,11 @@ app = typer.Typer(
 
 MOST_LISTED = 1000
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The train's name.")]
-Names = Annotated[list[str], typer.Argument(metavar="NAME", help="The names of one or more trains.")]
+named = as_typed(check_name, "train")
+Name = Annotated[str, typer.Argument(parser=named, metavar="NAME", help="The train's name.")]
+Names = Annotated[
+    list[str], typer.Argument(parser=named, metavar="NAME", help="The names of one or more trains.")
+]
 
 
 @app.callback()
