@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -535,15 +536,60 @@ def test_a_switched_queue_is_answered_in_json(store: SyncDibs) -> None:
     ]
 
 
-@pytest.mark.parametrize("words", [["queues", "pause", "mail"], ["trains", "show", "a"]], ids=" ".join)
-def test_json_may_be_asked_for_before_the_last_word_of_a_command(words: list[str], store: SyncDibs) -> None:
-    enqueue(store, queue="mail", train="a")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["queues", "pause", "mail"],
+        ["trains", "show", "a"],
+        ["jobs", "list"],
+        ["outbox", "list"],
+        ["tables", "sql", "shop_table:reports"],
+    ],
+    ids=words_of,
+)
+def test_json_and_url_may_stand_before_the_last_word_of_a_command(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "sqlite:///other.db"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("shop_table.py").write_text(TABLE)
+    with Dibs(url).sync as store:
+        enqueue(store, queue="mail", train="a")
+    with sqlite3.connect("other.db") as connection:
+        connection.execute("create table reports (id integer primary key)")
     group, *rest = words
 
-    done = dibs(group, "--json", *rest)
+    after = dibs(group, *rest, "--json", "--url", url)
+    before = dibs(group, "--json", "--url", url, *rest)
 
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["name"] == words[-1]
+    assert (before.exit_code, before.stderr) == (0, "")
+    assert json.loads(before.stdout) == json.loads(after.stdout)
+
+
+TABLE = """
+from sqlalchemy import Column, Integer, MetaData, Table
+
+reports = Table("reports", MetaData(), Column("id", Integer, primary_key=True))
+"""
+
+
+@pytest.mark.parametrize("option", [["--held"], ["--limit", "5"], ["--after", "a"]], ids=words_of)
+def test_what_a_command_alone_can_use_is_refused_before_another_word(
+    option: list[str], store: SyncDibs
+) -> None:
+    enqueue(store, train="a")
+
+    done = dibs("trains", *option, "show", "a")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"dibs: {option[0]} is for `dibs trains` alone: leave it out before show\n"
+
+
+def test_json_before_a_word_that_has_none_is_refused() -> None:
+    done = dibs("outbox", "--json", "relay", "--broker", "redis://127.0.0.1:1")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "dibs: `dibs outbox relay` has no --json: leave it out\n"
 
 
 # -- schedules ----------------------------------------------------------------------------------

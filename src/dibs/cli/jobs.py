@@ -30,6 +30,7 @@ from dibs.cli.options import (
     bad_usage,
     duration,
     filter_of,
+    hand_on,
     job_id,
     url_again,
 )
@@ -52,8 +53,8 @@ COLUMNS = ["id", "state", "queue", "kind", "tries", "about"]
 
 
 @app.callback()
-def options(context: typer.Context, url: Url = None) -> None:
-    context.obj = url or context.obj
+def options(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
+    hand_on(context, url, json)
 
 
 # -- list ---------------------------------------------------------------------------------------

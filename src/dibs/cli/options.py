@@ -146,8 +146,23 @@ OfPipeline = Annotated[
 def hand_on(context: typer.Context, url: str | None, json: bool) -> None:
     """What was said before the last word of a command, like `dibs queues --json pause mail`, holds for it."""
     context.obj = url or context.obj
-    if json and context.invoked_subcommand is not None:
-        context.default_map = {context.invoked_subcommand: {"json": True}}
+    if context.invoked_subcommand is not None:
+        _refuse_what_is_not_for(context.invoked_subcommand, context)
+        context.default_map = {context.invoked_subcommand: {"json": True}} if json else None
+
+
+def _refuse_what_is_not_for(word: str, context: typer.Context) -> None:
+    group: Any = context.command
+    typed = {one.name: one.opts[0] for one in group.params if _was_typed(context, one.name)}
+    if own := [text for name, text in typed.items() if name not in ("url", "json")]:
+        bad_usage(f"{own[0]} is for `{context.command_path}` alone: leave it out before {word}")
+    if "json" in typed and all(one.name != "json" for one in group.commands[word].params):
+        bad_usage(f"`{context.command_path} {word}` has no --json: leave it out")
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 All = Annotated[bool, typer.Option("--all", help="All jobs that match the options, instead of ids.")]

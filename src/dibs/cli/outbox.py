@@ -13,7 +13,7 @@ import typer
 from dibs.cli.config import settings_of
 from dibs.cli.health import Answering, health_of_relay
 from dibs.cli.lines import set_up
-from dibs.cli.options import AsJson, Url, as_typed, bad_usage, blaming_who_typed, duration
+from dibs.cli.options import AsJson, Url, as_typed, bad_usage, blaming_who_typed, duration, hand_on
 from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table, without_password
 from dibs.clock import monotonic
 from dibs.durations import spoken
@@ -39,6 +39,11 @@ OfBroker = Annotated[
 ]
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only of this topic.")]
 OfKey = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only of this key.")]
+
+
+@app.callback()
+def options(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
+    hand_on(context, url, json)
 
 
 @app.command("relay", epilog="Example: dibs outbox relay --broker default=amqp://localhost --lock-for 60")

@@ -7,7 +7,7 @@ import typer
 
 from dibs.app import Dibs
 from dibs.cli.loading import load
-from dibs.cli.options import AsJson, not_empty
+from dibs.cli.options import AsJson, hand_on, not_empty
 from dibs.cli.printing import print_json, without_password
 from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
 
@@ -33,8 +33,8 @@ Asked = Annotated[
 
 
 @app.callback()
-def tables() -> None:
-    """Your own tables as queues (needs SQLAlchemy)."""
+def options(context: typer.Context, url: Asked = None, json: AsJson = False) -> None:
+    hand_on(context, url, json)
 
 
 @app.command("sql", epilog=EXAMPLE)
