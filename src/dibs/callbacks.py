@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from dibs.clock import monotonic
+from dibs.durations import numbered
 from dibs.errors import BadRequest, DibsError
 from dibs.events import Event, log
 from dibs.jobs import Job, JobError, job_from_row
@@ -108,7 +109,7 @@ class Callbacks:
             try:
                 events = await store.run_async(_telling_of(wanted))
             except DibsError as error:
-                self.complain("away", f"{len(wanted)} events could not be told", error)
+                self.complain("away", f"{numbered(len(wanted), 'event')} could not be told", error)
                 return
             for event in events:
                 await self.tell(event)
@@ -118,7 +119,7 @@ class Callbacks:
             try:
                 events = store.run(_telling_of(wanted))
             except DibsError as error:
-                self.complain("away", f"{len(wanted)} events could not be told", error)
+                self.complain("away", f"{numbered(len(wanted), 'event')} could not be told", error)
                 return
             for event in events:
                 self.tell_sync(event)
@@ -297,5 +298,5 @@ class Teller:
         try:
             return await self._store.run_async(lambda _: told(fates))
         except DibsError as error:
-            self._callbacks.complain("away", f"{len(fates)} events could not be told", error)
+            self._callbacks.complain("away", f"{numbered(len(fates), 'event')} could not be told", error)
             return events_of(fates, {})

@@ -1,4 +1,4 @@
-"""Spans of time and sizes as people say them."""
+"""Spans of time, sizes and numbers as people say them."""
 
 
 def spoken(seconds: float) -> str:
@@ -17,4 +17,9 @@ def spoken_size(size: float) -> str:
     for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= power:
             return f"{size / power:.{0 if size >= 10 * power else 1}f} {unit}"
-    return f"{size:.0f} bytes"
+    return numbered(round(size), "byte")
+
+
+def numbered(number: int, noun: str) -> str:
+    """`1 job`, `2 jobs`, `1,000 jobs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -141,8 +141,8 @@ def swept_line(moved: Mapping[str, int]) -> tuple[int, str]:
     """The level and the words for what one round of upkeep moved."""
     words = {
         "returned": "back from a worker that died",
-        "failed": "failed with their worker, no attempt left",
-        "cancelled": "cancelled with their worker",
+        "failed": "failed with the worker, no attempt left",
+        "cancelled": "cancelled with the worker",
         "staged": "due",
     }
     said = [f"{moved[name]:,} {what}" for name, what in words.items() if moved.get(name)]

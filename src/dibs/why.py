@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from dibs.durations import spoken
+from dibs.durations import numbered, spoken
 from dibs.errors import NotFound
 from dibs.ids import may_have_steps
 from dibs.jobs import Job, job_from_row
@@ -127,7 +127,7 @@ def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
         return why
     knows = any(job.kind in worker.kinds for worker in here)
     what = f"serves the queue {job.queue!r}" if knows else f"knows the kind {job.kind!r}"
-    return Why("no_worker", f"it is ready, but none of the {len(here)} live workers {what}")
+    return Why("no_worker", f"it is ready, but of {numbered(len(here), 'live worker')} none {what}")
 
 
 def _takes(worker: WorkerInfo, job: Job) -> bool:
@@ -168,7 +168,7 @@ def judge(job: Job, about: Row) -> Why:
         return Why(
             "limit",
             f"the queue {job.queue!r} may run {about['max_running']} at a time and "
-            f"{about['running']} are running",
+            f"runs {about['running']} now",
         )
     if job.state == JobState.scheduled:
         return Why("scheduled", "it is due and becomes ready at the next sweep")

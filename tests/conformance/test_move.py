@@ -546,7 +546,7 @@ def test_who_waits_in_a_train_or_for_a_slot_goes_only_while_its_queue_is_paused(
 
     assert there == {ended.id, plain.id}
     [problem] = first.problems
-    assert problem.startswith("1 job of the queue 'mail' wait in trains or for slots")
+    assert problem.startswith("1 job of the queue 'mail' stayed, in trains or for slots")
     assert (second.jobs, second.problems) == ({"ready": 1}, [])
     moved = other.sync.get(gated.id)
     assert moved is not None
@@ -572,7 +572,7 @@ def test_of_a_train_longer_than_one_question_everybody_is_counted_as_waiting(app
     moved = carry(app, app.app, other)
 
     [problem] = moved.problems
-    assert problem.startswith("1,001 jobs of the queue 'mail' wait in trains or for slots")
+    assert problem.startswith("1,001 jobs of the queue 'mail' stayed, in trains or for slots")
 
 
 def test_the_order_of_a_train_is_kept_from_store_to_store(app: Face, other: Dibs) -> None:

@@ -136,7 +136,7 @@ def test_a_job_behind_a_limit_says_how_many_run(app: Face, make: Make) -> None:
     why = app.why(make.ready(queue="mail").id)
 
     assert why.code == "limit"
-    assert "'mail'" in str(why)
+    assert str(why) == "the queue 'mail' may run 1 at a time and runs 1 now"
 
 
 def test_a_limit_with_room_is_no_reason(app: Face, make: Make) -> None:

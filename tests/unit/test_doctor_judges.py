@@ -339,7 +339,13 @@ def test_a_paused_queue_is_a_note_and_its_jobs_do_not_count_as_waiting() -> None
 
     assert the("waiting", findings).level == Level.ok
     assert the("queues", findings).level == Level.note
-    assert "5 ready" in the("queues", findings).sentence
+    assert the("queues", findings).sentence == "'mail' is paused with 5 ready jobs"
+
+
+def test_a_paused_queue_with_one_job_has_one() -> None:
+    findings = look(queues=[queue("mail", paused=True, ready=1)])
+
+    assert the("queues", findings).sentence == "'mail' is paused with 1 ready job"
 
 
 @pytest.mark.parametrize(

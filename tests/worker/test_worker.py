@@ -211,7 +211,7 @@ async def test_a_kind_that_no_worker_knows_stays_ready_and_why_says_so(app: Dibs
         why = await app.why(stranger.id)
 
     assert why.code == "no_worker"
-    assert "stranger" in str(why)
+    assert str(why) == "it is ready, but of 1 live worker none knows the kind 'stranger'"
     assert await state_of(app, stranger) == "ready"
 
 

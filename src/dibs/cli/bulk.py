@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import open_store
 from dibs.cli.options import bad_usage
-from dibs.cli.printing import numbered, print_json
-from dibs.durations import spoken
+from dibs.cli.printing import print_json
+from dibs.durations import numbered, spoken
 from dibs.errors import DibsError
 from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs

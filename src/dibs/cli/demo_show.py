@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from dibs.durations import numbered
+
 
 class Show(Protocol):
     def __enter__(self) -> object: ...
@@ -50,14 +52,14 @@ class Plain(Silent):
     """One line for what happens, for pipes and logs."""
 
     def __init__(self, jobs: int, workers: int) -> None:
-        self._opening = f"{workers} processes share {jobs} jobs on a SQLite file"
+        self._opening = f"{workers} processes share {numbered(jobs, 'job')} on a SQLite file"
 
     def __enter__(self) -> Self:
         typer.echo(self._opening)
         return self
 
     def killed(self, worker: int, held: int) -> None:
-        typer.echo(f"worker-{worker + 1} was killed while it held {_jobs(held)}")
+        typer.echo(f"worker-{worker + 1} was killed while it held {numbered(held, 'job')}")
 
 
 class Bars(Silent):
@@ -93,12 +95,8 @@ class Bars(Silent):
         self._progress.update(self._all, completed=sum(done))
 
     def killed(self, worker: int, held: int) -> None:
-        note = f"[red]killed, held {_jobs(held)}[/red]"
+        note = f"[red]killed, held {numbered(held, 'job')}[/red]"
         self._progress.update(self._workers[worker], note=note)
 
     def _add(self, name: str, total: float) -> TaskID:
         return self._progress.add_task(name, total=total, note="")
-
-
-def _jobs(number: int) -> str:
-    return "1 job" if number == 1 else f"{number} jobs"

@@ -14,9 +14,9 @@ from dibs.cli.config import settings_of
 from dibs.cli.health import Answering, health_of_relay
 from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, as_typed, bad_usage, blaming_who_typed, duration, hand_on
-from dibs.cli.printing import complain, moment, note, numbered, print_json, print_table, without_password
+from dibs.cli.printing import complain, moment, note, print_json, print_table, without_password
 from dibs.clock import monotonic
-from dibs.durations import spoken
+from dibs.durations import numbered, spoken
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
 from dibs.ids import parse_id
 from dibs.lines import NOTICE

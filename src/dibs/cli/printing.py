@@ -65,10 +65,6 @@ def without_password(url: str) -> str:
     return f"{parts.scheme}://{user}{where}{parts.path}"
 
 
-def numbered(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def some(names: Sequence[str], most: int) -> str:
     """The first of these names, and how many more there are."""
     shown = ", ".join(names[:most])

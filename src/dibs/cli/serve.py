@@ -15,6 +15,7 @@ from dibs.cli.config import given
 from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import note, print_json, without_password
+from dibs.durations import numbered
 from dibs.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _access(token: str | None, read_token: str | None, basic: str | None, host: 
         raise BadRequest("dibs serve needs a web framework and a server: pip install 'dibs[serve]'") from None
     for secret in (token, read_token):
         if secret is not None and len(secret) < SHORT:
-            note(f"a token of {len(secret)} characters can be guessed; take {SHORT} or more")
+            note(f"a token of {numbered(len(secret), 'character')} can be guessed; take {SHORT} or more")
     if basic is not None and (":" not in basic or basic.endswith(":")):
         bad_usage("basic authentication is USER:PASSWORD, both of them")
     access = Access(token=token, read_token=read_token, basic=basic)

@@ -26,6 +26,7 @@ from dibs.cli.printing import complain, print_json
 from dibs.cli.verify_history import KIND, Verdict, Writer, judge, read_lines
 from dibs.cli.verify_late import come_late
 from dibs.clock import monotonic
+from dibs.durations import numbered
 from dibs.errors import Refused
 from dibs.jobs import NewJob
 from dibs.scripts import Script, Step
@@ -282,9 +283,10 @@ def _say(report: Report, json: bool) -> None:
 
 def _lines(report: Report) -> Iterator[str]:
     verdict = report.verdict
-    yield f"{report.jobs:,} jobs, {verdict.claims:,} claims in {report.seconds} s"
-    yield f"{report.killed} processes killed, {report.frozen} frozen past their leases while they held jobs"
-    yield f"{verdict.came_back} jobs came back; {verdict.refused} late settlements refused"
+    yield f"{numbered(report.jobs, 'job')}, {numbered(verdict.claims, 'claim')} in {report.seconds} s"
+    yield f"processes that held jobs: {report.killed} killed, {report.frozen} frozen past their leases"
+    late = numbered(verdict.refused, "late settlement")
+    yield f"{numbered(verdict.came_back, 'job')} came back; {late} refused"
     yield f"double claims = {verdict.double_claims}"
     yield f"late writes = {verdict.late_writes}"
     yield f"tokens not growing = {verdict.tokens_not_growing}"

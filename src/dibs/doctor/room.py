@@ -97,6 +97,6 @@ def connections(examined: Examined) -> Iterator[Finding]:
     yield Finding(
         Level.warning if crowded else Level.ok,
         "connections",
-        f"{used:.0f} of {most:.0f} are used",
+        f"{used:.0f} of {most:.0f} in use",
         "raise the server's limit, lower pool_size, or put a pooler in between" if crowded else None,
     )

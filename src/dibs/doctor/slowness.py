@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dibs.doctor.examined import Examined, Finding, Level
-from dibs.durations import spoken, spoken_size
+from dibs.durations import numbered, spoken, spoken_size
 
 A_MINUTE, TEN_MINUTES = 60, 600
 OLD_SLOT = 1_000_000  # transactions
@@ -63,7 +63,7 @@ def tables(examined: Examined) -> Iterator[Finding]:
     if tables and not found:
         size = sum(examined.number("bytes", table) or 0 for table in tables)
         dead = sum(float(value or 0) for _, value in examined.about("dead rows"))
-        counted = f", {dead:,.0f} dead rows" if examined.about("dead rows") else ""
+        counted = f", {numbered(round(dead), 'dead row')}" if examined.about("dead rows") else ""
         yield Finding(Level.ok, "tables", f"{spoken_size(size)}{counted}")
 
 
@@ -77,13 +77,13 @@ def _table(examined: Examined, table: str) -> Iterator[Finding]:
         yield Finding(
             Level.warning,
             "tables",
-            f"{table} has {dead:,.0f} dead rows beside {live:,.0f} live ones, vacuumed {last}",
+            f"{table} has {dead:,.0f} dead rows beside {live:,.0f} live, vacuumed {last}",
             f"look for long transactions, then: vacuum {table}",
         )
     elif size >= BIG_TABLE and size > MUCH_PER_ROW * (live + dead + 1):
         yield Finding(
             Level.note,
             "tables",
-            f"{table} takes {spoken_size(size)} for {live:,.0f} rows",
+            f"{table} takes {spoken_size(size)} for {numbered(round(live), 'row')}",
             f"in a quiet hour: {'vacuum full' if examined.about('vacuumed') else 'optimize table'} {table}",
         )

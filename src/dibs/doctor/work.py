@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from dibs.doctor.examined import Examined, Finding, Level
-from dibs.durations import spoken
+from dibs.durations import numbered, spoken
 from dibs.upkeep import WorkerInfo
 
 LONG_WAIT = 60  # seconds
@@ -80,7 +80,7 @@ def paused(examined: Examined) -> Iterator[Finding]:
             yield Finding(
                 Level.note,
                 "queues",
-                f"{queue.name!r} is paused" + (f" with {ready:,} ready jobs" if ready else ""),
+                f"{queue.name!r} is paused" + (f" with {numbered(ready, 'ready job')}" if ready else ""),
                 shlex.join(["dibs", "queues", "resume", queue.name]),
             )
 
@@ -88,7 +88,7 @@ def paused(examined: Examined) -> Iterator[Finding]:
 def departed(examined: Examined) -> Iterator[Finding]:
     """A move that is going on has some, too; they are gone a moment later."""
     if examined.departed:
-        jobs = "1 job is" if examined.departed == 1 else f"{examined.departed:,} jobs are"
+        jobs = f"{numbered(examined.departed, 'job')} {'is' if examined.departed == 1 else 'are'}"
         yield Finding(
             Level.warning,
             "move",

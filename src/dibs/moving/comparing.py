@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dibs import acts, looks
+from dibs.durations import numbered
 from dibs.errors import Refused
 from dibs.moving.reports import Log, Moved, Planned, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, ask, counts, departed, question
@@ -27,12 +28,12 @@ def introduce() -> Moving[tuple[UUID, UUID]]:
     elsewhere = [row for row in (yield from departed("source")) if row["store"] != target["id"]]
     if elsewhere:
         raise Refused(
-            f"{numbered(len(elsewhere))} of the source {_on_the_way(len(elsewhere))} elsewhere; "
+            f"{numbered(len(elsewhere), 'job')} of the source {_on_the_way(len(elsewhere))} elsewhere; "
             "run that move again first or, if that store is gone for good, `dibs move --from … --give-back`"
         )
     if leaving := (yield from departed("target")):
         raise Refused(
-            f"{numbered(len(leaving))} of the target {_on_the_way(len(leaving))} to another store; "
+            f"{numbered(len(leaving), 'job')} of the target {_on_the_way(len(leaving))} to another store; "
             "run that move again first"
         )
     return source["id"], target["id"]
@@ -124,18 +125,18 @@ def _problems(
         )
     running = source[JobState.running]
     if running and way.running == "wait":
-        yield f"{numbered(running)} still ran when the time was up; run the move again later"
+        yield f"{numbered(running, 'job')} still ran when the time was up; run the move again later"
     for queue, number in gated.items():
         yield (
-            f"{numbered(number)} of the queue {queue!r} wait in trains or for slots, none may overtake; "
-            "release held trains, `dibs queues pause` it, move again, then resume it in the target"
+            f"{numbered(number, 'job')} of the queue {queue!r} stayed, in trains or for slots: none may "
+            "overtake; release held trains, `dibs queues pause` it, move again, then resume it in the target"
         )
     behind = sum(source.values()) - running - len(log.refused) - gated.total()
     if behind > 0:
-        yield f"{numbered(behind)} came in meanwhile; enqueue into the target, and run the move again"
+        yield f"{numbered(behind, 'job')} came in meanwhile; enqueue into the target, and run the move again"
     if missing > 0:
         yield (
-            f"the target holds {numbered(missing)} fewer than it had and got; "
+            f"the target holds {numbered(missing, 'job')} fewer than it had and got; "
             "were some deleted or pruned there meanwhile?"
         )
 
@@ -181,10 +182,6 @@ def give_all_back() -> Script[int]:
         answers = yield Step("give_back", {"store": store, "ids": ids})
         back += sum(row["holder"] == row["id"] for row in answers)
     return back
-
-
-def numbered(number: int) -> str:
-    return f"{number:,} job" if number == 1 else f"{number:,} jobs"
 
 
 def _on_the_way(number: int) -> str:

@@ -101,7 +101,7 @@ def line(event: OutboxEvent) -> str:
         case "abandoned":
             return f"✗ {which}  abandoned, {_attempts(event)}: {one_line(about['error'])}"
         case "lost":
-            return f"✗ {which}  lock lost: somebody else may publish it, too"
+            return f"✗ {which}  lock lost: somebody else may publish {'it' if number == 1 else 'them'}, too"
         case "claimed":
             return f"→ {which}"
         case _:

@@ -10,6 +10,7 @@ from typing import Any
 from dibs import upkeep
 from dibs.app import Dibs
 from dibs.core import Core
+from dibs.durations import numbered
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.jobs import Job
@@ -109,8 +110,9 @@ class _Run:
 
     def _refuse(self, ready: Job) -> None:
         often = Counter(job.kind for job in self.jobs).most_common(3)
+        said = ", ".join(f"{kind} {times}×" for kind, times in often)
         raise EndlessJobs(
-            f"{self._limit} jobs ran ({', '.join(f'{kind} {times}×' for kind, times in often)}) and "
+            f"{numbered(self._limit, 'job')} ran ({said}) and "
             f"{ready.kind} {ready.args} is ready; does one enqueue itself? If not, give a greater limit="
         )
 
