@@ -187,6 +187,19 @@ def test_a_worker_on_an_empty_store_drains_nothing_and_ends(tmp_path: Path) -> N
     assert "stopped after" in done.stderr
 
 
+def test_until_idle_leaves_what_is_due_later_and_the_help_says_so(tmp_path: Path) -> None:
+    (tmp_path / "jobs_here.py").write_text(JOBS)
+    dibs("enqueue", "greet", "--delay", "1h")
+
+    command = [sys.executable, "-m", "dibs.cli", *TABLE["work"].words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0
+    assert "total: 1 scheduled" in dibs("queues").stdout
+    for words in (["work"], ["outbox", "relay"]):
+        assert "what is due later stays" in " ".join(dibs(*words, "--help", COLUMNS="200").stdout.split())
+
+
 @pytest.mark.parametrize(
     ("name", "saying", "lines"),
     [

@@ -115,6 +115,9 @@ Url = Annotated[
         help="The store; before or after the command. Default: $DIBS_URL.",
     ),
 ]
+UntilIdle = Annotated[
+    bool, typer.Option("--until-idle", help="End when nothing can be claimed; what is due later stays.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Id = Annotated[UUID, typer.Argument(parser=job_id, metavar="ID", help="The job's id.")]
 _Ids = typer.Argument(parser=job_id, metavar="ID", help="The ids of one or more jobs.")

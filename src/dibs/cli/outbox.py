@@ -13,7 +13,7 @@ import typer
 from dibs.cli.config import settings_of
 from dibs.cli.health import Answering, health_of_relay
 from dibs.cli.lines import set_up
-from dibs.cli.options import AsJson, Url, as_typed, bad_usage, blaming_who_typed, duration, hand_on
+from dibs.cli.options import AsJson, UntilIdle, Url, as_typed, bad_usage, blaming_who_typed, duration, hand_on
 from dibs.cli.printing import complain, moment, note, print_json, print_table, without_password
 from dibs.clock import monotonic
 from dibs.durations import numbered, spoken
@@ -71,7 +71,7 @@ def relay(
             parser=duration, metavar="TIME", help="How long a broker may take for one. Default: 30s."
         ),
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
+    until_idle: UntilIdle = False,
     health_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),

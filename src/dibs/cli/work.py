@@ -18,7 +18,7 @@ from dibs.cli.config import given
 from dibs.cli.health import Answering, health_of_processes, health_of_worker
 from dibs.cli.lines import set_up
 from dibs.cli.loading import load
-from dibs.cli.options import Url, bad_usage, duration
+from dibs.cli.options import UntilIdle, Url, bad_usage, duration
 from dibs.cli.printing import some, without_password
 from dibs.cli.supervising import is_supervised, signals_of_supervisor, supervise, tell_supervisor
 from dibs.clock import monotonic
@@ -50,7 +50,7 @@ def command(
     processes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="How many processes; dead ones are replaced.")
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to do.")] = False,
+    until_idle: UntilIdle = False,
     grace: Annotated[
         float | None,
         typer.Option(
