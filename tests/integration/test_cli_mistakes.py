@@ -68,6 +68,46 @@ def test_an_empty_url_is_not_the_file_here(words: list[str], tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["move", "--from", "sqlite:///here.db", "--to", ""],
+        ["move", "--from", "", "--to", "sqlite:///there.db"],
+        ["verify", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_address_is_not_the_file_here(words: list[str], tmp_path: Path) -> None:
+    Dibs("sqlite:///here.db").sync.open().close()
+
+    done = dibs(*words)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "it is empty" in done.stderr
+    assert not {"dibs.db", "there.db"} & {file.name for file in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "sqlite:///a.db", "--url", "sqlite:///b.db"], "name one store, not two"),
+        (["migrate", "--sql", "--check"], "give --sql or --check, not both"),
+        (["move", "--from", "sqlite:///a.db", "--give-back", "--yes", "--dry-run"], "leave --dry-run out"),
+        (["move", "--from", "sqlite:///a.db", "--give-back", "--to", "sqlite:///b.db"], "leave --to out"),
+        (["outbox", "list", "--table", ""], "'' can't name a table"),
+        (["outbox", "list", "--table", "a;b"], "'a;b' can't name a table"),
+        (["outbox", "relay", "--broker", "redis://127.0.0.1:1", "--lock-for", "0"], "0.1"),
+        (["work", "jobs:app", "--queues", "a\x07b"], "control character"),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else None,
+)
+def test_what_can_only_be_a_mistake_is_refused_and_reaches_no_store(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    assert said in complaint(*words, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_who_finds_nothing_is_told_where_nothing_was_found() -> None:
     assert dibs("jobs", "list").stderr == "no jobs in sqlite:///dibs.db\n"
     assert dibs("jobs", "list", "--queue", "mial").stderr == "no jobs like that in sqlite:///dibs.db\n"

@@ -9,9 +9,10 @@ from typing import Any, Self
 import msgspec
 
 from dibs.cli.config import table_in
-from dibs.cli.options import bad_usage
+from dibs.cli.options import bad_usage, blaming_who_typed
 from dibs.cli.reading import from_text, read
 from dibs.errors import BadRequest
+from dibs.payload import check_name
 
 
 class ToolDibsWork(msgspec.Struct, kw_only=True):
@@ -71,7 +72,10 @@ def _given(**said: Any) -> dict[str, Any]:
 
 
 def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    if text is None:
+        return None
+    with blaming_who_typed():
+        return [check_name(name.strip(), "queue") for name in text.split(",") if name.strip()]
 
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from dibs.app import Dibs
 from dibs.cli.config import settings_of
-from dibs.cli.options import AsJson, Url
+from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import print_json
 from dibs.engines.migrations import dialect_named
 from dibs.engines.schemas import schema_files
@@ -34,6 +34,8 @@ def command(
 
     Does nothing when they are up to date. SQLite files are kept up to date without it.
     """
+    if sql and check:
+        bad_usage("give --sql or --check, not both")
     settings = settings_of(context, url)
     if check:
         return _check(settings, json)

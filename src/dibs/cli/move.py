@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dibs.app import Dibs
 from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import given
-from dibs.cli.options import AsJson, bad_usage, duration
+from dibs.cli.options import AsJson, bad_usage, duration, not_empty
 from dibs.cli.printing import complain, note, print_json, without_password
 from dibs.durations import numbered
 from dibs.errors import Refused, SchemaOutdated
@@ -30,9 +30,12 @@ class Running(StrEnum):
     leave = "leave"
 
 
-From = Annotated[str, typer.Option("--from", metavar="URL", help="The store to empty.")]
+From = Annotated[str, typer.Option("--from", metavar="URL", callback=not_empty, help="The store to empty.")]
 To = Annotated[
-    str | None, typer.Option("--to", metavar="URL", help="The store to move to; its tables must be there.")
+    str | None,
+    typer.Option(
+        "--to", metavar="URL", callback=not_empty, help="The store to move to; its tables must be there."
+    ),
 ]
 OfRunning = Annotated[
     Running,
@@ -85,6 +88,8 @@ def command(
     It is safe to interrupt: the same move again goes on where it was. The exit code is 1 if something was
     left behind or does not add up.
     """
+    if give_back and (to is not None or dry_run):
+        bad_usage(f"--give-back moves nothing: leave {'--dry-run' if to is None else '--to'} out")
     if give_back:
         _give_back(context, from_, from_prefix, yes=yes, json=json)
     elif to is None:

@@ -23,7 +23,9 @@ from dibs.lines import NOTICE
 from dibs.outbox import Message, Outbox, Relay, Status
 from dibs.outbox.core import DEFAULT_BROKER
 from dibs.outbox.events import log
+from dibs.outbox.statements import Place
 from dibs.outbox.sync import SyncOutbox
+from dibs.settings import lease_micros
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -94,8 +96,11 @@ def relay(
     brokers = dict(_named(one) for one in broker or ())
     if not brokers:
         bad_usage("name a broker: --broker amqp://localhost, or $DIBS_BROKER")
+    lock = 60 if lock_for is None else lock_for
+    with blaming_who_typed():
+        lease_micros(lock)
     outbox = Outbox(settings_of(context, url).url, table=_table(context, url, table))
-    made = Relay(outbox, brokers, batch=batch, lock_for=lock_for or 60, timeout=timeout or 30)
+    made = Relay(outbox, brokers, batch=batch, lock_for=lock, timeout=timeout or 30)
     answering = health_of_relay(outbox, made, health_host, health_port)
     asyncio.run(_relay(outbox, made, brokers, until_idle, answering))
 
@@ -243,7 +248,11 @@ def _opened(context: typer.Context, url: str | None, table: str | None) -> Itera
 
 
 def _table(context: typer.Context, url: str | None, table: str | None) -> str:
-    return table or f"{settings_of(context, url).prefix}_outbox"
+    if table is None:
+        return f"{settings_of(context, url).prefix}_outbox"
+    with blaming_who_typed():
+        Place(outbox=table)
+    return table
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dibs.app import Dibs
 from dibs.cli.config import given
-from dibs.cli.options import AsJson, Url
+from dibs.cli.options import AsJson, Url, bad_usage, not_empty
 from dibs.cli.printing import complain, print_json
 from dibs.cli.verify_history import KIND, Verdict, Writer, judge, read_lines
 from dibs.cli.verify_late import come_late
@@ -38,7 +38,10 @@ LOOK = 0.02
 PLENTY = 20  # ready jobs per process
 PAGE = 500
 
-Where = Annotated[str | None, typer.Argument(metavar="URL", help="The store; --url and $DIBS_URL work, too.")]
+Where = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", callback=not_empty, help="The store; --url and $DIBS_URL work, too."),
+]
 
 
 def command(
@@ -68,6 +71,8 @@ def command(
     anything, none was lost. The jobs are in a queue of their own, which no worker of yours knows, and are
     removed afterwards. The exit code is 1 if a promise was broken, or no fault was met.
     """
+    if where and (url or context.obj):
+        bad_usage("name one store, not two: leave --url out")
     settings = given(context, where or url)
     app = Dibs(**settings)
     if not app.traits.shared:
