@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -278,12 +279,12 @@ def test_starting_over_becomes_rarer_and_rarer_as_long_as_it_does_not_help(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(listening, "monotonic", lambda: now)
-    suspicion = Suspicion(poll=10)
+    suspicion, at = Suspicion(poll=10), datetime.now(UTC)
     starts = []
 
     for now in range(0, 4000, 10):
-        suspicion.ready(True)
-        if suspicion.took(0):
+        suspicion.ready(at)
+        if suspicion.took([]):
             starts.append(now)
 
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
@@ -297,6 +298,24 @@ def test_nothing_ready_is_no_reason_to_start_over(monkeypatch: pytest.MonkeyPatc
     clock = itertools.count(step=10)
     monkeypatch.setattr(listening, "monotonic", lambda: next(clock))
     suspicion = Suspicion(poll=10)
-    suspicion.ready(False)
+    suspicion.ready(None)
 
-    assert not any(suspicion.took(0) for _ in range(20))
+    assert not any(suspicion.took([]) for _ in range(20))
+
+
+@pytest.mark.parametrize(("late", "words"), [(False, 1), (True, 0)], ids=["missed", "came later"])
+def test_a_word_is_said_only_of_jobs_that_were_there_before_it_started_over(
+    monkeypatch: pytest.MonkeyPatch, heard_logs: pytest.LogCaptureFixture, late: bool, words: int
+) -> None:
+    clock = itertools.count(step=10)
+    monkeypatch.setattr(listening, "monotonic", lambda: next(clock))
+    suspicion, at = Suspicion(poll=10), datetime.now(UTC)
+    [job] = Dibs("memory://").sync.enqueue(NewJob("work", run_at=at + timedelta(seconds=1 if late else -1)))
+    suspicion.ready(at)
+    while not suspicion.took([]):
+        pass
+
+    suspicion.ready(at + timedelta(seconds=2))
+    assert not suspicion.took([job])
+
+    assert len(warnings(heard_logs)) == words

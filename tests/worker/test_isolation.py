@@ -283,7 +283,7 @@ async def test_a_lost_lease_ends_the_process(app: Dibs, jobs: Any, folder: str) 
         pid = await began(folder)
         await app._core.store.run_async(_age)
         await app.sweep()
-        await wait_until(lambda: not exists(pid), seconds=3)
+        await wait_until(lambda: not exists(pid))
         done = await finished(app, job)
 
     assert (done.result, done.attempts) == ("second", 2)

@@ -8,14 +8,16 @@ after work, then slower and slower, at last once a second.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 from dibs.clock import monotonic
 from dibs.contract import ECHO_HINT
 from dibs.engines.store import Store
 from dibs.engines.trouble import TryAgain
 from dibs.events import log
+from dibs.jobs import Job
 
 ECHO_WITHIN = 3.0  # seconds after a tick
 SHORTEST_LOOK, LONGEST_LOOK = 0.02, 1.0  # seconds between two looks for work
@@ -159,28 +161,29 @@ class Suspicion:
         self._first = self._wait = poll
         self._empty = 0
         self._since = 0.0
-        self._ready = self._started_over = False
+        self._ready_at: datetime | None = None
+        self._missed_at: datetime | None = None  # when we last heard of jobs before we started over
 
-    def ready(self, is_ready: bool) -> None:
-        """What a tick said."""
-        self._ready = is_ready
-        if not is_ready:
+    def ready(self, at: datetime | None) -> None:
+        """A tick said that jobs are ready at this time of the store, or that none are."""
+        self._ready_at = at
+        if at is None:
             self._empty = 0
 
-    def took(self, jobs: int) -> bool:
+    def took(self, jobs: Sequence[Job]) -> bool:
         """What a turn with free places came to; True when it is time to start over."""
         if jobs:
-            self._cleared()
+            self._cleared(jobs)
             return False
-        self._started_over = False
+        self._missed_at = None
         self._since = monotonic() if self._empty == 0 else self._since
-        self._empty += self._ready
+        self._empty += self._ready_at is not None
         if self._empty < self.EMPTY_TURNS or monotonic() - self._since <= self._wait:
             return False
-        self._empty, self._wait, self._started_over = 0, min(self._wait * 2, self.LONGEST), True
+        self._empty, self._wait, self._missed_at = 0, min(self._wait * 2, self.LONGEST), self._ready_at
         return True
 
-    def _cleared(self) -> None:
-        if self._started_over:
+    def _cleared(self, jobs: Sequence[Job]) -> None:
+        if self._missed_at is not None and any(job.run_at <= self._missed_at for job in jobs):
             log.warning("jobs were ready and this worker got none of them; with new connections it does")
-        self._empty, self._wait, self._started_over = 0, self._first, False
+        self._empty, self._wait, self._missed_at = 0, self._first, None

@@ -24,6 +24,7 @@ from dibs.contract import STOP_HINT, split_hint
 from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
 from dibs.events import log
 from dibs.identity import worker_name
+from dibs.jobs import Job
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
 from dibs.operations import Patience, Settled
@@ -252,15 +253,15 @@ class Worker:
         self._convoys.note(done, taken)
         self._took = self._took or bool(taken)
         if wanted:
-            full = len(taken) >= wanted
-            self._marks.ended([held.job for held in taken], full=full, told=marks, took=monotonic() - began)
+            jobs, full = [held.job for held in taken], len(taken) >= wanted
+            self._marks.ended(jobs, full=full, told=marks, took=monotonic() - began)
             if full or heard == self._heard:
                 self._hungry = full or bool(marks) or any(one.children for _, one in done)
         self._lanes.start(self._keep(taken))
         if wanted:
-            await self._mind_catch(len(taken), hinted)
+            await self._mind_catch(jobs, hinted)
 
-    async def _mind_catch(self, jobs: int, hinted: bool) -> None:
+    async def _mind_catch(self, jobs: Sequence[Job], hinted: bool) -> None:
         """Where there was work there is more; where it is said to be and we get none, start over."""
         if jobs and not self._hungry:
             self._ticks.within(self._hearing.look_after_work())
@@ -410,7 +411,7 @@ class Worker:
         self._failures = 0
         self._pulse.beats()
         self._hungry = self._hungry or found
-        self._suspicion.ready(upcoming.ready)
+        self._suspicion.ready(upcoming.now if upcoming.ready else None)
         idle, self._took = not self._took and self._free() > 0, False
         await self._ticks.finish(upcoming, idle=idle)
 
