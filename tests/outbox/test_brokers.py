@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from brokers import Receiver, Target, until_arrived
 
 from dibs import BadRequest, Retry
 from dibs.outbox import BrokerUnavailable, Outbox, Rejected, Relay
-from dibs.outbox.brokers import make_broker
+from dibs.outbox.brokers import make_broker, nats, rabbitmq, redis
 from dibs.outbox.brokers.redis import RedisStreams
 from dibs.outbox.brokers.webhook import Webhook, signature
 from servers import Nats, Redis, free_port
@@ -99,6 +100,22 @@ def test_a_broker_that_is_not_there_is_no_failure_of_a_message(box: Box, scheme:
 
     [message] = box.find_unprocessed()
     assert (message.status, message.attempts) == ("pending", 0)
+
+
+@pytest.mark.parametrize(("scheme", "module"), [("amqp", rabbitmq), ("nats", nats), ("redis", redis)])
+def test_a_broker_that_says_nothing_is_given_up_with_a_word_about_it(
+    box: Box, scheme: str, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONNECT_TIMEOUT", "ANSWER_TIMEOUT"):
+        monkeypatch.setattr(module, name, 0.2, raising=False)
+
+    async def knock() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            broker = make_broker(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}", "default")
+            await broker.open()
+
+    with pytest.raises(BrokerUnavailable, match=r"can't be used: .*[Tt]ime"):
+        box.run(knock())
 
 
 @pytest.fixture

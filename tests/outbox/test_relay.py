@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from boxes import Box, eventually_async
 
 from dibs import BadRequest, Retry
 from dibs.outbox import BrokerUnavailable, Message, Relay
+from dibs.outbox.brokers import BrokerRefused
 
 Send = Callable[[Message], Awaitable[None]]
 
@@ -45,6 +46,20 @@ class Sink:
 
     def numbers(self, key: str | None) -> list[int]:
         return [message.payload["n"] for message in self.got if message.key == key]
+
+
+class Gatekeeper(Sink):
+    """A broker that is away or refuses us, one after the other, before it lets us in."""
+
+    def __init__(self, *troubles: Literal["away", "refused"]) -> None:
+        super().__init__()
+        self.troubles = list(troubles)
+
+    async def open(self) -> None:
+        if self.troubles:
+            if self.troubles.pop(0) == "away":
+                raise BrokerUnavailable("it is away")
+            raise BrokerRefused("the broker", "nats://here", PermissionError("who are you"))
 
 
 async def relaying(relay: Relay, until: Callable[[], Any]) -> None:
@@ -324,6 +339,15 @@ def test_a_commit_wakes_the_relay(url: str, driver: str) -> None:
         given.dispose()
     assert sink.got
     assert took < 60
+
+
+def test_a_relay_goes_on_for_a_broker_that_lets_it_in_late_when_another_refuses_it(box: Box) -> None:
+    late, other = Gatekeeper("refused"), Gatekeeper("away", "away", "refused", "refused", "refused")
+    relay = Relay(box.outbox, {"default": late, "other": other})
+
+    box.run(relaying(relay, lambda: len(other.troubles) < 2))
+
+    assert late.troubles == []
 
 
 def test_nonsense_is_no_broker(box: Box) -> None:

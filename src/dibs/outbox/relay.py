@@ -192,7 +192,7 @@ class Route:
             if not opening.done():
                 return False
             await opening
-            self._was_let_in = True
+            self._was_let_in, self.is_refused = True, False
             return True
         finally:
             for one in (opening, told_to_stop):

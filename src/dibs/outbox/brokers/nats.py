@@ -44,7 +44,7 @@ class NatsJetStream:
             if REFUSAL in str(error).lower():
                 raise BrokerRefused("NATS", self._url, error) from error
             raise BrokerUnavailable(
-                f"NATS at {without_password(self._url)} can't be used: {error or type(error).__name__}"
+                f"NATS at {without_password(self._url)} can't be used: {str(error) or type(error).__name__}"
             ) from error
         self._stream = self._client.jetstream(timeout=ACK_TIMEOUT)
 
