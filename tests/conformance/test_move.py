@@ -669,6 +669,23 @@ def test_who_comes_to_a_train_where_others_wait_has_a_place_of_its_own(app: Face
     assert [id for id in done if id in {job.id for job in later}] == [job.id for job in later]
 
 
+def test_who_is_not_taken_in_costs_nobody_else_its_place_on_the_train(app: Face, other: Dibs) -> None:
+    holder, deleted, later = app.enqueue(
+        *(NewJob("work", train="dest", unique=unique) for unique in ("key", None, None))
+    )
+    app.delete(deleted.id)
+    stays, comes = other.sync.enqueue(
+        *(NewJob("work", train="dest", unique=unique) for unique in ("key", None))
+    )
+    other.sync.pause("default")
+
+    moved = carry(app, other, app.app)
+    app.resume("default")
+
+    assert [one.id for one in moved.refused] == [stays.id]
+    assert _done_one_by_one(app) == [holder.id, comes.id, later.id]
+
+
 def _done_one_by_one(app: Face) -> list[UUID]:
     """Claimed again while each runs: nobody else may go then."""
     done = []

@@ -42,8 +42,10 @@ local function live_holder_of(unique_key)
   return holder and not ENDED[holder.state] and holder.id
 end
 
-local function is_known(id, note)
-  return exists(id) or note and redis.call('HEXISTS', store .. ':arrived', note_of(id)) == 1
+-- Who has its id or its key: then it is not new here.
+local function taken_by(id, unique_key, note)
+  local is_known = exists(id) or note and redis.call('HEXISTS', store .. ':arrived', note_of(id)) == 1
+  return is_known and id or live_holder_of(some(unique_key))
 end
 
 -- {id: position} of those that can't have their old place on their train, all of one train together.
@@ -54,7 +56,7 @@ local function find_places(note)
     for i = 1, #one[3], 2 do
       job[one[3][i]] = one[3][i + 1]
     end
-    if job.train and job.position and not ENDED[job.state] and not is_known(job.id, note) then
+    if job.train and job.position and not ENDED[job.state] and not taken_by(job.id, one[2], note) then
       coming[job.train] = coming[job.train] or {}
       table.insert(coming[job.train], {id = job.id, position = tonumber(job.position)})
     end
@@ -69,8 +71,8 @@ end
 local function take_in_all(note)
   local answers, places = {}, find_places(note)
   for _, one in ipairs(given.jobs) do
-    local id, unique_key, list = one[1], some(one[2]), one[3]
-    local holder = is_known(id, note) and id or live_holder_of(unique_key) or ''
+    local id, list = one[1], one[3]
+    local holder = taken_by(id, one[2], note) or ''
     if holder == '' then
       take_in(id, list, places[id])
       if note then
