@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +20,20 @@ import asyncpg
 import pytest
 from working import Apps, drain, finished, holds_for, is_idle, state_of, take_back, wait_until, working
 
-from dibs import BadRequest, Cancel, Context, Dibs, Fail, Job, LeaseLost, NewJob, Retry, Snooze, Worker
+from dibs import (
+    BadRequest,
+    Cancel,
+    Context,
+    Dibs,
+    Fail,
+    Job,
+    LeaseLost,
+    NewJob,
+    Retry,
+    Snooze,
+    StoreUnavailable,
+    Worker,
+)
 from dibs.worker.trips import Trips
 from naming import named
 
@@ -973,6 +986,35 @@ async def test_an_error_that_is_not_the_store_s_ends_the_worker_and_loses_nothin
 
     assert ran.is_set()
     assert (await app.get(job.id)).result == "done"
+
+
+@pytest.mark.parametrize(
+    "trouble", [StoreUnavailable("it is away"), AssertionError("a bug")], ids=["away", "bug"]
+)
+async def test_what_a_worker_could_not_settle_before_it_ended_is_free_when_its_lease_is_over(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    @app.job(lease=0.5)
+    async def work() -> None:
+        worker.stop()
+
+    job = await work.enqueue()
+    worker, exchange = Worker(app, grace=0.1), Trips.exchange
+
+    async def failing(trips: Trips, settled: Any, *given: Any, **wanted: Any) -> Any:
+        if settled:
+            raise trouble
+        return await exchange(trips, settled, *given, **wanted)
+
+    async def is_free() -> bool:
+        await app.sweep()
+        return await state_of(app, job) == "ready"
+
+    monkeypatch.setattr(Trips, "exchange", failing)
+    with suppress(AssertionError):
+        await worker.run(handle_signals=False)
+
+    await wait_until(is_free)
 
 
 async def test_a_delayed_job_starts_at_its_time(app: Dibs) -> None:

@@ -146,8 +146,10 @@ class Worker:
                 raise
         finally:
             deaf()
-            await self._aside.close()
+            left, _ = await self._aside.close()
             await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
+            unsettled = (held for held, _ in (*self._done, *left))
+            self._core.keeper.drop(*unsettled, *self._lanes.held())  # swept when their leases end
             stopping.unhandle_signals(loop, handled)
             await self._attempts.close()
             with suppress(DibsError):
