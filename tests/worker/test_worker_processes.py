@@ -353,8 +353,9 @@ def test_control_c_leaves_the_handlers_their_grace(store: SyncDibs, start: Start
 
 
 @on_sqlite
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_service_manager_that_signals_every_process_leaves_the_handlers_their_grace(
-    store: SyncDibs, start: Start, tmp_path: Path
+    store: SyncDibs, start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     file = write_jobs(tmp_path, lease=60)
     jobs = store.enqueue(*(NewJob("quick", {"seconds": 1.5}) for _ in range(2)))
@@ -362,7 +363,7 @@ def test_a_service_manager_that_signals_every_process_leaves_the_handlers_their_
     look(lambda: len(read_record(file).runs()) == 2)
 
     for pid in [*supervisor.children, supervisor.pid]:  # as systemd does, unless its KillMode says otherwise
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
 
     assert supervisor.ended(6) == 0
     assert [store.get(job.id).state for job in jobs] == ["succeeded", "succeeded"]

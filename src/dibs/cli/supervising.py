@@ -50,14 +50,18 @@ def is_supervised() -> bool:
 
 @contextmanager
 def signals_of_supervisor(stop: Callable[[], object]) -> Iterator[None]:
-    """How a supervised process hears them: SIGTERM is one wish, however often it comes, and SIGINT another.
+    """How a supervised process hears them: every SIGINT is a wish, SIGTERM only if it is the first one.
 
     A service manager that ends a service signals each of its processes, and then the supervisor does, too.
     Taken for two wishes, that would cost the handlers their grace.
     """
     loop, first = asyncio.get_running_loop(), iter([stop])
+
+    def interrupted() -> None:
+        next(first, stop)()
+
     loop.add_signal_handler(signal.SIGTERM, lambda: [wish() for wish in first])
-    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
     try:
         yield
     finally:
