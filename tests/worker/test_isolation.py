@@ -186,7 +186,7 @@ async def test_what_a_dead_process_left_behind_is_ended(app: Dibs, jobs: Any, fo
     await drain(app)
 
     assert (await app.get(job.id)).errors[0].message.endswith("exit code 1")
-    await wait_until(lambda: not exists(read(folder, "other")), seconds=2)  # killed, a moment ago
+    await wait_until(lambda: not exists(read(folder, "other")))  # killed, a moment ago
 
 
 # -- Stopping it --------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ async def test_what_a_handler_started_ends_with_it(app: Dibs, jobs: Any, folder:
     await drain(app)
 
     assert (await app.get(job.id)).errors[0].type == "TimeoutError"
-    await wait_until(lambda: not exists(read(folder, "other")), seconds=2)  # killed, a moment ago
+    await wait_until(lambda: not exists(read(folder, "other")))  # killed, a moment ago
 
 
 @colours
@@ -254,7 +254,7 @@ async def test_a_cancelled_job_is_ended(app: Dibs, jobs: Any, folder: str, colou
         job = await getattr(jobs, f"sleeps{colour}").enqueue(folder)
         pid = await began(folder)
         await app.cancel(job.id, "enough")
-        done = await finished(app, job, seconds=5)
+        done = await finished(app, job)
 
         assert (done.state, done.message) == ("cancelled", "enough")
         assert not exists(pid)
@@ -300,7 +300,7 @@ async def test_a_lost_lease_ends_the_process_though_the_event_loop_is_blocked(
         other._core.store.run(_age)
         other.sweep()
         other.close()
-        look(lambda: not exists(pid), seconds=3)
+        look(lambda: not exists(pid))
         return exists(pid)
 
     async with working(app):
@@ -362,9 +362,9 @@ def test_no_process_outlives_a_worker_that_was_killed(
         pid = int(look(lambda: read(folder, "began")))
         worker.kill()
 
-        look(lambda: not exists(pid), seconds=3)
+        look(lambda: not exists(pid))
         other = read(folder, "other")
-        look(lambda: other is None or not exists(other), seconds=3)
+        look(lambda: other is None or not exists(other))
     store.close()
 
 

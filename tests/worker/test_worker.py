@@ -453,8 +453,8 @@ async def test_a_hostile_exception_does_not_hurt_the_worker(app: Dibs, exception
 
     bad, good = await hostile.enqueue(), await harmless.enqueue()
     async with working(app, concurrency=1):
-        done = await finished(app, good, seconds=3)
-        failed = await finished(app, bad, seconds=2)
+        done = await finished(app, good)
+        failed = await finished(app, bad)
 
     assert done.state == "succeeded"
     assert failed.state == "failed"
@@ -516,7 +516,7 @@ async def test_a_child_that_can_not_be_stored_is_a_failed_attempt(app: Dibs, chi
 
     job = await work.enqueue()
     async with working(app):
-        failed = await finished(app, job, seconds=3)
+        failed = await finished(app, job)
 
     assert failed.state == "failed"
     assert len(failed.errors) == 1
@@ -653,7 +653,7 @@ async def test_a_plain_handler_that_does_not_check_keeps_its_job_until_it_ends(a
 async def test_an_async_handler_of_a_cancelled_job_is_cancelled(app: Dibs) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
-    @app.job(lease=0.6)
+    @app.job(lease=1.5)
     async def work() -> None:
         started.set()
         try:
@@ -665,7 +665,7 @@ async def test_an_async_handler_of_a_cancelled_job_is_cancelled(app: Dibs) -> No
     async with working(app):
         await started.wait()
         await app.cancel(job.id, "changed my mind")
-        done = await finished(app, job, seconds=5)
+        done = await finished(app, job)
 
     assert ended.is_set()
     assert (done.state, done.message, done.errors) == ("cancelled", "changed my mind", [])
@@ -674,20 +674,20 @@ async def test_an_async_handler_of_a_cancelled_job_is_cancelled(app: Dibs) -> No
 async def test_an_async_handler_may_take_its_time_to_clean_up(app: Dibs) -> None:
     started, cleaned = asyncio.Event(), asyncio.Event()
 
-    @app.job(lease=0.3)
+    @app.job(lease=1)
     async def work() -> None:
         started.set()
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.5)
             cleaned.set()
 
     job = await work.enqueue()
     async with working(app):
         await started.wait()
         await app.cancel(job.id)
-        done = await finished(app, job, seconds=5)
+        done = await finished(app, job)
 
     assert cleaned.is_set()
     assert done.state == "cancelled"
@@ -696,7 +696,7 @@ async def test_an_async_handler_may_take_its_time_to_clean_up(app: Dibs) -> None
 async def test_a_plain_handler_of_a_cancelled_job_is_told_by_check(app: Dibs) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    @app.job(lease=0.6)
+    @app.job(lease=1.5)
     def work(ctx: Context) -> None:
         started.set()
         try:
@@ -710,7 +710,7 @@ async def test_a_plain_handler_of_a_cancelled_job_is_told_by_check(app: Dibs) ->
     async with working(app):
         await wait_until(started.is_set)
         await app.cancel(job.id, "changed my mind")
-        done = await finished(app, job, seconds=5)
+        done = await finished(app, job)
 
     assert ended.is_set()
     assert (done.state, done.message, done.errors) == ("cancelled", "changed my mind", [])
@@ -934,7 +934,7 @@ async def test_a_job_whose_holder_dies_while_all_others_rest_is_back_in_time(app
         assert await app.claim_job(job.id, worker="dies", lease=1) is not None
         claimed_at = time.monotonic()
 
-        await wait_until(lambda: _is_ready(app, job), seconds=5)
+        await wait_until(lambda: _is_ready(app, job))
 
         assert time.monotonic() - claimed_at <= 1 + SOON
 
@@ -1182,7 +1182,7 @@ async def test_a_listener_that_breaks_is_started_again(app: Dibs, monkeypatch: p
 
     monkeypatch.setattr(app._core.store, "listen", break_first, raising=False)
     async with working(app):
-        await wait_until(lambda: broke == 3, seconds=5)
+        await wait_until(lambda: broke == 3)
         await is_idle(app)
         await work.enqueue()
         await asyncio.wait_for(started.wait(), SOON)
@@ -1240,11 +1240,11 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_job(apps: Apps) ->
     app, other = apps(), apps()
     runs = 0
 
-    @app.job(lease=0.3)
+    @app.job(lease=1)
     async def work() -> str:
         nonlocal runs
         runs += 1
-        time.sleep(0.9)
+        time.sleep(1.8)
         return "kept"
 
     job = await work.enqueue()
@@ -1266,11 +1266,11 @@ async def test_jobs_claimed_beside_one_that_blocks_the_event_loop_are_kept(apps:
     app, other = apps(), apps()
     runs: list[int] = []
 
-    @app.job(lease=0.3)
+    @app.job(lease=1)
     async def work(n: int) -> None:
         runs.append(n)
         if n == 0:
-            time.sleep(0.9)
+            time.sleep(1.8)
 
     jobs = await app.enqueue(*(work.new(n) for n in range(5)))
     stop, moved = threading.Event(), []
@@ -1291,13 +1291,13 @@ async def test_a_success_is_kept_while_another_handler_blocks_the_event_loop(app
     runs: list[str] = []
     quick_ends = asyncio.Event()
 
-    @app.job(lease=0.3)
+    @app.job(lease=1)
     async def slow() -> None:
         runs.append("slow")
         await quick_ends.wait()
-        time.sleep(0.9)
+        time.sleep(1.8)
 
-    @app.job(lease=0.3)
+    @app.job(lease=1)
     async def quick() -> None:
         runs.append("quick")
         await asyncio.sleep(0.05)
