@@ -11,12 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from benchmarks import against, by_hand, on_redis, on_snapshots, on_tables, on_trains
+from benchmarks import against, by_hand, on_backlog, on_redis, on_snapshots, on_sqlite, on_tables, on_trains
 from benchmarks.measure import Result, table
 from benchmarks.on_mariadb import on_mariadb
 from servers import MariaDB, PostgreSQL, Redis
 
-CHOICES = ("all", "by-hand", "worker", "redis", "tables", "trains", "snapshots")
+CHOICES = ("all", "by-hand", "worker", "redis", "sqlite", "tables", "trains", "snapshots", "backlog")
 
 
 def main() -> None:
@@ -27,26 +27,36 @@ def main() -> None:
         _report("worker", _worker(arguments), arguments.save)
     if arguments.what in ("all", "redis"):
         _report("redis", _on_redis(arguments), arguments.save)
+    if arguments.what in ("all", "sqlite"):
+        _report("sqlite", _on_sqlite(arguments), arguments.save)
     if arguments.what in ("all", "tables"):
         _report("tables", _on_tables(arguments), arguments.save)
     if arguments.what in ("all", "trains"):
         _report("trains", _on_trains(arguments), arguments.save)
     if arguments.what in ("all", "snapshots"):
         _report("snapshots", _on_snapshots(arguments), arguments.save)
+    if arguments.what in ("all", "backlog"):
+        _report("backlog", on_backlog.before_a_heap(arguments.jobs or on_backlog.LARGE), arguments.save)
 
 
 def _worker(arguments: argparse.Namespace) -> str:
     with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "1GB"}) as server:
         print(f"PostgreSQL {server.version}, fsync on, synchronous_commit on", flush=True)
         drained = against.drain(server, arguments.rounds, arguments.jobs or against.DRAINED)
-        picked_up = against.pick_up(server, arguments.pick_up_rounds)
-    return f"{drained}\n\n{picked_up}"
+        if not arguments.pick_up_rounds:
+            return drained
+        return f"{drained}\n\n{against.pick_up(server, arguments.pick_up_rounds)}"
 
 
 def _on_redis(arguments: argparse.Namespace) -> str:
     with Redis({"appendonly": "no", "save": ""}) as server:
         print(f"Redis {server.version}, no append-only file, no snapshots", flush=True)
         return on_redis.drain(server, arguments.rounds, arguments.jobs or on_redis.DRAINED)
+
+
+def _on_sqlite(arguments: argparse.Namespace) -> str:
+    print(f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL", flush=True)
+    return on_sqlite.drain(arguments.rounds, arguments.jobs or on_sqlite.DRAINED)
 
 
 def _on_tables(arguments: argparse.Namespace) -> str:
@@ -104,7 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("what", nargs="?", choices=CHOICES, default="all")
     parser.add_argument("--jobs", type=int, help="jobs to drain per round")
-    parser.add_argument("--pick-up-rounds", type=int, default=5, help="rounds of 500 jobs each")
+    parser.add_argument("--pick-up-rounds", type=int, default=5, help="rounds of 500 jobs each; 0 for none")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per cell; the median counts")
     parser.add_argument("--seconds", type=float, default=3, help="seconds per round and cell")
     parser.add_argument("--engines", nargs="*", default=["postgresql", "sqlite", "mariadb"])

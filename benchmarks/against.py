@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.bare import KIND, WISH, succeeded
 from benchmarks.by_hand import bare_postgresql
+from benchmarks.measure import last_round, rates_table
 from dibs.engines.postgresql.poolers import SESSION
 
 HERE = Path(__file__).parent
@@ -58,6 +59,7 @@ RAW = Ourselves("raw", ())
 FLOOR = Ourselves("floor", ())
 PGQUEUER = Peer("pgqueuer", ("pgqueuer", "asyncpg"))
 OBAN = Peer("oban", ("oban",), python=(3, 12))
+PROCRASTINATE = Peer("procrastinate", ("procrastinate", "psycopg[binary,pool]"))
 
 
 def _python(oldest: tuple[int, int]) -> str:
@@ -84,20 +86,26 @@ def do(peer: Peer, verb: str, url: str, *numbers: float) -> Any:
 # -- drain --------------------------------------------------------------------------------------
 
 
+# How many jobs each is given for every hundred of ours: rates count, and a round stays short.
+DRAINING = {PGQUEUER: 100, OBAN: 4, PROCRASTINATE: 2, DIBS: 100}
+
+
 def drain(server: Any, rounds: int, count: int = DRAINED) -> str:
     """No-op jobs per second from the first handler to the last; the raw statements beside."""
-    rates: dict[str, list[float]] = {"dibs": [], "pgqueuer": [], "raw": []}
+    rates: dict[str, list[float]] = {peer.name: [] for peer in (*DRAINING, RAW)}
     for number in range(rounds):
-        for peer in (PGQUEUER, DIBS):
-            url = _loaded(server, peer, f"drain_{peer.name}_{number}", count)
-            answer = do(peer, "drain", url, count)
+        for peer, share in DRAINING.items():
+            given = max(count * share // 100, 500)
+            url = _loaded(server, peer, f"drain_{peer.name}_{number}", given)
+            answer = do(peer, "drain", url, given)
             rates[peer.name].append(answer["jobs"] / answer["seconds"])
             server.drop_database(url.rpartition("/")[2])
         url = _loaded(server, DIBS, f"drain_raw_{number}", count)
         rates["raw"].append(asyncio.run(_raw_drain(url, count)))
         server.drop_database(url.rpartition("/")[2])
-        print("  drain: " + ", ".join(f"{name} {all[-1]:,.0f}/s" for name, all in rates.items()), flush=True)
-    return _drain_table(rates, count)
+        print(last_round(rates), flush=True)
+    what = f"Drain of {count:,} no-op async jobs (fewer for slow ones), one process, durable"
+    return rates_table(rates, f"{what}, finished jobs kept:")
 
 
 def _loaded(server: Any, peer: Peer, name: str, count: int) -> str:
@@ -124,22 +132,6 @@ async def _raw_drain(url: str, count: int) -> float:
     await connection.close()
     assert done == count
     return count / seconds
-
-
-def _drain_table(rates: dict[str, list[float]], count: int) -> str:
-    medians = {name: statistics.median(all) for name, all in rates.items()}
-    lines = [
-        f"Drain of {count:,} no-op async jobs, one process, durable, finished jobs kept:",
-        "",
-        "| | jobs/s (median) | rounds | dibs is |",
-        "|---|---:|---|---:|",
-    ]
-    lines += [
-        f"| {name} | {median:,.0f} | {', '.join(f'{one:,.0f}' for one in rates[name])} | "
-        f"{medians['dibs'] / median:.2f}× |"
-        for name, median in medians.items()
-    ]
-    return "\n".join(lines)
 
 
 # -- pick-up ------------------------------------------------------------------------------------

@@ -31,6 +31,22 @@ async def side_by_side(engine: str, what: str, dibs: Measured, raw: Measured, ro
     return Result(engine, what, ours, bare)
 
 
+def rates_table(rates: dict[str, list[float]], heading: str) -> str:
+    """Jobs per second of each side in each round, and how often dibs' median is that of another."""
+    medians = {name: statistics.median(all) for name, all in rates.items()}
+    lines = [heading, "", "| | jobs/s (median) | rounds | dibs is |", "|---|---:|---|---:|"]
+    lines += [
+        f"| {name} | {median:,.0f} | {', '.join(f'{one:,.0f}' for one in rates[name])} | "
+        f"{medians['dibs'] / median:.2f}× |"
+        for name, median in medians.items()
+    ]
+    return "\n".join(lines)
+
+
+def last_round(rates: dict[str, list[float]]) -> str:
+    return "  drain: " + ", ".join(f"{name} {all[-1]:,.0f}/s" for name, all in rates.items())
+
+
 def table(results: list[Result]) -> str:
     lines = ["| engine | what | dibs jobs/s | raw jobs/s | share |", "|---|---|---:|---:|---:|"]
     lines += [

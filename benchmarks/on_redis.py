@@ -4,10 +4,10 @@ All of them on the same private server, which writes nothing to disk. A slow pee
 a round stays short: rates count.
 """
 
-import statistics
 from typing import Any
 
 from benchmarks.against import DIBS, Peer, do
+from benchmarks.measure import last_round, rates_table
 
 DRAINED = 50_000
 
@@ -29,8 +29,10 @@ def drain(server: Any, rounds: int, count: int = DRAINED) -> str:
     for _ in range(rounds):
         for peer, share in PEERS.items():
             rates[peer.name].append(_drained(server, peer, max(count * share // 100, 500)))
-        print("  drain: " + ", ".join(f"{name} {all[-1]:,.0f}/s" for name, all in rates.items()), flush=True)
-    return _table(rates, count)
+        print(last_round(rates), flush=True)
+    return rates_table(
+        rates, f"Drain of no-op jobs ({count:,}, fewer for slow ones), one process, nothing written to disk:"
+    )
 
 
 def _drained(server: Any, peer: Peer, count: int) -> float:
@@ -40,19 +42,3 @@ def _drained(server: Any, peer: Peer, count: int) -> float:
     answer = do(peer, "drain", server.url(), count)
     rate: float = answer["jobs"] / answer["seconds"]
     return rate
-
-
-def _table(rates: dict[str, list[float]], count: int) -> str:
-    medians = {name: statistics.median(all) for name, all in rates.items()}
-    lines = [
-        f"Drain of no-op jobs ({count:,}, fewer for slow ones), one process, nothing written to disk:",
-        "",
-        "| | jobs/s (median) | rounds | dibs is |",
-        "|---|---:|---|---:|",
-    ]
-    lines += [
-        f"| {name} | {median:,.0f} | {', '.join(f'{one:,.0f}' for one in rates[name])} | "
-        f"{medians['dibs'] / median:.2f}× |"
-        for name, median in medians.items()
-    ]
-    return "\n".join(lines)

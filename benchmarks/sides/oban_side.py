@@ -41,8 +41,7 @@ class Side:
 
     async def drain(self, count: int) -> None:
         async with Oban(pool=await self._opened(), queues={"bench": 500}):
-            while len(self.marks.at) < count:
-                await asyncio.sleep(0.05)
+            await self.marks.reach(count)
 
     async def work(self, until: asyncio.Event) -> None:
         async with Oban(pool=await self._opened(), queues={"bench": 10}):

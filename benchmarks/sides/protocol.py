@@ -24,6 +24,11 @@ class Marks:
     def add(self, n: int) -> None:
         self.at[n] = time.monotonic_ns()
 
+    async def reach(self, count: int) -> None:
+        """For who does not end by itself: wait until so many have begun. It is not measured how long."""
+        while len(self.at) < count:
+            await asyncio.sleep(0.05)
+
     def seconds(self) -> float:
         return (max(self.at.values()) - min(self.at.values())) / 1e9
 

@@ -10,18 +10,12 @@ from taskiq_redis import ListQueueBroker
 class Side:
     def __init__(self, url: str) -> None:
         self.marks = Marks()
-        self._count, self._done = 0, asyncio.Event()
         self._broker = ListQueueBroker(url)
 
         async def noop(n: int) -> None:
-            self._note(n)
+            self.marks.add(n)
 
         self._noop = self._broker.task(task_name="noop")(noop)
-
-    def _note(self, n: int) -> None:
-        self.marks.add(n)
-        if len(self.marks.at) == self._count:
-            self._done.set()
 
     async def prepare(self) -> None: ...
 
@@ -31,11 +25,10 @@ class Side:
             await self._noop.kiq(n)
 
     async def drain(self, count: int) -> None:
-        self._count = count
         running = asyncio.create_task(
             run_receiver_task(self._broker, max_async_tasks=100, max_prefetch=100, run_startup=True)
         )
-        await self._done.wait()
+        await self.marks.reach(count)
         running.cancel()
         await asyncio.wait([running])
 
