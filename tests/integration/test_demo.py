@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 from uuid import UUID, uuid4
 
 import pytest
 
-from dibs.cli.demo_records import Event, Log, Record, count
+from dibs import Dibs, NewJob, SyncDibs
+from dibs.cli import demo
+from dibs.cli.demo_records import QUEUE, Event, Log, Record, count
 from dibs.engines.schemas import schema_version
 from servers import PostgreSQL
 
@@ -58,21 +61,19 @@ def test_the_demo_answers_in_json(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path) -> None:
-    demo = subprocess.Popen(
+    whole = subprocess.Popen(
         [*DIBS, "demo", "--jobs", "50000"],
         env={**os.environ, "TMPDIR": str(tmp_path), "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a shell's background job ignores it
+        preexec_fn=_hear_ctrl_c,
     )
     _wait_for(lambda: len(list(tmp_path.glob("*/worker-*.jsonl"))) == 4)
 
-    demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=20)
+    whole.send_signal(signal.SIGINT)
+    _, errors = whole.communicate(timeout=20)
 
-    assert demo.returncode not in (0, None)
+    assert whole.returncode not in (0, None)
     assert b"Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
     _wait_for(lambda: not _processes_naming(str(tmp_path)))
@@ -101,6 +102,42 @@ def _processes_naming(text: str) -> list[str]:
         if text in line:
             found.append(line)
     return found
+
+
+class Slow:
+    """A worker that is stopped between its claim and the line it writes about it, as many times as told."""
+
+    is_alive = True
+
+    def __init__(self, store: SyncDibs, stops: int) -> None:
+        self.tokens = {claim.token for claim in store.claim(queues=[QUEUE], limit=2, worker="worker-1")}
+        self.stops = stops
+        self.killed = False
+
+    def in_hand(self, _worker: int) -> set[int]:
+        return set() if self.stops > 0 else self.tokens
+
+    def stop(self, _worker: int) -> None:
+        self.stops -= 1
+
+    def resume(self, _worker: int) -> None:
+        pass
+
+    def look(self, _show: object) -> list[int]:
+        return []
+
+    def kill(self, _worker: int) -> None:
+        self.killed = self.stops <= 0
+
+
+def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds() -> None:
+    with Dibs("memory://").sync as store:
+        store.enqueue(*(NewJob("demo", queue=QUEUE) for _ in range(2)))
+        crew = Slow(store, stops=8)
+
+        demo.kill_one(cast("demo.Crew", crew), store, 0, demo.choose_show(2, 1, silent=True))
+
+    assert crew.killed
 
 
 # -- its counting can say no --------------------------------------------------------------------

@@ -18,11 +18,11 @@ import msgspec
 import typer
 
 from dibs.app import Dibs
-from dibs.cli.demo_records import QUEUE, Counts, Log, Tail, count
+from dibs.cli.demo_records import QUEUE, Counts, Log, Tail, claims_in_hand, count
 from dibs.cli.demo_show import Show, choose_show
 from dibs.cli.options import AsJson
 from dibs.clock import monotonic
-from dibs.jobs import Job, NewJob
+from dibs.jobs import NewJob
 from dibs.sync import SyncDibs
 
 EXAMPLE = "Example: dibs demo --jobs 20000 --workers 8"
@@ -63,7 +63,7 @@ def perform(folder: Path, jobs: int, workers: int, seed: int, show: Show) -> tup
         enqueued = [job.id for job in store.enqueue(*_new_jobs(jobs))]
         began = crew.go()
         _until(crew, show, jobs // 5)
-        _kill_one(crew, store, random.Random(seed).randrange(workers), show)  # noqa: S311
+        kill_one(crew, store, random.Random(seed).randrange(workers), show)  # noqa: S311
         crew.wait(show)
         seconds = monotonic() - began
         return count(enqueued, _succeeded(store), crew.logs()), seconds
@@ -78,12 +78,12 @@ def _until(crew: "Crew", show: Show, settled: int) -> None:
         time.sleep(LOOK)
 
 
-def _kill_one(crew: "Crew", store: SyncDibs, victim: int, show: Show) -> None:
-    """Kill this worker at a moment at which, by the store's word, it holds jobs: several, if it may be."""
+def kill_one(crew: "Crew", store: SyncDibs, victim: int, show: Show) -> None:
+    """Kill this worker while it holds jobs, by the store's word and its own: several, if it may be."""
     enough = BATCH // 2
     while crew.is_alive:
         crew.stop(victim)
-        held = sum(job.worker == crew.name(victim) for job in _running(store))
+        held = len(_running(store) & crew.in_hand(victim))
         if held >= enough:
             crew.kill(victim)
             show.killed(victim, held)
@@ -94,8 +94,8 @@ def _kill_one(crew: "Crew", store: SyncDibs, victim: int, show: Show) -> None:
         time.sleep(LOOK)
 
 
-def _running(store: SyncDibs) -> list[Job]:
-    return store.find(state="running", queue=QUEUE, limit=MOST_FOUND)
+def _running(store: SyncDibs) -> set[int | None]:
+    return {job.token for job in store.find(state="running", queue=QUEUE, limit=MOST_FOUND)}
 
 
 def _succeeded(store: SyncDibs) -> Iterator[UUID]:
@@ -174,6 +174,10 @@ class Crew:
             time.sleep(5 * LOOK)
             before, done = done, self.look(show)
             moved_at = monotonic() if done != before else moved_at
+
+    def in_hand(self, worker: int) -> set[int]:
+        """Tokens it wrote down and has not settled: what it got a moment ago it may not have written yet."""
+        return set(claims_in_hand(self._tails[worker].look()))
 
     def stop(self, worker: int) -> None:
         self._processes[worker].send_signal(signal.SIGSTOP)

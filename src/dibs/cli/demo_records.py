@@ -125,8 +125,20 @@ def run_twice_at_once(logs: Iterable[Log]) -> set[UUID]:
 def came_back(logs: Sequence[Log]) -> set[UUID]:
     """Jobs that a killed worker had claimed and not settled, and that were claimed again later."""
     latest = _latest_tokens(logs)
-    held = [(job, token) for log in logs if log.killed_at is not None for job, token in _open(log).items()]
-    return {job for job, token in held if latest[job] > token}
+    killed = [log for log in logs if log.killed_at is not None]
+    held = [claim for log in killed for claim in claims_in_hand(log.records).items()]
+    return {job for token, job in held if latest[job] > token}
+
+
+def claims_in_hand(records: Iterable[Record]) -> dict[int, UUID]:
+    """Token and job of each claim of one worker that is not over."""
+    claims: dict[int, UUID] = {}
+    for record in records:
+        if record.event == "claimed":
+            claims[record.token] = record.job
+        elif record.event in ("settled", "refused"):
+            del claims[record.token]
+    return claims
 
 
 def _runs(log: Log) -> Iterator[tuple[UUID, Run]]:
@@ -140,12 +152,6 @@ def _runs(log: Log) -> Iterator[tuple[UUID, Run]]:
 def _overlap(runs: list[Run]) -> bool:
     ordered = sorted(runs, key=lambda run: run.start)
     return any(later.start < earlier.end for earlier, later in pairwise(ordered))
-
-
-def _open(log: Log) -> Mapping[UUID, int]:
-    claimed = {record.token: record.job for record in log.records if record.event == "claimed"}
-    over = {record.token for record in log.records if record.event in ("settled", "refused")}
-    return {job: token for token, job in claimed.items() if token not in over}
 
 
 def _latest_tokens(logs: Iterable[Log]) -> Mapping[UUID, int]:
