@@ -90,7 +90,7 @@ async def run_claimed(claim: Claim, task: "Task[..., Any]", state: Any) -> None:
     if not held.settled:
         await claim._send(settlement(held, outcome, context))
     elif still_ours(await held.core.store.run_async(held.core.get(held.job.id)), held):
-        await claim._settle(held.raised(NOT_COMMITTED))
+        await claim._settle(not_committed(held, outcome))
 
 
 def run_job_sync(core: Core, task: "Task[..., Any]", claim_it: Callable[[], SyncClaim | None]) -> bool:
@@ -156,7 +156,7 @@ def _settle_sync(claim: SyncClaim, outcome: Outcome, context: Context) -> None:
     if not held.settled:
         claim._send(settlement(held, outcome, context))
     elif still_ours(held.core.store.run(held.core.get(held.job.id)), held):
-        claim._settle(held.raised(NOT_COMMITTED))
+        claim._settle(not_committed(held, outcome))
 
 
 def settlement(held: Holding, outcome: Outcome, context: Context | None) -> Settled:
@@ -167,6 +167,14 @@ def settlement(held: Holding, outcome: Outcome, context: Context | None) -> Sett
         return held.settled_by(outcome, children)
     except Exception as error:
         return held.settled_by(held.raised(error))
+
+
+def not_committed(held: Holding, outcome: Outcome) -> Outcome:
+    """Of a job that was completed within a transaction that came to nothing: a success it can't be.
+
+    What the handler raised or answered otherwise stands: that is why the transaction was rolled back.
+    """
+    return held.raised(NOT_COMMITTED) if isinstance(outcome, Succeeded) else outcome
 
 
 def broken_off(held: Holding, error: Exception) -> Settled:

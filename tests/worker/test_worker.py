@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,13 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiosqlite
-import asyncmy
-import asyncpg
 import pytest
-from working import Apps, drain, finished, holds_for, is_idle, state_of, take_back, wait_until, working
+from working import (
+    Apps,
+    drain,
+    finished,
+    holds_for,
+    is_idle,
+    state_of,
+    take_back,
+    transaction,
+    wait_until,
+    working,
+)
 
 from dibs import (
     BadRequest,
@@ -862,7 +869,7 @@ async def test_a_handler_knows_its_job_and_its_token(app: Dibs) -> None:
 async def test_a_job_completed_in_a_transaction_is_done_when_that_commits(app: Dibs, url: str) -> None:
     @app.job
     async def work(ctx: Context) -> str:
-        async with _transaction(url) as connection:
+        async with transaction(url) as connection:
             await ctx.complete("by hand", within=connection)
         return "not this"
 
@@ -875,16 +882,11 @@ async def test_a_job_completed_in_a_transaction_is_done_when_that_commits(app: D
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
-@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
-async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(
-    app: Dibs, url: str, raises: bool
-) -> None:
+async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(app: Dibs, url: str) -> None:
     @app.job(max_attempts=1)
     async def work(ctx: Context) -> None:
-        async with _transaction(url, commit=False) as connection:
+        async with transaction(url, commit=False) as connection:
             await ctx.complete("by hand", within=connection)
-        if raises:
-            raise ValueError("so it was rolled back")
 
     job = await work.enqueue()
 
@@ -892,11 +894,81 @@ async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(
 
     done = await app.get(job.id)
     assert (done.state, done.result) == ("failed", None)
-    assert "not committed" in done.errors[0].message or "rolled back" in done.errors[0].message
+    assert "not committed" in done.errors[0].message
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
-async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transaction(
+async def test_a_completion_that_was_rolled_back_fails_with_what_its_handler_raised(
+    app: Dibs, url: str
+) -> None:
+    @app.job(max_attempts=1)
+    async def work(ctx: Context) -> None:
+        async with transaction(url, commit=False) as connection:
+            await ctx.complete("by hand", within=connection)
+        raise ValueError("the commit was refused")
+
+    job = await work.enqueue()
+
+    await drain(app)
+
+    [error] = (await app.get(job.id)).errors
+    assert (error.type, error.message) == ("ValueError", "the commit was refused")
+    assert "in work" in error.traceback
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [(Snooze(60), "scheduled"), (Cancel("not needed"), "cancelled")],
+    ids=["snoozes", "cancels"],
+)
+async def test_a_handler_whose_completion_was_rolled_back_may_answer_otherwise(
+    app: Dibs, url: str, answer: Any, state: str
+) -> None:
+    @app.job
+    async def work(ctx: Context) -> Any:
+        async with transaction(url, commit=False) as connection:
+            await ctx.complete("by hand", within=connection)
+        return answer
+
+    job = await work.enqueue()
+
+    await drain(app)
+
+    done = await app.get(job.id)
+    assert (done.state, done.errors) == (state, [])
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
+async def test_a_completion_whose_transaction_stays_open_keeps_no_other_job_waiting(
+    app: Dibs, url: str
+) -> None:
+    theirs: list[Any] = []
+    completed = asyncio.Event()
+
+    @app.job
+    async def other() -> None: ...
+
+    @app.job(max_attempts=1)
+    async def work(ctx: Context) -> None:
+        await ctx.complete("by hand", within=theirs[0])
+        completed.set()
+
+    async with working(app):
+        async with transaction(url, commit=False) as connection:
+            theirs.append(connection)
+            job = await work.enqueue()
+            await completed.wait()
+            await holds_for(0.3, lambda: _is(app, job, "running"))
+            await finished(app, await other.enqueue(), seconds=SOON)
+        done = await finished(app, job, seconds=SOON)
+
+    assert done.state == "failed"
+    assert "not committed" in done.errors[0].message
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+async def test_a_completion_does_not_wait_for_others_that_wait_for_itstransaction(
     app: Dibs, url: str
 ) -> None:
     took: list[float] = []
@@ -907,7 +979,7 @@ async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transacti
 
     @app.job
     async def work(ctx: Context) -> None:
-        async with _transaction(url) as connection:
+        async with transaction(url) as connection:
             others.append(asyncio.create_task(other.enqueue()))
             await asyncio.sleep(0.1)
             began = time.monotonic()
@@ -1629,41 +1701,6 @@ def _sweep_until(app: Dibs, stop: threading.Event, moved: list[Any]) -> None:
     """Take back every expired lease at once, as other workers would."""
     while not stop.wait(0.02):
         moved.append(app.sync.sweep())
-
-
-class _transaction:
-    """A transaction of the user's own, at the end committed or rolled back."""
-
-    def __init__(self, url: str, *, commit: bool = True) -> None:
-        self._url, self._commit = url, commit
-
-    async def __aenter__(self) -> Any:
-        if self._url.startswith("sqlite"):
-            path = self._url.removeprefix("sqlite:///")
-            self._connection: Any = sqlite3.connect(path, isolation_level=None)
-            self._connection.execute("begin immediate")
-        elif self._url.startswith("mysql"):
-            place = urlsplit(self._url)
-            self._connection = await asyncmy.connect(
-                host=place.hostname, port=place.port, user="root", database=place.path.lstrip("/")
-            )
-        else:
-            self._connection = await asyncpg.connect(self._url)
-            await self._connection.execute("begin")
-        return self._connection
-
-    async def __aexit__(self, *raised: object) -> None:
-        end = "commit" if self._commit and raised[0] is None else "rollback"
-        if self._url.startswith("mysql"):
-            await getattr(self._connection, end)()
-            await self._connection.ensure_closed()
-            return
-        ending = self._connection.execute(end)
-        if not self._url.startswith("sqlite"):
-            await ending
-        closing = self._connection.close()
-        if closing is not None:
-            await closing
 
 
 # -- Kinds that nobody here knows ---------------------------------------------------------------

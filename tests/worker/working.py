@@ -16,8 +16,11 @@ from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
+import asyncmy
+import asyncpg
 import pytest
 
 from dibs import Dibs, Job, Worker, upkeep
@@ -131,6 +134,41 @@ async def holds_for(seconds: float, holds: Callable[[], Awaitable[bool]]) -> Non
     while time.monotonic() < deadline:
         assert await holds()
         await asyncio.sleep(0.02)
+
+
+class transaction:
+    """A transaction of the user's own, at the end committed or rolled back."""
+
+    def __init__(self, url: str, *, commit: bool = True) -> None:
+        self._url, self._commit = url, commit
+
+    async def __aenter__(self) -> Any:
+        if self._url.startswith("sqlite"):
+            path = self._url.removeprefix("sqlite:///")
+            self._connection: Any = sqlite3.connect(path, isolation_level=None)
+            self._connection.execute("begin immediate")
+        elif self._url.startswith("mysql"):
+            place = urlsplit(self._url)
+            self._connection = await asyncmy.connect(
+                host=place.hostname, port=place.port, user="root", database=place.path.lstrip("/")
+            )
+        else:
+            self._connection = await asyncpg.connect(self._url)
+            await self._connection.execute("begin")
+        return self._connection
+
+    async def __aexit__(self, *raised: object) -> None:
+        end = "commit" if self._commit and raised[0] is None else "rollback"
+        if self._url.startswith("mysql"):
+            await getattr(self._connection, end)()
+            await self._connection.ensure_closed()
+            return
+        ending = self._connection.execute(end)
+        if not self._url.startswith("sqlite"):
+            await ending
+        closing = self._connection.close()
+        if closing is not None:
+            await closing
 
 
 # -- Real `dibs work` processes -----------------------------------------------------------------
@@ -253,6 +291,7 @@ class Run:
     pid: int
     began: float
     ended: float | None = None
+    token: int = 0
 
 
 @dataclass
@@ -303,7 +342,7 @@ def read_record(file: Path) -> Record:
     for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half written just now
         what, job, pid, at, token = line.split()
         if what == "start":
-            running[job, token] = Run(job, int(pid), float(at))
+            running[job, token] = Run(job, int(pid), float(at), token=int(token))
             record.by_job[job].append(running[job, token])
         else:
             running[job, token].ended = float(at)

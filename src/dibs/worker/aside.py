@@ -107,6 +107,8 @@ class Aside:
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._asking = None
         self._ended(task)
+        if self._parcels and not task.cancelled() and task.exception() is None:
+            self._begin()  # somebody came since its last look
 
     async def _ask(self) -> None:
         """All of them without waiting, and one after another with a little patience.

@@ -1,19 +1,18 @@
 """One attempt at a job: run its handler, and say what is to be settled."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from dibs.app import Dibs
-from dibs.callbacks import Fate
 from dibs.claims import Claim, Holding
 from dibs.context import Context
-from dibs.errors import LeaseLost, StoreUnavailable
+from dibs.errors import LeaseLost
 from dibs.operations import Settled
-from dibs.running import NOT_COMMITTED, broken_off, perform, settlement, still_ours, surrounded
-from dibs.states import JobState, Released
+from dibs.running import broken_off, not_committed, perform, settlement, surrounded
+from dibs.states import Released
 from dibs.worker.processes import Processes, is_isolated
 
 
@@ -23,13 +22,15 @@ class Attempts:
     state: Any = None
     """What the lifespan of the app made for them."""
 
-    def __init__(self, app: Dibs, concurrency: int) -> None:
+    def __init__(
+        self, app: Dibs, concurrency: int, mind_commit: Callable[[Holding, Settled], Awaitable[None]]
+    ) -> None:
         self._core = app._core
         self._concurrency = concurrency
+        self._mind_commit = mind_commit
         self._processes = Processes(app)
 
-    async def open(self, tell: Callable[[Iterable[Fate]], None]) -> None:
-        self._tell = tell
+    async def open(self) -> None:
         self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
         await self._processes.open()
 
@@ -54,24 +55,17 @@ class Attempts:
         try:
             outcome = await surrounded(held, perform(held, task, context, self._threads, elsewhere))
             if held.settled:
-                return await self._mind_commit(held)
-            return settlement(held, outcome, context)
+                one = held.settled_by(not_committed(held, outcome))
+            else:
+                one = settlement(held, outcome, context)
         except asyncio.CancelledError:
-            return held.settled_by(Released())
+            one = held.settled_by(Released())
         except LeaseLost:
             self._core.keeper.drop(held)  # whoever has the job now settles it
             return None
         except Exception as error:
-            return broken_off(held, error)
-
-    async def _mind_commit(self, held: Holding) -> Settled | None:
-        """`ctx.complete(within=…)` and then no commit: the attempt failed, and says why."""
-        try:
-            job = await self._core.store.run_async(self._core.get(held.job.id))
-        except StoreUnavailable:
-            return None  # nobody renews it any more: if it was not committed, its lease ends
-        if still_ours(job, held):
-            return held.settled_by(held.raised(NOT_COMMITTED))
-        if job is not None and (job.state, job.token) == (JobState.succeeded, held.token):
-            self._tell([Fate("succeeded", job.id, held.token)])
-        return None
+            one = broken_off(held, error)
+        if held.settled:  # by `ctx.complete(within=…)`, which may come to nothing
+            await self._mind_commit(held, one)
+            return None
+        return one

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from dibs import stopping, upkeep
 from dibs.app import Dibs
-from dibs.callbacks import Teller
+from dibs.callbacks import Fate, Teller
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
 from dibs.contract import STOP_HINT, split_hint
@@ -33,6 +33,7 @@ from dibs.settings import Duration, span
 from dibs.states import Released
 from dibs.worker.aside import Aside
 from dibs.worker.attempts import Attempts
+from dibs.worker.commits import Commits
 from dibs.worker.convoys import Convoys, Done, Ride
 from dibs.worker.health import Health
 from dibs.worker.lanes import Lanes
@@ -77,7 +78,14 @@ class Worker:
         if self._queues == []:
             raise BadRequest("queues=[] names no queue: leave it out to work on all")
         self._concurrency = check_whole(concurrency, "concurrency", 1, MOST_PLACES)
-        self._attempts = Attempts(app, self._concurrency)
+        self._commits = Commits(
+            self._core,
+            hand_over=self._hand_over,
+            committed=self._hear_commit,
+            tell=self._tell,
+            ended=self._mind_end,
+        )
+        self._attempts = Attempts(app, self._concurrency, self._commits.mind)
         self._grace = span(grace, what="grace") / 1_000_000
         self._lanes = Lanes(self._run_one, self._has_changed)
         self._turns: set[asyncio.Task[None]] = set()
@@ -130,6 +138,7 @@ class Worker:
         self._broken, self._asked, self._until_idle = None, 0, until_idle
         self._convoys.open()
         self._aside.open()
+        self._commits.open()
         self._loop = loop = asyncio.get_running_loop()
         handled = stopping.handle_signals(loop, self.stop) if handle_signals else []
         self._teller = Teller(self._core.callbacks, self._core.store)
@@ -137,7 +146,7 @@ class Worker:
         deaf = self._hear_losses()
         listening = asyncio.create_task(self._hearing.listen(self._hear), name="dibs-listening")
         try:
-            await self._attempts.open(self._teller.tell)
+            await self._attempts.open()
             async with self._door.through(self._core.lifespan) as self._attempts.state:
                 self._pulse.becomes("working")
                 await self._work_until_done()
@@ -146,6 +155,7 @@ class Worker:
                 raise
         finally:
             deaf()
+            await self._commits.close()
             left, _ = await self._aside.close()
             await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
             unsettled = (held for held, _ in (*self._done, *left))
@@ -198,7 +208,7 @@ class Worker:
                 await self._rest()
 
     def _is_idle(self) -> bool:
-        busy = self._lanes or self._turns or self._ticking or self._hungry or self._done or self._aside
+        busy = self._is_at_work() or self._ticking or self._hungry or self._done
         return not busy
 
     def _is_turn_due(self) -> bool:
@@ -287,6 +297,12 @@ class Worker:
             self._hungry = True
             self._changed.set()
         return left
+
+    def _hear_commit(self, fate: Fate) -> None:
+        """A handler's own transaction has ended its job; whom that let through nobody may have heard of."""
+        self._teller.tell([fate])
+        self._hungry = True
+        self._changed.set()
 
     def _told(self, done: Sequence[tuple[Holding, Settled]], lost: Sequence[Settled]) -> None:
         self._core.keeper.drop(*(held for held, _ in done))
@@ -449,6 +465,7 @@ class Worker:
         await self._ask_to_stop()
         if self._turns:
             await asyncio.wait(self._turns, timeout=LONGEST_BACK_OFF)
+        await self._commits.close()
         done, rides = await self._aside.close()
         self._done, self._rides = done + self._done, rides + self._rides
         await self._settle_rest()
@@ -482,7 +499,7 @@ class Worker:
             await asyncio.wait(cancelled, timeout=LAST_CHANCE - LAST_CHECK)
 
     def _is_at_work(self) -> bool:
-        return bool(self._lanes or self._turns or self._aside)
+        return bool(self._lanes or self._turns or self._aside or self._commits)
 
     async def _settle_rest(self) -> None:
         if self._done:
