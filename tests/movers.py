@@ -14,6 +14,7 @@ from dibs.moving.carrying import moving
 from dibs.moving.reports import Way
 from dibs.moving.steps import Ask
 from dibs.scripts import Step
+from faces import Face
 
 ELSEWHERE = UUID(int=7)
 ALL = 100_000
@@ -24,6 +25,15 @@ def ask(app: Dibs, question: str, **params: Any) -> Any:
         return (yield Step(question, params))
 
     return app._core.store.run(lambda _: script())
+
+
+def put(app: Face, question: str, **params: Any) -> Any:
+    """The same on the face that a test is about."""
+
+    def script() -> Any:
+        return (yield Step(question, params))
+
+    return app.ask(script)
 
 
 def stored(app: Dibs) -> list[StoredJob]:

@@ -145,11 +145,18 @@ def _expected_steps(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> 
     for key, parents in stored.items():
         child = key.partition(":parents:")[2]
         for parent, order in parents if child else ():
-            if parent in jobs or order > 0:
+            # Of who has succeeded nobody asks for them, and the set goes when it departs or is pruned.
+            listed = (child, 0.0) in stored.get(f"{STORE}:children:{parent}", ())
+            if order > 0 or (parent in jobs and listed):
                 sets[f"children:{parent}"].add(child)
             if parent in jobs and jobs[child]["state"] not in FINISHED:
                 sets[f"asking:{parent}"].add(child)
-    drawn = {job["pipeline_id"] for job in jobs.values() if _is_step(job)}
+    # Who departed and was given back left its plan behind; who waits has one.
+    drawn = {
+        job["pipeline_id"]
+        for job in jobs.values()
+        if _is_step(job) and (_waits(job) or f"{STORE}:drawn:{job['pipeline_id']}" in stored)
+    }
     named = {key: [(member, 0.0) for member in sorted(members)] for key, members in sets.items()}
     named |= {"drawn": [(id, 0.0) for id in sorted(drawn)]} if drawn else {}
     notes = {f"{STORE}:drawn:{id}": stored.get(f"{STORE}:drawn:{id}") for id in drawn}

@@ -142,27 +142,51 @@ def change_many(
     Retried oldest first: on a train each goes behind those of the pages before it. Cancelled newest first:
     the head of a train ends after those behind it, which so are never let go in between.
     """
-    states = _AFFECTED[question]
-    given = states if filter["states"] is None else filter["states"]
-    wanted = [state for state in given if state in states]
-    look, after = ("find_oldest", FIRST_ID) if question == "retry" else ("find", None)
     changed = 0
-    while wanted:
-        page = yield Step(look, {**filter, "states": wanted, "limit": BATCH, "after": after})
-        if not page:
-            break
-        ids = [row["id"] for row in page]
-        after = ids[-1]
-        rows = yield Step(question, {"ids": sorted(ids), **extra})
+    after = _START[question]
+    while page := (yield from _page(question, filter, after)):
+        after = page[-1]
+        rows = yield Step(question, {"ids": sorted(page), **extra})
         note(rows)
         changed += len(rows)
     return changed
 
 
+def change_all(
+    question: str, filter: Mapping[str, Any], note: Callable[[Rows], object] = len, **extra: Any
+) -> Script[int]:
+    """The same for jobs that may wait for each other: whom the change of another took along counts, too."""
+    pages: list[list[UUID]] = []
+    while page := (yield from _page(question, filter, pages[-1][-1] if pages else _START[question])):
+        pages.append(page)
+    changed = 0
+    for page in pages:
+        rows = yield Step(question, {"ids": sorted(page), **extra})
+        note(rows)
+        others = set(page) - {row["id"] for row in rows}
+        found = (yield Step("settled", {"ids": sorted(others)})) if others else ()
+        changed += len(rows) + sum(row["state"] in _TAKEN_ALONG[question] for row in found)
+    return changed
+
+
+def _page(question: str, filter: Mapping[str, Any], after: UUID | None) -> Script[list[UUID]]:
+    given = _AFFECTED[question] if filter["states"] is None else filter["states"]
+    wanted = [state for state in given if state in _AFFECTED[question]]
+    if not wanted:
+        return []
+    look = "find_oldest" if question == "retry" else "find"
+    rows = yield Step(look, {**filter, "states": wanted, "limit": BATCH, "after": after})
+    return [row["id"] for row in rows]
+
+
+_START = {"retry": FIRST_ID, "cancel": None}
+
 _AFFECTED: dict[str, list[JobState]] = {
     "cancel": [*sorted(WAITING), JobState.running],
     "retry": [JobState.failed, JobState.cancelled, JobState.scheduled],
 }
+
+_TAKEN_ALONG = {"cancel": {JobState.cancelled}, "retry": {JobState.blocked, JobState.ready, JobState.running}}
 
 
 def set_queue(name: str, **setting: Any) -> Script[None]:

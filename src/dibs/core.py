@@ -314,6 +314,9 @@ class Core:
         start = None if after is None else payload.check_name(after, "after")
         return _nothing if most <= 0 else lambda _: trains.look(checked, held=held, after=start, limit=most)
 
+    def held_trains(self) -> Operation[list[Train]]:
+        return lambda _: trains.all_held(MOST_FOUND)
+
     def release_train(self, name: str) -> Operation[bool]:
         checked = payload.check_name(name, "train")
         return lambda tries: trains.release(checked, unsure=tries.unsure)

@@ -21,7 +21,7 @@ class Trains:
 
     async def held(self) -> list[Train]:
         """Trains that wait for a person, by name: retry the head, or release the train."""
-        return await self._core.store.run_async(self._core.trains(held=True))
+        return await self._core.store.run_async(self._core.held_trains())
 
     async def list(
         self, *, held: bool = False, limit: int = MOST_FOUND, after: str | None = None
@@ -45,7 +45,7 @@ class SyncTrains:
         return found[0] if found else None
 
     def held(self) -> list[Train]:
-        return self._core.store.run(self._core.trains(held=True))
+        return self._core.store.run(self._core.held_trains())
 
     def list(self, *, held: bool = False, limit: int = MOST_FOUND, after: str | None = None) -> list[Train]:
         return self._core.store.run(self._core.trains(held=held, limit=limit, after=after))

@@ -67,7 +67,7 @@ def queues() -> Script[list[Queue]]:
             {"paused": bool(row["paused"]), "limit": row["max_running"], "counts": {}},
         )
         if row["state"] is not None:
-            queue["counts"][row["state"]] = row["jobs"]
+            queue["counts"][str(row["state"])] = row["jobs"]
     return [Queue(name=name, **queue) for name, queue in sorted(found.items())]
 
 

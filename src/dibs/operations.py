@@ -36,7 +36,8 @@ ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a
 NewRow = tuple[Any, ...]
 
 _GATE = slice(SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot") + 1)
-_ID, _UNIQUE = NEW_JOB_COLUMNS.index("id"), NEW_JOB_COLUMNS.index("unique_key")
+_ID, _UNIQUE, _REPLACES = (NEW_JOB_COLUMNS.index(name) for name in ("id", "unique_key", "replaces"))
+_REPLACED = [NEW_JOB_COLUMNS.index(name) for name in ("args", "run_at", "delay", "replaces")]
 
 
 def enqueue(
@@ -90,20 +91,30 @@ def _stored_job(
 
 
 def distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
-    """The rows without those that share an id or a unique key with an earlier one of the same call."""
+    """The rows without those that share an id or a unique key with an earlier one of the same call.
+
+    One that replaces what waits with its key does so here.
+    """
     if fresh and not any(row[_UNIQUE] for row in rows):
         return rows, {}
     first_of: dict[Any, UUID] = {}
-    batch: list[NewRow] = []
+    batch: dict[UUID, NewRow] = {}
     twins: dict[UUID, UUID] = {}
     for row in rows:
         id, key = row[_ID], row[_ID] if row[_UNIQUE] is None else row[_UNIQUE]
         if key in first_of or id in first_of:
-            twins[id] = first_of.get(id) or first_of[key]
+            first = twins[id] = first_of.get(id) or first_of[key]
+            if row[_REPLACES]:
+                batch[first] = _replaced(batch[first], row)
         else:
             first_of[key] = first_of[id] = id
-            batch.append(row)
-    return batch, twins
+            batch[id] = row
+    return list(batch.values()), twins
+
+
+def _replaced(first: NewRow, row: NewRow) -> NewRow:
+    """The first with the arguments and the time of this one; who had the key before gets them, too."""
+    return tuple(row[at] if at in _REPLACED else value for at, value in enumerate(first))
 
 
 def _with_twins(rows: Sequence[NewRow], stored: Mapping[UUID, Job], twins: Mapping[UUID, UUID]) -> list[Job]:

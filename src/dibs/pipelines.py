@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from dibs.acts import change_many
+from dibs.acts import change_all
 from dibs.errors import BadRequest, NotFound, Refused
 from dibs.ids import may_have_steps, new_pipeline_id, parse_id
 from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
@@ -159,23 +159,24 @@ def enqueue(plan: Plan, rows: Sequence[NewRow], *, fresh: bool, ours: bool) -> S
 
     `ours`: an earlier try of this very call may have stored it.
     """
-    if not fresh:
-        yield from _refuse_others(plan, [row[_ID] for row in rows])
-    about = (plan.id, plan.name, plan.on_failed)
-    question = {"pipeline": about, "edges": plan.edges, "jobs": rows}
-    answers = yield Step("enqueue_pipeline", question)
-    if answers:
-        return [new_job(row, answer) for row, answer in zip(rows, answers, strict=True)]
-    found = yield Step("get", {"ids": [row[_ID] for row in rows]})
+    ids = [row[_ID] for row in rows]
+    if fresh or not (yield from _has_no_plan(plan, ids)):
+        about = (plan.id, plan.name, plan.on_failed)
+        answers = yield Step("enqueue_pipeline", {"pipeline": about, "edges": plan.edges, "jobs": rows})
+        if answers:
+            return [new_job(row, answer) for row, answer in zip(rows, answers, strict=True)]
+    found = yield Step("get", {"ids": ids})
     known = {row["id"]: job_from_row(row, is_new=ours) for row in found}
-    return [known[row[_ID]] for row in rows if row[_ID] in known]
+    return [known[id] for id in ids if id in known]
 
 
-def _refuse_others(plan: Plan, ids: Sequence[UUID]) -> Script[None]:
+def _has_no_plan(plan: Plan, ids: Sequence[UUID]) -> Script[bool]:
+    """Whether its jobs are here, but not who waits for whom: they had departed and were given back."""
     found = yield Step("get", {"ids": list(ids)})
     for row in found:
         if row["pipeline_id"] != plan.id:
             raise Refused(f"job {row['id']} was enqueued before: it can't wait for others any more")
+    return bool(found) and not (yield Step("pipelines", {"ids": [plan.id]}))
 
 
 # -- Looking and acting -------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def change(
     some = yield Step("find", {**filter, "states": None, "limit": 1, "after": None})
     if not some:
         raise NotFound(id, "pipeline")
-    return (yield from change_many(question, filter, note, **extra))
+    return (yield from change_all(question, filter, note, **extra))
 
 
 def parents_of(job: Job) -> Script[list[Job]]:

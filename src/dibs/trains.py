@@ -30,6 +30,16 @@ def look(names: Sequence[str] | None, *, held: bool, after: str | None, limit: i
     return [_train(row, heads) for row in rows]
 
 
+def all_held(page: int) -> Script[list[Train]]:
+    """Every train that waits for a person, however many they are."""
+    found: list[Train] = []
+    while True:
+        some = yield from look(None, held=True, after=found[-1].name if found else None, limit=page)
+        found += some
+        if len(some) < page:
+            return found
+
+
 def _heads(rows: Sequence[Row]) -> Script[dict[UUID, Job]]:
     ids = [row["head"] for row in rows if row["head"] is not None]
     found = (yield Step("get", {"ids": ids})) if ids else ()

@@ -24,6 +24,7 @@ from movers import (
     left_behind,
     move_that_dies,
     move_that_hears_nothing_at_first,
+    put,
     settle,
     stored,
 )
@@ -41,13 +42,6 @@ def carry(app: Face, source: Dibs, target: Dibs, **how: Any) -> Moved:
     if app.colour == "sync":
         return move_sync(source, target, **how)
     return app.wait_for(move(source, target, **how))
-
-
-def put(app: Face, question: str, **params: Any) -> Any:
-    def script() -> Any:
-        return (yield Step(question, params))
-
-    return app.ask(script)
 
 
 def of_every_sort(app: Face, make: Make) -> list[Job]:
@@ -296,6 +290,16 @@ def test_who_may_not_depart_keeps_nobody_behind_it_here(app: Face) -> None:
     rows = put(app, "depart", store=ELSEWHERE, after=None, limit=1)
 
     assert [row["id"] for row in rows] == [last.id]
+
+
+def test_as_many_depart_as_asked_though_others_may_not(app: Face) -> None:
+    _, first, _, second = app.enqueue(
+        NewJob("work", train="t"), NewJob("work"), NewJob("work", train="t"), NewJob("work")
+    )
+
+    rows = put(app, "depart", store=ELSEWHERE, after=None, limit=2)
+
+    assert [row["id"] for row in rows] == [first.id, second.id]
 
 
 def test_jobs_depart_in_the_order_of_their_ids_and_no_more_than_asked(app: Face, make: Make) -> None:

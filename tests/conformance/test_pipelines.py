@@ -11,9 +11,10 @@ import pytest
 from dibs import BadRequest, Context, Dibs, Job, NewJob, NotFound, Refused
 from dibs.clock import SECOND
 from dibs.ids import new_id
-from dibs.moving import move_sync
+from dibs.moving import give_back_sync, move_sync
 from dibs.operations import Wish, exchange
 from faces import Face, Make
+from movers import ELSEWHERE, put
 
 
 class Drawn:
@@ -328,6 +329,27 @@ def test_those_after_a_job_that_was_asked_to_stop_go_on_if_it_succeeds_first(app
     assert pipeline.state("b") == "ready"
 
 
+def test_a_job_after_two_that_were_cancelled_at_once_names_the_older(app: Face) -> None:
+    tagged = {"tags": ["blue"]}
+    pipeline = drawn(app, {"a": "", "b": "a", "c": "", "d": "bc"}, a=tagged, c=tagged)
+
+    assert app.cancel_many(tags=["blue"]) == 2
+
+    cause = f"job {pipeline.new['a'].id} before it was cancelled"
+    assert [pipeline.job(kind).message for kind in "bd"] == [cause, cause]
+
+
+def test_a_job_after_two_whose_workers_died_names_the_older(app: Face) -> None:
+    pipeline = drawn(app, {"a": "", "b": "", "c": "ab"})
+    for kind, lease in (("b", 1), ("a", 2)):
+        app.claim_job(pipeline.new[kind].id, lease=lease)
+
+    app.age(60)
+    app.sweep()
+
+    assert pipeline.job("c").message == f"job {pipeline.new['a'].id} before it failed"
+
+
 def test_a_job_that_gives_up_after_it_was_asked_to_stop_cancels_those_after_it(app: Face) -> None:
     pipeline = drawn(app, CHAIN)
     claim = pipeline.claim("a")
@@ -519,6 +541,21 @@ def test_a_succeeded_job_is_kept_as_long_as_somebody_may_ask_for_its_result(app:
     assert app.pipelines.get(pipeline.id) is None
 
 
+def test_a_pipeline_keeps_its_name_as_long_as_a_chained_job_belongs_to_it(app: Face) -> None:
+    pipeline = drawn(app, {"a": ""})
+    child = NewJob("child")
+    claim = app.claim_job(pipeline.new["a"].id)
+    claim.succeed(then=[child])
+    app.age(100)
+
+    assert app.prune(0) == 1
+    assert app.pipelines.get(pipeline.id).name == "nightly"
+    app.delete(child.id)
+
+    assert app.pipelines.get(pipeline.id) is None
+    assert [job.is_new for job in pipeline.enqueue()] == [True]
+
+
 def test_a_pipeline_whose_jobs_are_gone_can_be_stored_again(app: Face) -> None:
     pipeline = Drawn(app, {"a": "", "b": "a"})
     pipeline.enqueue()
@@ -541,6 +578,45 @@ def test_a_pipeline_that_is_not_done_is_not_moved_to_another_store(app: Face) ->
     assert move_sync(app.app, target).jobs["succeeded"] == 3
     app.app.sync.close()
     target.sync.close()
+
+
+def test_a_pipeline_that_comes_while_others_depart_stays_until_nobody_in_it_waits(app: Face) -> None:
+    [plain] = app.enqueue(NewJob("plain"))
+    pipeline = drawn(app, CHAIN)
+
+    assert _departed(app) == {plain.id}
+    pipeline.succeed("a")
+    assert _departed(app) == set()  # who runs next may ask for its result
+    pipeline.succeed("b", "c")
+
+    assert _departed(app) == {new.id for new in pipeline.new.values()}
+
+
+def _departed(app: Face) -> set[UUID]:
+    return {row["id"] for row in put(app, "depart", store=ELSEWHERE, after=None, limit=10)}
+
+
+def test_a_pipeline_that_has_departed_leaves_no_trace(app: Face) -> None:
+    pipeline = drawn(app, CHAIN)
+    pipeline.succeed("a", "b", "c")
+
+    put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+
+    assert put(app, "pipelines", ids=[pipeline.id]) == []
+    assert put(app, "parents", jobs=[new.id for new in pipeline.new.values()]) == []
+
+
+def test_jobs_that_are_given_back_belong_together_but_wait_for_nobody(app: Face) -> None:
+    pipeline = drawn(app, {"a": "", "b": "a"})
+    app.pipelines.cancel(pipeline.id)
+    put(app, "depart", store=ELSEWHERE, after=None, limit=10)
+
+    assert give_back_sync(app.app) == 2
+
+    found = app.pipelines.get(pipeline.id)
+    assert (found.name, found.counts["cancelled"]) == (None, 2)
+    assert app.retry(pipeline.new["b"].id).state == "ready"
+    assert [(job.state, job.is_new) for job in pipeline.enqueue()] == [("cancelled", False), ("ready", False)]
 
 
 # -- What is refused ----------------------------------------------------------------------------
@@ -702,10 +778,27 @@ def test_a_whole_pipeline_is_cancelled_and_retried(app: Face) -> None:
     claim.release()
     assert pipeline.state("b") == "cancelled"
 
-    assert app.pipelines.retry(pipeline.id) >= 2
+    assert app.pipelines.retry(pipeline.id) == 3
     assert pipeline.states() == {"a": "succeeded", "b": "ready", "c": "ready", "d": "blocked"}
     pipeline.succeed("b", "c", "d")
     assert app.pipelines.get(pipeline.id).is_finished
+
+
+def test_all_of_a_long_pipeline_that_is_cancelled_or_retried_is_counted(
+    app: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dibs.acts.BATCH", 3)
+    late = [NewJob("after") for _ in range(7)]  # older than whom they wait for
+    pipeline = app.pipeline("nightly")
+    first = pipeline.add(NewJob("first"))
+    for one in late:
+        pipeline.add(one, after=[first])
+    pipeline.enqueue()
+
+    assert app.pipelines.cancel(pipeline.id) == 8
+    assert app.pipelines.retry(pipeline.id) == 8
+
+    assert app.counts() == {**app.counts(), "ready": 1, "blocked": 7, "cancelled": 0}
 
 
 def test_a_whole_pipeline_of_chained_jobs_is_cancelled_and_retried(app: Face, make: Make) -> None:
@@ -820,13 +913,125 @@ def test_children_chained_by_a_step_belong_to_its_pipeline(app: Face) -> None:
     assert app.pipelines.get(pipeline.id).after[child.id] == (pipeline.new["a"].id,)
 
 
-def test_an_exchange_may_claim_whom_its_settlements_let_go(app: Face) -> None:
-    pipeline = drawn(app, CHAIN)
-    claim = pipeline.claim("a")
+def exchanged(app: Face, claim: Any, limit: int) -> tuple[Any, ...]:
+    """What a worker asks that has succeeded with one job and wants more."""
     held = claim._held
     one = held.settled_by(held.succeeded(None))
-    wish = Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=5)
+    wish = Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=limit)
+    taken: tuple[Any, ...] = app.ask(lambda: exchange([one], wish))
+    return taken
 
-    lost, taken = app.ask(lambda: exchange([one], wish))
+
+def test_an_exchange_may_claim_whom_its_settlements_let_go(app: Face) -> None:
+    pipeline = drawn(app, CHAIN)
+
+    lost, taken = exchanged(app, pipeline.claim("a"), limit=5)
 
     assert (lost, [job.kind for job in taken], pipeline.state("c")) == ([], ["b"], "blocked")
+
+
+def settled_together(app: Face, pipeline: Drawn, kinds: str) -> None:
+    helds = [pipeline.claim(kind)._held for kind in kinds]
+    ones = [held.settled_by(held.succeeded(None)) for held in helds]
+    app.ask(lambda: exchange(ones, Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_steps_that_go_together_take_their_places_in_their_own_order(app: Face, order: str) -> None:
+    north = {"train": "north"}
+    pipeline = drawn(app, {"a": "", "b": "", "c": "b", "d": "a", "e": "ab"}, c=north, d=north, e=north)
+
+    settled_together(app, pipeline, order)
+
+    assert [pipeline.state(kind) for kind in "cde"] == ["ready", "blocked", "blocked"]
+    pipeline.succeed("c")
+    assert [pipeline.state(kind) for kind in "de"] == ["ready", "blocked"]
+
+
+@pytest.mark.parametrize("is_step", [True, False])
+def test_who_is_after_two_that_were_superseded_together_names_the_older(app: Face, is_step: bool) -> None:
+    app.claim_job(app.enqueue(NewJob("holder", slot="gate"))[0].id)
+    gate, urgent = {"slot": "gate"}, {"slot": "gate", "priority": 5}
+    pipeline = drawn(app, {"a": "", "b": "", "c": "ab"}, a=gate, b=urgent)
+    newest = {"slot": "gate", "slot_policy": "replace"}
+
+    if is_step:
+        drawn(app, {"q": "", "r": "q"}, r=newest).succeed("q")
+    else:
+        app.enqueue(NewJob("newest", **newest))
+
+    assert pipeline.states() == dict.fromkeys("abc", "cancelled")
+    assert str(pipeline.new["a"].id) in str(pipeline.job("c").message)
+
+
+def test_who_is_after_one_that_failed_and_one_superseded_for_that_turn_names_the_one_that_failed(
+    app: Face,
+) -> None:
+    app.claim_job(app.enqueue(NewJob("holder", slot="gate"))[0].id)
+    gate = {"slot": "gate"}
+    pipeline = drawn(
+        app,
+        {"a": "", "b": "", "q": "", "c": "ab", "newest": "q"},
+        a=gate,
+        newest=gate | {"slot_policy": "replace"},
+    )
+    failed, succeeded = (pipeline.claim(kind)._held for kind in "bq")
+    ones = [
+        failed.settled_by(failed.raised(ValueError("broken"))),
+        succeeded.settled_by(succeeded.succeeded(None)),
+    ]
+
+    app.ask(lambda: exchange(ones, Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
+
+    assert [pipeline.state(kind) for kind in "abc"] == ["cancelled", "failed", "cancelled"]
+    assert str(pipeline.new["b"].id) in str(pipeline.job("c").message)
+
+
+@pytest.mark.parametrize("after", [{"c": "a", "d": "a"}, {"c": "a", "d": "b"}])
+def test_of_steps_that_go_together_only_who_goes_next_asks_somebody_to_stop(
+    app: Face, after: dict[str, str]
+) -> None:
+    app.enqueue(*(NewJob("work", slot="gate", slot_limit=2) for _ in range(2)))
+    claims = app.claim(limit=2)
+    push = {"slot": "gate", "slot_policy": "preempt"}
+    limits = {
+        "c": {**push, "slot_limit": 1},
+        "d": {**push, "slot_limit": 2},
+    }  # d, which goes next, needs one of them
+    pipeline = drawn(app, {"a": "", "b": "", **after}, **limits)
+
+    settled_together(app, pipeline, "ab")
+
+    assert ["asked to stop" in str(app.why(claim.job.id)) for claim in claims] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "gate", [{"train": "north"}, {"slot": "gate"}, {"slot": "gate", "slot_policy": "preempt"}]
+)
+def test_whom_an_exchange_lets_go_has_its_turn_in_it_at_a_gate_too(app: Face, gate: dict[str, Any]) -> None:
+    pipeline = drawn(app, CHAIN, b={**gate, "args": {"n": 1}, "tags": ["step"]})
+    app.enqueue(NewJob("younger"))
+
+    lost, [taken] = exchanged(app, pipeline.claim("a"), limit=1)
+
+    assert (lost, taken.kind, taken.state, taken.attempts) == ([], "b", "running", 1)
+    found = pipeline.job("b")
+    assert (taken.args, taken.tags, taken.token, taken.worker) == (
+        found.args,
+        found.tags,
+        found.token,
+        "pod-a",
+    )
+    assert (taken.train, taken.slot, taken.lease_until) == (found.train, found.slot, found.lease_until)
+    assert [claim.job.kind for claim in app.claim(limit=5)] == ["younger"]
+
+
+def test_whom_an_exchange_lets_go_waits_in_it_behind_who_is_ahead_at_its_gate(app: Face) -> None:
+    app.enqueue(NewJob("ahead", train="north"))
+    pipeline = drawn(app, CHAIN, b={"train": "north"})
+    app.enqueue(NewJob("younger"))
+
+    _, taken = exchanged(app, pipeline.claim("a"), limit=5)
+
+    assert [job.kind for job in taken] == ["ahead", "younger"]
+    assert pipeline.state("b") == "blocked"

@@ -214,6 +214,7 @@ def test_queues_with_live_jobs_or_a_setting_are_listed_by_name(app: Face, make: 
     ]
     assert queues[1].counts["ready"] == queues[1].counts["scheduled"] == 1
     assert queues[0].counts["running"] == 1
+    assert {type(state) for queue in queues for state in queue.counts} == {str}
 
 
 def test_a_store_without_queues_lists_none(app: Face) -> None:

@@ -7,9 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from dibs import BadRequest, Job, LeaseLost, NewJob
-from dibs.states import LOOKED_AT
+from dibs import BadRequest, Job, LeaseLost, NewJob, upkeep
+from dibs.clock import SECOND
+from dibs.operations import Wish, exchange
+from dibs.states import LOOKED_AT, Released
 from faces import Face, Make
+from movers import put as ask
 
 
 def put(app: Face, slot: Any = "s", kind: str = "work", **options: Any) -> Job:
@@ -345,6 +348,80 @@ def test_of_several_that_pre_empt_in_one_call_the_one_that_goes_next_is_the_reas
     assert app.get(newest.id).state == "ready"
 
 
+def test_of_several_that_pre_empt_and_are_due_at_once_the_one_that_goes_next_asks(app: Face) -> None:
+    claims = [app.claim_job(put(app, slot_limit=2).id) for _ in range(2)]
+    put(app, slot_policy="preempt", slot_limit=1, delay=5)
+    newest = put(app, slot_policy="preempt", slot_limit=2, delay=6)
+
+    app.age(10)
+    app.sweep()
+
+    asked, spared = (str(app.why(claim.job.id)) for claim in claims)
+    assert f"asked to stop (pre-empted by {newest.id})" in asked
+    assert "asked to stop" not in spared
+
+
+def test_of_several_corpses_of_a_slot_only_who_was_asked_to_stop_is_cancelled(app: Face) -> None:
+    corpses = [app.claim_job(put(app, slot_limit=2).id, lease=5).job for _ in range(2)]
+    limits = (1, 2)  # the newest, which goes next, asks one of them; the older one would ask both
+    app.enqueue(*[NewJob("work", slot="s", slot_policy="preempt", slot_limit=limit) for limit in limits])
+
+    app.age(6)
+    app.sweep()
+
+    assert states(app, *corpses) == ["cancelled", "blocked"]
+
+
+def test_of_two_jobs_of_a_slot_that_are_released_together_only_who_was_asked_to_stop_is_cancelled(
+    app: Face,
+) -> None:
+    claims = [app.claim_job(put(app, slot_limit=2).id) for _ in range(2)]
+    app.enqueue(*[NewJob("work", slot="s", slot_policy="preempt", slot_limit=limit) for limit in (1, 2)])
+    released = [claim._held.settled_by(Released()) for claim in claims]
+
+    app.ask(lambda: exchange(released, Wish(worker="pod-a", lease=SECOND, leases={}, limit=0)))
+
+    assert states(app, *(claim.job for claim in claims)) == ["cancelled", "blocked"]
+
+
+def test_those_who_pre_empt_and_are_cancelled_together_ask_nobody_more(app: Face) -> None:
+    claims = [app.claim_job(put(app, slot_limit=2).id) for _ in range(2)]
+    newest, older = (
+        NewJob("work", slot="s", slot_policy="preempt", slot_limit=n, tags=["z"]) for n in (2, 1)
+    )
+    app.enqueue(older, newest)
+
+    app.cancel_many(tags=["z"])
+
+    assert ["asked to stop" in str(app.why(claim.job.id)) for claim in claims] == [True, False]
+
+
+def test_of_two_chained_jobs_that_pre_empt_only_who_goes_next_asks_somebody_to_stop(app: Face) -> None:
+    claims = [app.claim_job(put(app, slot_limit=2).id) for _ in range(2)]
+    [parent] = app.enqueue(NewJob("parent"))
+    chained = [NewJob("work", slot="s", slot_policy="preempt", slot_limit=limit) for limit in (1, 2)]
+
+    app.claim_job(parent.id).succeed(then=chained)
+
+    assert ["asked to stop" in str(app.why(claim.job.id)) for claim in claims] == [True, False]
+
+
+def test_those_who_pre_empt_and_are_deleted_together_ask_nobody_more(app: Face) -> None:
+    claims = [app.claim_job(put(app, slot_limit=2).id) for _ in range(2)]
+    limits = (1, 2)
+    jobs = app.enqueue(*(NewJob("work", slot="s", slot_policy="preempt", slot_limit=n) for n in limits))
+
+    ask(app, "delete", ids=[job.id for job in reversed(jobs)])
+
+    assert ["asked to stop" in str(app.why(claim.job.id)) for claim in claims] == [True, False]
+
+
+def test_a_job_that_is_named_twice_is_cancelled_once(app: Face) -> None:
+    job = put(app)
+
+    assert [row["id"] for row in ask(app, "cancel", ids=[job.id, job.id], reason=None)] == [job.id]
+
+
 def test_whoever_is_superseded_in_its_own_call_pre_empts_nobody(app: Face) -> None:
     app.enqueue(NewJob("work", slot="s"))
     [old] = app.claim()
@@ -553,6 +630,23 @@ def test_a_turn_is_not_passed_on_to_jobs_that_nobody_would_take_either(app: Face
 
     assert states(app, *jobs) == ["ready", "blocked", "blocked", "blocked"]
     assert [_run_next(app) for _ in jobs] == [job.id for job in jobs]
+
+
+def test_a_turn_that_nobody_could_be_given_is_not_looked_at_again(app: Face) -> None:
+    jobs = [put(app) for _ in range(2)]
+    app.age(11)
+
+    assert app.claim(kinds=["another"]) == []
+
+    assert app.ask(upkeep.upcoming).seconds is None
+    app.sweep()  # which looks after every slot, too
+    assert app.ask(upkeep.upcoming).seconds is None
+    other = put(app, kind="another")
+    for _ in jobs:
+        assert app.claim(kinds=["another"]) == []
+        app.age(11)
+    [claim] = app.claim(kinds=["another"])
+    assert claim.job.id == other.id
 
 
 def test_one_of_another_kind_behind_jobs_that_nobody_takes_has_its_turn(app: Face) -> None:

@@ -265,6 +265,16 @@ def test_a_released_train_goes_on_with_the_next(app: Face) -> None:
     assert app.trains.release("t") is False
 
 
+def test_all_trains_that_are_held_are_found_however_many(app: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dibs.core.MOST_FOUND", 2)
+    names = [f"t{number}" for number in range(5)]
+    app.enqueue(*(NewJob("work", train=name, on_cancelled="hold", tags=["a"]) for name in names))
+
+    app.cancel_many(tags=["a"])
+
+    assert [train.name for train in app.trains.held()] == names
+
+
 def test_a_held_train_without_followers_is_gone_when_released(app: Face) -> None:
     [only] = train(app, 1, on_failed="hold")
     app.claim_job(only.id).fail("broken", retry=False)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, NewJob, Refused
+from dibs.clock import SECOND
+from dibs.operations import Wish, exchange
 from faces import Face, Make
 
 
@@ -64,6 +66,79 @@ def test_one_call_with_one_key_twice_stores_the_first(app: Face) -> None:
     assert (first.is_new, second.is_new, other.is_new) == (True, False, True)
     assert second.id == first.id
     assert app.counts()["ready"] == 2
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("first", ["keep", "replace"])
+def test_of_one_call_with_one_key_twice_the_last_that_replaces_counts(
+    app: Face, make: Make, waits: bool, first: str
+) -> None:
+    before = [make.ready(unique="key").id] if waits else []
+
+    one, two, three = app.enqueue(
+        NewJob("work", {"n": 1}, unique="key", on_conflict=first),
+        NewJob("work", {"n": 2}, unique="key", on_conflict="replace", delay=60),
+        NewJob("work", {"n": 3}, unique="key"),
+    )
+
+    found = app.get(one.id)
+    assert (found.args, found.state) == ({"n": 2}, "scheduled")
+    assert {one.id, two.id, three.id} == {*before, one.id}
+    assert [job.is_new for job in (one, two, three)] == [not waits, False, False]
+    assert [job.args for job in (one, two, three)] == [{"n": 2}] * 3
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_of_chained_jobs_with_one_key_the_last_that_replaces_counts(
+    app: Face, make: Make, waits: bool
+) -> None:
+    if waits:
+        make.ready(unique="key", kind="work")
+    keyed = [NewJob("work", {"n": n}, unique="key", on_conflict="replace") for n in (1, 2)]
+
+    make.running("parent").succeed(then=[*keyed, NewJob("work", {"n": 3}, unique="key")])
+
+    [found] = app.find(kind="work", state="ready")
+    assert found.args == {"n": 2}
+
+
+def test_of_jobs_chained_by_several_with_one_key_the_last_that_replaces_counts(app: Face) -> None:
+    app.enqueue(*(NewJob("parent") for _ in range(3)))
+    ones = [
+        app.app._core.settlement(claim._held, claim._held.succeeded(None), [_replacing(n)])
+        for n, claim in enumerate(app.claim(limit=3))
+    ]
+
+    app.ask(lambda: exchange(ones, Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
+
+    [found] = app.find(kind="work")
+    assert found.args == {"n": 2}
+
+
+def _replacing(n: int) -> NewJob:
+    return NewJob("work", {"n": n}, unique="key", on_conflict="replace")
+
+
+def test_a_chained_job_is_stored_if_the_one_before_it_with_its_key_was_dropped(app: Face, make: Make) -> None:
+    app.enqueue(NewJob("holder", slot="s"))
+    dropped = NewJob("dropped", slot="s", slot_policy="drop", unique="key")
+
+    make.running("parent").succeed(then=[dropped, NewJob("work", unique="key")])
+
+    assert app.get(dropped.id) is None
+    assert [job.unique for job in app.find(kind="work")] == ["key"]
+
+
+def test_a_chained_job_is_stored_if_the_one_before_it_with_its_key_was_superseded(
+    app: Face, make: Make
+) -> None:
+    superseded = NewJob("superseded", slot="s", unique="key")
+    then = [superseded, NewJob("newer", slot="s", slot_policy="replace"), NewJob("work", unique="key")]
+
+    make.running("parent").succeed(then=then)
+
+    assert app.get(superseded.id).state == "cancelled"
+    assert [job.state for job in app.find(kind="work")] == ["ready"]
 
 
 def test_keyed_and_plain_jobs_mix_in_one_call(app: Face, make: Make) -> None:

@@ -533,6 +533,23 @@ def test_a_handler_that_completes_but_never_commits_failed(app: Face, yours: You
     assert "not committed" in done.errors[0].message
 
 
+@every_awaited_connection
+def test_a_handler_that_completes_rolls_back_and_raises_failed_of_what_it_raised(
+    app: Face, yours: Yours
+) -> None:
+    @app.job
+    async def work(ctx: JobContext) -> None:
+        await ctx.complete("done", within=yours.given)
+        await _finish(yours, "rollback")
+        raise ValueError("the commit was refused")
+
+    done = app.run_job(app.enqueue_task(work).id)
+
+    [error] = done.errors
+    assert (done.state, done.attempts) == ("scheduled", 1)
+    assert (error.type, error.message) == ("ValueError", "the commit was refused")
+
+
 async def _finish(yours: Yours, how: str) -> None:
     await yours._end(how)
 

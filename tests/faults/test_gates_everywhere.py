@@ -21,6 +21,7 @@ from dibs import Dibs, LeaseLost, NewJob, Worker
 PRODUCERS = [pytest.param(12, id="some"), pytest.param(50, id="many", marks=pytest.mark.long)]
 CROWD, PUT, TAKEN = 100_000, 1000, 900
 PLAIN, ROUNDS = 10_000, 5
+GATES, CLAIMS = 5000, 200
 
 many_producers = pytest.mark.parametrize("producers", PRODUCERS)
 every_engine = pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql", "mariadb", "redis"])
@@ -147,6 +148,22 @@ def test_a_place_costs_the_same_behind_a_hundred_thousand(places: Places, kind: 
     times = {name: _times_as_much(*both) for name, both in costs.items()}
     print(kind, gate, {name: f"{factor:.2f} times" for name, factor in times.items()})
     assert {name: factor for name, factor in times.items() if factor > 2} == {}
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("gate", ["train", "slot"])
+def test_a_plain_claim_costs_the_same_beside_thousands_of_gates(places: Places, kind: str, gate: str) -> None:
+    alone, crowded = (places(kind).apps(1)[0] for _ in range(2))
+    for _ in range(2):
+        crowded.sync.enqueue(*(NewJob("work", **{gate: f"g{n}"}) for n in range(GATES)))
+    for app in (alone, crowded):
+        app.sync.enqueue(*(NewJob("plain") for _ in range(CLAIMS)))
+
+    took = _in_turns([alone, crowded], CLAIMS, lambda app: _timed(lambda: app.sync.claim(kinds=["plain"])))
+
+    times = _times_as_much(*took)
+    print(kind, gate, f"{times:.2f} times")
+    assert times <= 1.5
 
 
 @pytest.mark.long

@@ -169,7 +169,11 @@ AT_GATES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "lock what is free": ("lock_free_gates", LONG, "dibs_gates_pkey"),
     "lock who is ready": ("lock_ready", {"names": ["long", "s7"]}, "dibs_jobs_slot"),
     "open a train": ("open_trains", {"names": ["long"], "tell": True, **NOBODY_ENDED}, "dibs_jobs_train"),
-    "open slots": ("open_slots", {"names": ["long", "s7"], "tell": True, "patience": 1}, "dibs_jobs_slot"),
+    "open slots": (
+        "open_slots",
+        {"names": ["long", "s7"], "tell": True, "mends": False, "patience": 1},
+        "dibs_jobs_slot",
+    ),
     "settle": ("settle_at_gates", SETTLEMENT, "dibs_jobs_pkey"),
     "gates of jobs": ("gates_of", {"ids": [uuid4()]}, "dibs_jobs_pkey"),
     "gates of keys": ("gates_of_keys", {"keys": ["nobody"]}, "dibs_jobs_unique_key"),

@@ -630,3 +630,21 @@ def test_a_job_that_somebody_deleted_by_hand_stops_nobody(on_redis: Place, clien
     assert [job.id for job in app.sync.find()] == [other.id]
     assert client.zcard("{dibs}:leases") == 1
     assert not client.exists("{dibs}:scheduled", "{dibs}:ended:succeeded")
+
+
+def test_many_who_may_not_depart_are_passed_in_long_steps(on_redis: Place, client: redis.Redis) -> None:
+    app = on_redis.app()
+    app.sync.enqueue(*(NewJob("plain") for _ in range(19)))
+    app.sync.enqueue(*(NewJob("work", train="t") for _ in range(200)))
+    [last] = app.sync.enqueue(NewJob("plain"))
+    before = _scripts_run(client)
+
+    rows = ask(app, "depart", store=ELSEWHERE, after=None, limit=20)
+
+    assert (len(rows), rows[-1]["id"]) == (20, last.id)
+    assert _scripts_run(client) - before <= 13  # twenty looked at by each, not one by one
+
+
+def _scripts_run(client: redis.Redis) -> int:
+    stats: dict[str, Any] = client.info("commandstats")  # type: ignore[assignment]
+    return sum(about["calls"] for name, about in stats.items() if name.startswith("cmdstat_eval"))

@@ -7,9 +7,9 @@ Beside what a user sees it compares the places at the gates, and holds both stor
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -75,6 +75,8 @@ gated_jobs = st.builds(
     st.one_of(no_key, no_key, no_key, keys),
 )
 
+keyed_jobs = st.builds(joined, gated_jobs, keys, st.just({"unique": "one"}))
+
 
 def several(gates: st.SearchStrategy[dict[str, Any]], name: dict[str, str]) -> st.SearchStrategy[Any]:
     return st.lists(st.builds(joined, plain_jobs, no_key, gates, st.just(name)), min_size=2, max_size=4)
@@ -107,6 +109,8 @@ class Drawn:
     on_failed: str
     jobs: list[dict[str, Any]]
     edges: list[tuple[UUID, UUID]]
+    gone: set[UUID] = field(default_factory=set)
+    """Who was deleted, pruned or departed: another job may come under its id."""
 
     def on(self, side: Side) -> Any:
         pipeline = side.face.pipeline("nightly", on_failed=self.on_failed)
@@ -168,16 +172,27 @@ class GatedAgreement(ConvoyedAgreement, MovedAgreement):
         self.both(lambda side: side.run(lambda _: move_schedule(side, name, NewJob(**job))))
         return NewJob(**job)
 
-    @rule(target=Agreement.jobs, twins=Agreement.claims, options=st.lists(gated_jobs, min_size=1, max_size=2))
-    def exchange_with_children(self, twins: Twins, options: list[dict[str, Any]]) -> Any:
+    @rule(
+        target=Agreement.jobs,
+        done=st.lists(Agreement.claims, min_size=1, max_size=2),
+        options=st.lists(gated_jobs | keyed_jobs, min_size=1, max_size=3),
+    )
+    def exchange_with_children(self, done: list[Twins], options: list[dict[str, Any]]) -> Any:
         """Nothing is claimed: whether the same exchange claims the children is open."""
+        parents = list({twins.id: twins for twins in done}.values())
         children = [NewJob(**each, id=next(self.ids)) for each in options]
 
         def deed(side: Side) -> list[UUID]:
-            core, held = side.app._core, twins.on(side)._held
-            settlement = core.settlement(held, held.succeeded("done"), [copy.copy(one) for one in children])
-            lost, _ = side.run(lambda _: operations.exchange([settlement], core._wish("pod-a", 60, limit=0)))
-            return [one.id for one in lost]
+            core = side.app._core
+            helds = [twins.on(side)._held for twins in parents]
+            settlements = [
+                core.settlement(
+                    held, held.succeeded("done"), list(map(copy.copy, children[nth :: len(helds)]))
+                )
+                for nth, held in enumerate(helds)
+            ]
+            lost, _ = side.run(lambda _: operations.exchange(settlements, core._wish("pod-a", 60, limit=0)))
+            return sorted(one.id for one in lost)
 
         self.both(deed)
         return multiple(*children)
@@ -259,6 +274,11 @@ class GatedAgreement(ConvoyedAgreement, MovedAgreement):
         self.drawn.append(drawn)
         return multiple(*(NewJob(**each) for each in jobs))
 
+    def left(self, ids: set[UUID]) -> None:
+        """Whom they waited for stays behind."""
+        for drawn in self.drawn:
+            drawn.edges[:] = [edge for edge in drawn.edges if edge[1] not in ids]
+
     @precondition(lambda self: self.drawn)
     @rule(nth=st.integers(0, 9), verb=st.sampled_from(["get", "cancel", "retry", "retry", "enqueue", "open"]))
     def act_on_pipeline(self, nth: int, verb: str) -> None:
@@ -296,9 +316,11 @@ class GatedAgreement(ConvoyedAgreement, MovedAgreement):
     def take_over_ties(self) -> None:
         """Retried at once, some stores read the clock for one after the other: then that order counts."""
         live, real = self.memory.app._core.store._engine._live, self.real.everything()
-        times = Counter(job["run_at"] for job in live.values())
+        times = defaultdict(set)
         for id, job in live.items():
-            if times[job["run_at"]] > 1:
+            times[job["run_at"]].add(real[id]["run_at"].at)
+        for id, job in live.items():
+            if len(times[job["run_at"]]) > 1:
                 job["run_at"] = to_micros(real[id]["run_at"].at)
 
     def teardown(self) -> None:
@@ -474,9 +496,11 @@ def check_upcoming(now: dict[UUID, Seen], due: upkeep.Upcoming) -> None:
 
 
 def check_pipeline(now: dict[UUID, Seen], drawn: Drawn) -> None:
+    drawn.gone.update(job["id"] for job in drawn.jobs if job["id"] not in now)
     for parent, child in drawn.edges:
         both = [now.get(id) for id in (parent, child)]
-        if all(job is not None and job["pipeline_id"] == drawn.id for job in both):
+        stayed = parent not in drawn.gone
+        if stayed and all(job is not None and job["pipeline_id"] == drawn.id for job in both):
             before, after = both
             waited = after["state"] in (JobState.blocked, JobState.cancelled) and not after["attempts"]
             assert waited or before["state"] == JobState.succeeded, f"{child} did not wait for {parent}"

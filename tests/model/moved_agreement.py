@@ -63,6 +63,7 @@ class MovedAgreement(Agreement):
         rows = [side.run(lambda _: asked("depart", **which)) for side in (self.memory, self.real)]
         seen = [stored_as_seen(side, left) for side, left in zip((self.memory, self.real), rows, strict=True)]
         self.compare(*seen)
+        self.left({row["id"] for row in rows[0]})
         for queue in QUEUES if paused else ():
             self.both(lambda side, queue=queue: side.face.resume(queue))
         return some_flight(Flight(*rows))
@@ -87,6 +88,9 @@ class MovedAgreement(Agreement):
         self.both(lambda side: side.run(lambda _: asked("landed", way="in", store=ELSEWHERE, ids=ids)))
         self.note_taken_in(answers)
         return multiple()
+
+    def left(self, ids: set[UUID]) -> None:
+        """These departed."""
 
     def note_taken_in(self, answers: list[tuple[UUID, UUID, bool]]) -> set[UUID]:
         """They come in the state in which they left."""

@@ -417,11 +417,13 @@ insert into dibs_identity (one, id) values (1, {id:new})
 
 -- name: departing
 -- Not those that somebody has locked: they are just being claimed or settled, and will be met again. Who waits
--- in a train or for a slot goes only while nobody can be claimed there: else the next would be let go here.
+-- in a train or for a slot goes only while nobody can be claimed there: else the next would be let go here. Of a
+-- pipeline nobody goes before its end: who waits for whom would stay behind.
 select {stored_columns:job}
 from dibs_jobs job {by_id}
 where job.state <> 'running'
   and job.id > {id:after}
+  and not exists (select 1 from dibs_pipelines pipeline where pipeline.id = job.pipeline_id)
   and (
       (job.train is null and job.slot is null)
       or (
@@ -438,11 +440,17 @@ limit :limit
 {if_free}
 
 -- name: departing_finished
--- Not who holds a train: it would go on without the person it waits for.
+-- Not who holds a train: it would go on without the person it waits for. Nor who may still be asked for its result.
 select {stored_columns:job}
 from dibs_finished job {by_id}
 where job.id > {id:after}
   and not exists (select 1 from dibs_gates gate where gate.held_by = job.id)
+  and not exists (
+      select 1
+      from dibs_parents edge
+      join dibs_jobs child on child.id = edge.child
+      where edge.parent = job.id
+  )
 order by job.id
 limit :limit
 {if_free}

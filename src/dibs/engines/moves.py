@@ -50,13 +50,13 @@ class MovingEngine(SqlEngine):
         rows = [{"id": row["id"], "job": stored_text(row)} for row in leaving]
         if rows:
             yield from self._note("out", store, rows)
-            yield from self._forget_these([row["id"] for row in rows])
+            yield from self._forget_these(leaving)
             yield from self._let_next_go([row for row in leaving if _has_place(row)])
         return rows
 
-    def _forget_these(self, ids: Sequence[UUID]) -> Plan:
+    def _forget_these(self, leaving: Sequence[Row]) -> Plan:
         """Out of both tables."""
-        params = self.adapt({"ids": list(ids)})
+        params = self.adapt({"ids": [row["id"] for row in leaving]})
         yield Query("delete_live", params)
         return (yield Query("delete_finished", params))
 

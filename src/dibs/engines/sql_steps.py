@@ -11,7 +11,8 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.engines.moves import MovingEngine
+from dibs.engines.sql import Plan, Query
 from dibs.ids import may_have_steps
 from dibs.jobs import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Rows, Step
@@ -30,7 +31,7 @@ _TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
 _NOT_STORED: dict[str, Any] = {"delay": None, "unique_key": None, "unique_for": None, "replaces": False}
 
 
-class SqlSteps(SqlEngine):
+class SqlSteps(MovingEngine):
     """Goes before an engine's class: `class Stepped(SqlSteps, Engine)`."""
 
     finds_by_pipeline = True  # `find` leaves every filter open, and so finds no index
@@ -208,6 +209,14 @@ class SqlSteps(SqlEngine):
             yield from self._ask("forget_pipelines", [row["id"] for row in old])
         return rows
 
+    def _forget_these(self, leaving: Sequence[Row]) -> Plan:
+        """Who departs leaves whom it waited for behind; all have ended."""
+        yield from super()._forget_these(leaving)
+        if pipelines := {row["pipeline_id"] for row in leaving if may_have_steps(row["pipeline_id"])}:
+            yield from self._ask("forget_parents", [row["id"] for row in leaving])
+            yield from self._ask("forget_pipelines", pipelines)
+        return []
+
     def _mend_steps(self, step: Step, own: bool) -> Plan:
         """A page of the pipelines in which somebody waits; after the last of them, gates."""
         sort, name, limit = (step.params[name] for name in ("after_sort", "after_name", "limit"))
@@ -251,12 +260,12 @@ class SqlSteps(SqlEngine):
     def _go_on(self, ids: Sequence[UUID], own: bool) -> Plan:
         """What the ends of these mean to those after them."""
         ended = (yield from self._ask("ended_steps", ids)) if ids else ()
-        if done := [row["id"] for row in ended if row["state"] == JobState.succeeded]:
-            yield from self._ask("meet_parents", done)
-            yield from self._set_off((yield from self._freed(done)), own)
         for row in ended:
             if row["state"] != JobState.succeeded and row["on_failed"] == "cancel":
                 yield from self._doom(row["id"], doomed_by(row["id"], row["state"]))
+        if done := [row["id"] for row in ended if row["state"] == JobState.succeeded]:
+            yield from self._ask("meet_parents", done)
+            yield from self._set_off((yield from self._freed(done)), own)
         return []
 
     def _freed(self, done: Sequence[UUID]) -> Plan:

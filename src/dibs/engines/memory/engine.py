@@ -75,6 +75,7 @@ class Memory(Moving):
         until = None if lasts is None else new["enqueued_at"] + lasts
         job: Record = dict.fromkeys(JOB_COLUMNS) | new | _NEW | {"unique_until": until}
         self._live[job["id"]] = job
+        self._add_step(job)
         if job["unique_key"] is not None:
             self._by_unique[job["unique_key"]] = job["id"]
         if self._waits_for_parents(job):
@@ -183,13 +184,13 @@ class Memory(Moving):
     ) -> Rows:
         rides = self._start_followers(convoy)
         applied = []
-        for values in settlements:
-            given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
-            if job := self._held(given["id"], given["token"]):
-                self._apply(job, given)
-                applied.append({"id": job["id"]})
-        won = {row["id"] for row in applied}
         with self._opening_once():
+            for values in settlements:
+                given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
+                if job := self._held(given["id"], given["token"]):
+                    self._apply(job, given)
+                    applied.append({"id": job["id"]})
+            won = {row["id"] for row in applied}
             for child in children:
                 if child[_PARENT] in won:
                     self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
@@ -243,10 +244,11 @@ class Memory(Moving):
 
     def _stage(self, limit: int) -> Rows:
         staged: list[Row] = []
-        while len(staged) < limit and (at := self._next_due()) is not None and at <= self._clock():
-            _, id = heapq.heappop(self._scheduled)
-            self._wait_again(self._live[id])
-            staged.append({"id": id})
+        with self._opening_once():
+            while len(staged) < limit and (at := self._next_due()) is not None and at <= self._clock():
+                _, id = heapq.heappop(self._scheduled)
+                self._wait_again(self._live[id])
+                staged.append({"id": id})
         self._pass_on(limit)
         return staged
 
@@ -254,7 +256,8 @@ class Memory(Moving):
         now = self._clock()
         expired = [job for job in self._running.values() if job["lease_until"] <= now]
         expired.sort(key=lambda job: job["lease_until"])
-        return [self._bury(job, now) for job in expired[:limit]]
+        with self._opening_once():
+            return [self._bury(job, now) for job in expired[:limit]]
 
     def _bury(self, job: Record, now: int) -> Row:
         names = ("id", "kind", "queue", "worker", "token", "attempts")
@@ -272,13 +275,14 @@ class Memory(Moving):
 
     def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Rows:
         changed: list[Row] = []
-        for job in (self._live[id] for id in ids if id in self._live):
-            is_running = job["state"] == JobState.running
-            changed.append({"id": job["id"], "worker": job["worker"] if is_running else None})
-            if is_running:
-                job["cancel_reason"] = reason or ""
-            else:
-                self._finish(job, JobState.cancelled, reason)
+        with self._opening_once():
+            for job in [self._live[id] for id in dict.fromkeys(ids) if id in self._live]:
+                is_running = job["state"] == JobState.running
+                changed.append({"id": job["id"], "worker": job["worker"] if is_running else None})
+                if is_running:
+                    job["cancel_reason"] = reason or ""
+                else:
+                    self._finish(job, JobState.cancelled, reason)
         return changed
 
     def _retry(self, ids: Sequence[UUID]) -> Rows:
@@ -324,14 +328,15 @@ class Memory(Moving):
         return [{"id": job}]
 
     def _delete(self, ids: Sequence[UUID]) -> Rows:
-        gone = [job for job in self._each(ids) if job["state"] != JobState.running]
-        for job in gone:
-            if job["id"] in self._live:
-                self._forget(job)
-            else:
-                del self._finished[job["id"]]
-                self._let_go_of(job)
-            self._deleted(job)
+        gone = [job for job in self._each(dict.fromkeys(ids)) if job["state"] != JobState.running]
+        with self._opening_once():
+            for job in gone:
+                if job["id"] in self._live:
+                    self._forget(job)
+                else:
+                    del self._finished[job["id"]]
+                    self._let_go_of(job)
+                self._deleted(job)
         return [{"id": job["id"]} for job in gone]
 
     def _prune(self, older_than: int, states: Sequence[str], before: UUID, limit: int) -> Rows:

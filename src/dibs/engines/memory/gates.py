@@ -61,6 +61,7 @@ class Gated(Shelves):
         super().__init__()
         self._gates_by_key: dict[Key, Gate] = {}
         self._to_open: dict[Key, Gate] | None = None
+        self._offers: list[tuple[int, Key]] = []  # a heap; those that ended otherwise are still in it
 
     def _finish(self, job: Record, state: JobState, message: str | None) -> None:
         raise NotImplementedError
@@ -83,17 +84,18 @@ class Gated(Shelves):
             gate = self._gates_by_key[key]
             if gate.held_by not in self._finished:
                 gate.held_by = None
-            self._open_gate(gate)
+            self._open_gate(gate, mends=True)
         return [{"sort": sort, "name": name} for sort, name in keys[:limit]]
 
     def _gates(
         self, sort: str, names: Collection[str] | None, held: bool, after: str | None, limit: int
     ) -> Rows:
-        found = [gate for (kind, _), gate in sorted(self._gates_by_key.items()) if kind == sort]
+        keys = self._gates_by_key if names is None else {(sort, name) for name in names}
+        found = (self._gates_by_key.get(key) for key in sorted(keys) if key[0] == sort)
         matching = [
             gate
             for gate in found
-            if (names is None or gate.key[1] in names)
+            if gate is not None
             and (after is None or gate.key[1] > after)
             and (gate.held_by is not None or not held)
         ]
@@ -205,16 +207,23 @@ class Gated(Shelves):
 
     def _pass_on(self, limit: int) -> None:
         """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
-        now = self._clock()
-        over = [gate for gate in self._gates_by_key.values() if gate.offer_ends and gate.offer_ends <= now]
-        for gate in over[:limit]:
+        for gate in self._offers_over(limit):
             blocked = (job for _, job in self._members(gate) if job["state"] == JobState.blocked)
             ready = self._in_state(gate, JobState.ready)
-            for job in giving_way([*islice(blocked, LOOKED_AT), *ready]):
+            passed = giving_way([*islice(blocked, LOOKED_AT), *ready])
+            for job in passed:
                 gate.last_position += 1
                 job["position"] = gate.last_position
             gate.offer_ends = None
-            self._open_gate(gate)
+            if passed:
+                self._open_gate(gate)
+
+    def _offers_over(self, limit: int) -> Iterator[Gate]:
+        for _ in range(limit):
+            ends = self._next_offer()
+            if ends is None or ends > self._clock():
+                return
+            yield self._gates_by_key[heapq.heappop(self._offers)[1]]
 
     def _overtook(self, job: Record) -> None:
         gate = self._gates_by_key[_key(job)]
@@ -234,7 +243,7 @@ class Gated(Shelves):
         for gate in gates:
             self._open_gate(gate)
 
-    def _open_gate(self, gate: Gate) -> None:
+    def _open_gate(self, gate: Gate, *, mends: bool = False) -> None:
         """Let through who may go, and only them; the last one leaves no trace."""
         if self._to_open is not None:
             self._to_open[gate.key] = gate
@@ -242,7 +251,7 @@ class Gated(Shelves):
         if gate.is_train:
             self._open_train(gate)
         else:
-            self._open_slot(gate)
+            self._open_slot(gate, mends)
         if not gate.members and gate.held_by is None:
             self._gates_by_key.pop(gate.key, None)
 
@@ -251,7 +260,7 @@ class Gated(Shelves):
         if gate.held_by is None and head is not None and head["state"] == JobState.blocked:
             self._wait(head, by_time(head["run_at"], self._clock()))
 
-    def _open_slot(self, gate: Gate) -> None:
+    def _open_slot(self, gate: Gate, mends: bool) -> None:
         running = self._in_state(gate, JobState.running)
         ready = self._in_state(gate, JobState.ready)
         for job in ready:
@@ -267,15 +276,16 @@ class Gated(Shelves):
         for job in started:
             self._wait(job, JobState.ready)
         gate.going = {job["id"] for job in [*running, *chosen]}
-        self._offer(gate, chosen, is_new=bool(started))
+        self._offer(gate, chosen, is_new=bool(started), mends=mends)
         self._preempt(gate, running, chosen)
 
-    def _offer(self, gate: Gate, chosen: Sequence[Record], *, is_new: bool) -> None:
-        """Somebody waits behind a ready job: it has so long to be taken."""
+    def _offer(self, gate: Gate, chosen: Sequence[Record], *, is_new: bool, mends: bool) -> None:
+        """Somebody waits behind a ready job: it has so long to be taken. One that led to nothing is over."""
         if not chosen or self._first(gate) is None:
             gate.offer_ends = None
-        elif is_new or gate.offer_ends is None:
+        elif is_new or (gate.offer_ends is None and not mends):
             gate.offer_ends = self._clock() + PATIENCE
+            heapq.heappush(self._offers, (gate.offer_ends, gate.key))
 
     def _preempt(self, gate: Gate, running: Sequence[Record], chosen: Sequence[Record]) -> None:
         first = self._first(gate)
@@ -303,8 +313,15 @@ class Gated(Shelves):
         found = [job for job in going if job["state"] == state]
         return sorted(found, key=lambda job: job["token"] if state == JobState.running else _turn(job))
 
-    def _offers(self) -> list[int]:
-        return [gate.offer_ends for gate in self._gates_by_key.values() if gate.offer_ends is not None]
+    def _next_offer(self) -> int | None:
+        """When the first offer ends; those that stand no longer are forgotten here."""
+        while self._offers:
+            ends, key = self._offers[0]
+            gate = self._gates_by_key.get(key)
+            if gate is not None and gate.offer_ends == ends:
+                return ends
+            heapq.heappop(self._offers)
+        return None
 
     def _gate_of(self, job: Record) -> Gate | None:
         return self._gates_by_key.get(_key(job))
@@ -314,6 +331,7 @@ class Gated(Shelves):
             gate.offer_ends = None if gate.offer_ends is None else gate.offer_ends - micros
             gate.line = [(_turn(job), id) for id, job in self._members(gate)]
             heapq.heapify(gate.line)
+        self._offers = [(ends - micros, key) for ends, key in self._offers]
 
     def _members(self, gate: Gate) -> Iterable[tuple[UUID, Record]]:
         return ((id, self._live[id]) for id in gate.members)

@@ -69,8 +69,7 @@ class Looking(Convoyed):
 
     def _upcoming(self) -> Rows:
         now = self._clock()
-        scheduled = self._next_due()
-        due = [*([] if scheduled is None else [scheduled]), *self._offers()]
+        due = [at for at in (self._next_due(), self._next_offer()) if at is not None]
         leases = [job["lease_until"] for job in self._running.values()]
         upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
         times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
@@ -129,9 +128,8 @@ class Looking(Convoyed):
         return []
 
     def _overdue(self) -> bool:
-        now, first = self._clock(), self._next_due()
-        due = first is not None and first <= now
-        due = due or any(at <= now for at in self._offers())
+        now = self._clock()
+        due = any(at is not None and at <= now for at in (self._next_due(), self._next_offer()))
         return due or any(job["lease_until"] <= now for job in self._running.values())
 
 

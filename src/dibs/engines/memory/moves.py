@@ -33,21 +33,31 @@ class Moving(Looking):
 
     def _depart(self, store: UUID, after: UUID | None, limit: int) -> Rows:
         holding = {gate.held_by for gate in self._gates_by_key.values()}
-        ended = {id: job for id, job in self._finished.items() if id not in holding}
+        ended = {
+            id: job
+            for id, job in self._finished.items()
+            if id not in holding and not self._is_waited_for(job)
+        }
         jobs = {**{id: job for id, job in self._live.items() if self._may_depart(job)}, **ended}
         leaving = sorted(id for id in jobs if after is None or id > after)
         with self._opening_once():
             return [self._part_with(jobs[id], store) for id in leaving[:limit]]
 
     def _may_depart(self, job: Record) -> bool:
-        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train."""
+        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train.
+
+        Of a pipeline nobody goes before its end: who waits for whom would stay behind.
+        """
+        if job["state"] == JobState.running or job["pipeline_id"] in self._steps:
+            return False
         gate = self._gate_of(job) if is_gated(job) else None
         paused = self._settings.get(job["queue"], UNSET)["paused"]
-        return job["state"] != JobState.running and (gate is None or (paused and gate.held_by is None))
+        return gate is None or (paused and gate.held_by is None)
 
     def _part_with(self, job: Record, store: UUID) -> Row:
         if self._finished.pop(job["id"], None) is None:
             self._forget(job)
+        self._drop_step(job)
         times = {name: from_micros(job[name]) for name in KEPT_TIMES if job[name] is not None}
         text = stored_text(job | times)
         self._departures[job["id"]] = (store, text)
@@ -95,6 +105,7 @@ class Moving(Looking):
         record: Record = {name: getattr(job, name) for name in STORED_TYPES}
         record |= {name: to_micros(record[name]) for name in KEPT_TIMES if record[name] is not None}
         self._tokens = count(max(next(self._tokens), (job.token or 0) + 1))
+        self._add_step(record)
         if job.is_finished:
             self._finished[job.id] = record
             if job.unique_until is not None and job.unique_key is not None:

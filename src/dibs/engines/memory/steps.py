@@ -4,7 +4,7 @@ The other answers only note which jobs ended, came back or were deleted; `_go_on
 in the same question.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -20,11 +20,11 @@ DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a re
 
 @dataclass(eq=False)
 class Steps:
-    """A pipeline whose jobs wait for each other; kept as long as one of them is."""
+    """A pipeline whose jobs wait for each other; kept as long as one of them is, or one that they chained."""
 
     name: str
     on_failed: str
-    members: set[UUID]
+    members: set[UUID] = field(default_factory=set)
     parents: dict[UUID, dict[UUID, bool]] = field(default_factory=dict)
     """By child: whom it waits for, and whether that one has succeeded."""
     children: dict[UUID, list[UUID]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Stepped(Gated):
         id, name, on_failed = pipeline
         if id in self._steps:
             return []
-        steps = self._steps[id] = Steps(name, on_failed, {job[0] for job in jobs})
+        steps = self._steps[id] = Steps(name, on_failed)
         for parent, child in edges:
             steps.parents.setdefault(child, {})[parent] = False
             steps.children.setdefault(parent, []).append(child)
@@ -105,6 +105,11 @@ class Stepped(Gated):
 
     # -- the moves ------------------------------------------------------------------------------
 
+    def _add_step(self, job: Record) -> None:
+        """A job that is new here belongs to its pipeline, if that is one of these."""
+        if (steps := self._steps.get(job["pipeline_id"])) is not None:
+            steps.members.add(job["id"])
+
     def _waits_for_parents(self, job: Record) -> bool:
         steps = self._steps.get(job["pipeline_id"])
         return steps is not None and steps.waits(job["id"])
@@ -119,28 +124,34 @@ class Stepped(Gated):
             self._wait(job, by_time(job["run_at"], self._clock()))
 
     def _go_on(self) -> None:
-        """What the ends and returns of this question mean to those after them."""
+        """What the ends and returns of this question mean to those after them: who is older comes first."""
         while self._ended or self._came_back:
-            if self._ended:
-                self._after_end(self._ended.pop(0))
-            else:
-                self._after_return(self._came_back.pop(0))
+            ended, self._ended = sorted(self._ended, key=_id), []
+            back, self._came_back = self._came_back, []
+            with self._opening_once():
+                for job in sorted(self._freed(ended), key=_id):
+                    self._set_off(job)
+                for job in ended:
+                    self._after_failure(job)
+                for job in back:
+                    self._after_return(job)
 
-    def _after_end(self, job: Record) -> None:
+    def _freed(self, ended: Sequence[Record]) -> Iterator[Record]:
+        """Of those who waited for these: who waits for nobody any more."""
+        for parent in ended:
+            steps = self._steps.get(parent["pipeline_id"])
+            if steps is None or parent["state"] != JobState.succeeded:
+                continue
+            for child in steps.children.get(parent["id"], ()):
+                steps.parents[child][parent["id"]] = True
+                if child in self._live and not steps.waits(child):
+                    yield self._live[child]
+
+    def _after_failure(self, job: Record) -> None:
         steps = self._steps.get(job["pipeline_id"])
-        if steps is None:
-            return
-        if job["state"] == JobState.succeeded:
-            self._after_success(steps, job["id"])
-        elif job["id"] in self._finished and steps.on_failed == "cancel":
+        has_failed = job["state"] != JobState.succeeded and job["id"] in self._finished
+        if steps is not None and has_failed and steps.on_failed == "cancel":
             self._doom(steps, job["id"], doomed_by(job["id"], job["state"]))
-
-    def _after_success(self, steps: Steps, id: UUID) -> None:
-        for child in steps.children.get(id, ()):
-            steps.parents[child][id] = True
-            job = self._live.get(child)
-            if job is not None and not steps.waits(child):
-                self._set_off(job)
 
     def _doom(self, steps: Steps, id: UUID, message: str) -> None:
         """All after this job are cancelled, those after them included."""
@@ -195,6 +206,11 @@ class Stepped(Gated):
         """Whether a job that has not finished may still ask for its result."""
         steps = self._steps.get(job["pipeline_id"])
         return steps is not None and any(child in self._live for child in steps.children.get(job["id"], ()))
+
+
+def _id(job: Record) -> UUID:
+    id: UUID = job["id"]
+    return id
 
 
 def _following(steps: Steps, first: UUID) -> list[UUID]:

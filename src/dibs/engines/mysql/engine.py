@@ -301,7 +301,8 @@ class MySQL(MysqlSettle, MovingEngine):
             yield Query(block, {"rows": chunk})
         return []
 
-    def _forget_these(self, ids: Sequence[UUID]) -> Plan:
+    def _forget_these(self, leaving: Sequence[Row]) -> Plan:
+        ids = [row["id"] for row in leaving]
         yield from self._each("forget", ids)
         return (yield from self._each("forget_finished", ids))
 

@@ -105,7 +105,7 @@ class MysqlGates(MendingEngine):
         for gate in gates.values():
             if gate.held_by not in known:
                 gate.held_by = None
-        yield from self._open_gates(gates)
+        yield from self._open_gates(gates, mends=True)
         return found
 
     def _put_up(self, keys: Sequence[Key]) -> Plan:
@@ -198,13 +198,17 @@ class MysqlGates(MendingEngine):
         """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
         over = yield Query("offers_over", {"limit": limit})
         gates = yield from self._lock_free_gates((row["sort"], row["name"]) for row in over)
-        for gate in gates.values():
+        passed: Gates = {}
+        for key, gate in gates.items():
             line = yield Query("slot_line", {"gate": gate.name, "limit": LOOKED_AT})
             _, ready = yield from self._going(gate, line)
             turns = [job["id"] for job in sorted(giving_way(line), key=_turn) if job["id"] in ready]
             yield from self._set_places([(id, gate.next_position()) for id in turns])
             gate.offer_ends, gate.moved = None, True
-        return (yield from self._open_gates(gates))
+            if turns:
+                passed[key] = gate
+        yield from self._note_gates([gate for gate in gates.values() if gate.key not in passed])
+        return (yield from self._open_gates(passed))
 
     def _set_places(self, places: Sequence[tuple[UUID, int]]) -> Plan:
         for chunk in chunks(places):
@@ -213,16 +217,19 @@ class MysqlGates(MendingEngine):
 
     # -- who may go -----------------------------------------------------------------------------
 
-    def _open_gates(self, gates: Gates) -> Plan:
+    def _open_gates(self, gates: Gates, *, mends: bool = False) -> Plan:
         """Let through who may go, and only them; the last one leaves no trace."""
         yield from self._open_trains([gate for key, gate in gates.items() if key[0] == "train"])
         for key, gate in gates.items():
             if key[0] == "slot":
-                yield from self._open_slot(gate)
+                yield from self._open_slot(gate, mends)
         for chunk in chunks(gate.key for gate in gates.values() if gate.is_left):
             yield Query("forget_gates", {"gates": chunk})
-        changed = [gate for gate in gates.values() if gate.moved or gate.noted != gate.stored]
-        for chunk in chunks(_row(gate) for gate in changed if not gate.is_left):
+        return (yield from self._note_gates([gate for gate in gates.values() if not gate.is_left]))
+
+    def _note_gates(self, gates: Sequence[Gate]) -> Plan:
+        changed = [gate for gate in gates if gate.moved or gate.noted != gate.stored]
+        for chunk in chunks(_row(gate) for gate in changed):
             yield Query("note_gates", {"gates": chunk})
         return []
 
@@ -241,7 +248,7 @@ class MysqlGates(MendingEngine):
             gate.moved = True
         return (yield from self._each("open_heads", sorted(heads[gate.name]["id"] for gate in opened)))
 
-    def _open_slot(self, gate: Gate) -> Plan:
+    def _open_slot(self, gate: Gate, mends: bool) -> Plan:
         line = yield from self._line(gate)
         running, ready = yield from self._going(gate, line)
         line = [job for job in line if job["state"] != JobState.ready or job["id"] in ready]
@@ -251,7 +258,7 @@ class MysqlGates(MendingEngine):
         yield from self._each("move", sorted(back), state=JobState.blocked.value)
         yield from self._each("move", sorted(started), state=JobState.ready.value)
         gate.moved |= bool(back or started)
-        gate.offer_ends = _offer(gate, offered=bool(chosen and waiting), is_new=bool(started))
+        gate.offer_ends = _offer(gate, offered=bool(chosen and waiting), is_new=bool(started), mends=mends)
         yield from self._preempt(running, chosen, waiting)
         if not running and not line:
             gate.is_empty = not (yield Query("somebody_there", {"gate": gate.name}))
@@ -333,11 +340,12 @@ def _turn(job: Row) -> tuple[Any, ...]:
     return job["position"], -job["priority"], job["run_at"], job["id"]
 
 
-def _offer(gate: Gate, *, offered: bool, is_new: bool) -> datetime | None:
-    """Somebody waits behind a ready job: it has so long to be taken."""
+def _offer(gate: Gate, *, offered: bool, is_new: bool, mends: bool) -> datetime | None:
+    """Somebody waits behind a ready job: it has so long to be taken. One that led to nothing is over."""
     if not offered:
         return None
-    return later(gate.now, PATIENCE) if is_new or gate.offer_ends is None else gate.offer_ends
+    begins = is_new or (gate.offer_ends is None and not mends)
+    return later(gate.now, PATIENCE) if begins else gate.offer_ends
 
 
 def _gate(row: Row) -> Gate:

@@ -101,14 +101,17 @@ class PostgresGates(MendingEngine, MovingEngine):
         slots = slots_of(keys)
         return (yield Query("lock_ready", {"names": slots})) if slots else []
 
-    def _open_gates(self, keys: Iterable[Key], ended: Sequence[Row] = (), *, tell: bool = True) -> Plan:
+    def _open_gates(
+        self, keys: Iterable[Key], ended: Sequence[Row] = (), *, tell: bool = True, mends: bool = False
+    ) -> Plan:
         """Let through who may go, and only them: answers who is let through or must wait again."""
         trains, slots = trains_of(keys := set(keys)), slots_of(keys)
         moved: list[Row] = []
         if trains:
             moved += yield Query("open_trains", {"names": trains, "tell": tell, **_ends(ended)})
         if slots:
-            moved += yield Query("open_slots", {"names": slots, "tell": tell, "patience": PATIENCE})
+            how = {"tell": tell, "mends": mends, "patience": PATIENCE}
+            moved += yield Query("open_slots", {"names": slots, **how})
         return [row for row in moved if row["id"] is not None]
 
     def _gates_of(self, ids: Sequence[UUID]) -> Any:
@@ -258,22 +261,15 @@ class PostgresGates(MendingEngine, MovingEngine):
     def _chain_at_gates(self, children: Sequence[Values], won: set[UUID], gates: Gates) -> Any:
         """Children of what was settled. One whose key is taken is not added."""
         jobs = [child for child in children if child[_PARENT] in won]
-        placed = yield from self._distinct([job for job in jobs if not is_bare(job)])
+        placed = [job for job in jobs if not is_bare(job)]
         moment = (yield Query("now", {}))[0]["now"] if placed else None
         yield from self._chain([job for job in jobs if is_bare(job)], won, moment)
-        if not placed:
-            return set()
-        answers = yield from self._enqueue_placed(placed, gates, moment, fresh=False)
-        _, others = yield from self._find_places(placed, gates, answers, moment)
+        others: set[Key] = set()
+        for some in _without_twins(placed):
+            answers = yield from self._enqueue_placed(some, gates, moment, fresh=False)
+            _, more = yield from self._find_places(some, gates, answers, moment)
+            others |= more
         return others
-
-    def _distinct(self, jobs: Sequence[Values]) -> Any:
-        """One per key; one that is stored already does not stand in for a new one."""
-        first = _one_per_key(jobs)
-        if len(first) == len(jobs):
-            return first
-        stored = {row["id"] for row in (yield Query("settled", {"ids": [job[_ID] for job in jobs]}))}
-        return _one_per_key([job for job in jobs if job[_ID] not in stored])
 
     def _chain(self, children: Sequence[Values], won: set[UUID], moment: datetime | None = None) -> Plan:
         """Children without a key or a gate; `moment` is when all of them are due, else it is now."""
@@ -329,8 +325,8 @@ class PostgresGates(MendingEngine, MovingEngine):
         at_slots = yield Query("stage_at_slots", {"names": names, "limit": limit})
         yield from self._open_gates(free)
         if any(row["is_over"] for row in restless):  # and who is due did not take the turn
-            yield Query("pass_on", {"names": names, "looked_at": LOOKED_AT})
-            yield from self._open_gates(free)
+            passed = yield Query("pass_on", {"names": names, "looked_at": LOOKED_AT})
+            yield from self._open_gates([("slot", row["name"]) for row in passed])
         return [*staged, *at_slots]
 
     def _sweep(self, limit: int) -> Plan:
@@ -410,7 +406,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         yield from self._lock_ready(keys)
         if trains := trains_of(keys):
             yield Query("drop_stale_holds", {"names": trains})
-        yield from self._open_gates(keys)
+        yield from self._open_gates(keys, mends=True)
         return found
 
     def _mend_named(self, after: str, limit: int) -> Plan:
@@ -456,11 +452,18 @@ def children_of(settlements: Sequence[Values], children: Sequence[Values]) -> li
     return [child for child in children if child[_PARENT] in parents]
 
 
-def _one_per_key(jobs: Sequence[Values]) -> list[Values]:
-    first: dict[Any, Values] = {}
+def _without_twins(jobs: Sequence[Values]) -> list[list[Values]]:
+    """The same jobs, cut where an id or a key comes again: what becomes of it the one before decides."""
+    pieces: list[list[Values]] = []
+    seen: set[Any] = set()
     for job in jobs:
-        first.setdefault(job[_ID] if job[_UNIQUE] is None else job[_UNIQUE], job)
-    return list(first.values())
+        own = {job[_ID]} if job[_UNIQUE] is None else {job[_ID], job[_UNIQUE]}
+        if not pieces or own & seen:
+            pieces.append([])
+            seen = set()
+        pieces[-1].append(job)
+        seen |= own
+    return pieces
 
 
 def settled_gate(settlement: Values) -> Key | None:

@@ -335,13 +335,13 @@ let_through as (
 opened as materialized (
     select judged.id, 'ready' as state, judged.queue, judged.kind from judged where judged.goes
 ),
--- Somebody waits behind a ready job: it has so long to be taken.
+-- Somebody waits behind a ready job: it has so long to be taken. Who mends makes none that led to nothing once more.
 offer as materialized (
     select
         gate.name,
         case
             when not (bool_or(judged.goes) and bool_or(not judged.goes)) then null
-            when bool_or(judged.goes and judged.state = 'blocked') or gate.offer_ends is null
+            when bool_or(judged.goes and judged.state = 'blocked') or (gate.offer_ends is null and not :mends)
                 then {now} + cast(:patience as bigint) * interval '1 microsecond'
             else gate.offer_ends
         end as ends
@@ -783,6 +783,7 @@ ended as (
 update dibs_jobs job
 set position = (select passed.position from passed where passed.id = job.id)
 where job.id = any (array(select passed.id from passed))
+returning job.slot as name
 
 -- name: expired_at_gates
 select distinct dead.train, dead.slot

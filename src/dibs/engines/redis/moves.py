@@ -24,10 +24,11 @@ class RedisMoves:
 
     def _depart(self, store: UUID, after: UUID | None, limit: int) -> Plan:
         found: list[Any] = []
-        seen = str(after or "")
-        while not found:
-            which = {"after": seen or None, "limit": min(limit, MOST_AT_ONCE)}
-            (found, seen), _ = yield self.call("depart", store=store, **which)
+        seen, most = str(after or ""), min(limit, MOST_AT_ONCE)
+        while len(found) < most:
+            which = {"after": seen or None, "limit": most - len(found), "look": most}
+            (leaving, seen), _ = yield self.call("depart", store=store, **which)
+            found += leaving
             if not seen:
                 break
         return [{"id": UUID(id), "job": _moved_text(flat)} for id, flat in found]

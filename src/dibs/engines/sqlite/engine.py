@@ -17,7 +17,7 @@ from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query, Writers
 from dibs.engines.sqlite.convoys import SqliteConvoys
 from dibs.engines.sqlite.facts import about_file, about_nothing_kept
-from dibs.engines.sqlite.gates import SqliteGates, gate_of, has_gate, slots_of
+from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
 from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
 from dibs.scripts import Row, Rows, Step
 from dibs.states import FINISHED, WORKER_DIED, JobState, swept
@@ -101,11 +101,17 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
     # -- enqueue --------------------------------------------------------------------------------
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
+        gates: list[Key] = []
+        answers = yield from self._store(jobs, fresh, gates)
+        yield from self._open_gates(gates)
+        return (yield from self._with_states(answers)) if gates else answers
+
+    def _store(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, gates: list[Key]) -> Plan:
+        """Their gates are added to those that are to be opened."""
         [clock] = yield Query("now", {})
         known = yield from self._holders(jobs, fresh)
         answers: list[Row] = []
         plain: list[dict[str, Any]] = []
-        gates: list[tuple[str, str]] = []
         for values in jobs:
             job = _due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"])
             holder = known.get(job["id"]) or known.get(job["unique_key"])
@@ -119,8 +125,7 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
             answers.append({**job, "holder": holder or job["id"], "is_new": holder is None})
         if plain:
             yield Query("enqueue", [self.adapt(job) for job in plain], many=True)
-        yield from self._open_gates(gates)
-        return (yield from self._with_states(answers)) if gates else answers
+        return answers
 
     def _enqueue_gated(self, job: dict[str, Any]) -> Any:
         """Store a job at its gate; the id of who has its place, should it be dropped."""
@@ -214,25 +219,28 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
     ) -> Plan:
         moment = yield from self._start_followers(convoy)
         applied: list[Row] = []
+        gates: list[Key] = []
         for values in settlements:
             given = dict(zip(SETTLEMENT_COLUMNS, values, strict=True))
-            if (yield from self._settle_one(given)):
+            if (yield from self._settle_one(given, gates)):
                 applied.append({"id": given["id"]})
         won = {row["id"] for row in applied}
         for child in children:
             if child[_PARENT] in won:
-                yield from self._enqueue([child], fresh=False)
+                yield from self._store([child], fresh=False, gates=gates)
+        yield from self._open_gates(gates)
         yield from self._date_ends([ride for ride in convoy if ride[0] in won], moment)
         return applied
 
-    def _settle_one(self, given: dict[str, Any]) -> Plan:
+    def _settle_one(self, given: dict[str, Any], gates: list[Key]) -> Plan:
+        """Apply it if it is held; its gate is added to those that are to be opened."""
         params = self.adapt({**given, "ends": given["state"] in FINISHED})
         if ended := (yield Query("settle_ended", params)):
             yield Query("forget", {"id": params["id"]})
-            yield from self._leave_gate(ended[0], ended[0]["state"])
+            gates += yield from self._leave_gate(ended[0], ended[0]["state"])
             return ended
         returned = [] if params["ends"] else (yield Query("settle_returned", params))
-        yield from self._open_gates(slots_of(returned))
+        gates += slots_of(returned)
         return returned
 
     def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
@@ -255,25 +263,30 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
 
     def _sweep(self, limit: int) -> Plan:
         expired = yield Query("expired", {"limit": limit})
+        gates: list[Key] = []
         for job in expired:
             errors = _with_death(job)
             if (state := _swept(job)) in FINISHED:
-                yield from self._end(job["id"], state, job["cancel_reason"], errors)
+                gates += yield from self._end(job["id"], state, job["cancel_reason"], errors)
             else:
                 yield Query("sweep_returned", {"id": str(job["id"]), "errors": errors})
-                yield from self._open_gates(slots_of([job]))
+                gates += slots_of([job])
+        yield from self._open_gates(gates)
         return [{**job, "state": _swept(job)} for job in expired]
 
     def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
         standing = yield Query("standing", self.adapt({"ids": ids}))
+        gates: list[Key] = []
         for job in standing:
             if job["state"] == JobState.running:
                 yield Query("ask_to_cancel", {"id": str(job["id"]), "reason": reason})
             else:
-                yield from self._end(job["id"], JobState.cancelled, reason)
+                gates += yield from self._end(job["id"], JobState.cancelled, reason)
+        yield from self._open_gates(gates)
         return standing
 
-    def _end(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Plan:
+    def _end(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Any:
+        """End a job without a settlement; answers its gate, which is then to be opened."""
         ended = yield from self._take_out(id, state, message, errors)
         return (yield from self._leave_gate(ended, state))
 
@@ -285,14 +298,18 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         return ended
 
     def _retry(self, ids: Sequence[UUID]) -> Plan:
-        changed: list[Row] = [*(yield Query("retry_scheduled", self.adapt({"ids": ids})))]
-        yield from self._open_gates(slots_of(changed))
-        for id in map(str, ids):
-            if back := (yield Query("retry_finished", {"id": id})):
+        changed: list[Row] = []
+        gates: list[Key] = []
+        for id in map(str, ids):  # one after the other: each is as old as its turn in the call
+            if due := (yield Query("retry_scheduled", {"id": id})):
+                gates += slots_of(due)
+                changed += due
+            elif back := (yield Query("retry_finished", {"id": id})):
                 yield Query("forget_finished", {"id": id})
                 if has_gate(back[0]):
-                    yield from self._rejoin(back[0])
+                    gates += yield from self._rejoin(back[0])
                 changed += back
+        yield from self._open_gates(gates)
         return changed
 
     def _recover(self, **claim: Any) -> Plan:

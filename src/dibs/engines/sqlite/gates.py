@@ -27,7 +27,7 @@ class SqliteGates(MendingEngine):
         found = yield Query("gates_after", where)
         for gate in found:
             yield Query("drop_stale_hold", gate)
-        yield from self._open_gates((gate["sort"], gate["name"]) for gate in found)
+        yield from self._open_gates(((gate["sort"], gate["name"]) for gate in found), mends=True)
         return found
 
     def _put_up(self, keys: Sequence[Key]) -> Plan:
@@ -55,23 +55,26 @@ class SqliteGates(MendingEngine):
         position: int = row["last_position"]
         return position if sort == "train" else -position
 
-    def _rejoin(self, job: Row) -> Plan:
-        """Retried: who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+    def _rejoin(self, job: Row) -> Any:
+        """The gate of a retried job, to be opened.
+
+        Who holds its train gets its old place, others its end; a slot's job pushes nobody.
+        """
         released = yield Query("let_go", self.adapt({"ids": [job["id"]]}))
         if not released:
             position = yield from self._position({**job, "slot_policy": None})
             yield Query("place", {"id": str(job["id"]), "position": position})
-        return (yield from self._open_gates([gate_of(job)]))
+        return [gate_of(job)]
 
-    def _leave_gate(self, job: Row, state: str) -> Plan:
-        """A job has ended like this: the next one may go, or a person must come."""
+    def _leave_gate(self, job: Row, state: str) -> Any:
+        """The gate of a job that has ended like this, to be opened for the next; or a person must come."""
         if job["position"] is None:
             return []
         sort, name = gate_of(job)
         if sort == "train" and holds(JobState(state), job["on_cancelled"], job["on_failed"]):
             yield Query("make_gate", {"sort": sort, "name": name})
             yield Query("hold_train", {"name": name, "id": str(job["id"]), "position": job["position"]})
-        return (yield from self._open_gates([(sort, name)]))
+        return [(sort, name)]
 
     def _room_beside(self, job: Row) -> Any:
         running = yield Query("slot_running", {"name": job["slot"]})
@@ -80,35 +83,37 @@ class SqliteGates(MendingEngine):
     def _pass_on(self, limit: int) -> Plan:
         """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
         over = yield Query("offers_over", {"limit": limit})
+        passed: list[Key] = []
         for slot in over:
             line = yield Query("slot_line", {"name": slot["name"], "limit": LOOKED_AT})
             for job in giving_way(line):
                 [row] = yield Query("next_position", {"sort": "slot", "name": slot["name"]})
                 yield Query("place", {"id": str(job["id"]), "position": row["last_position"]})
+                passed.append(("slot", slot["name"]))
             yield Query("end_offer", {"name": slot["name"]})
-        return (yield from self._open_gates(("slot", slot["name"]) for slot in over))
+        return (yield from self._open_gates(passed))
 
     # -- who may go -----------------------------------------------------------------------------
 
-    def _open_gates(self, keys: Iterable[Key]) -> Plan:
+    def _open_gates(self, keys: Iterable[Key], *, mends: bool = False) -> Plan:
         """Let through who may go, and only them; the last one leaves no trace."""
         for sort, name in sorted(set(keys)):
             if sort == "train":
                 yield Query("open_train", {"name": name})
             else:
-                yield from self._open_slot(name)
+                yield from self._open_slot(name, mends)
             yield Query("forget_gate", {"sort": sort, "name": name})
         return []
 
-    def _open_slot(self, name: str) -> Plan:
+    def _open_slot(self, name: str, mends: bool) -> Plan:
         running = yield Query("slot_running", {"name": name})
         line = yield from self._line(name)
         chosen, waiting = _turns(running, line)
         yield from self._move([job for job in waiting if job["state"] == JobState.ready], JobState.blocked)
         started = [job for job in chosen if job["state"] == JobState.blocked]
         yield from self._move(started, JobState.ready)
-        offer = {"offered": bool(chosen and waiting), "is_new": bool(started), "patience": PATIENCE}
-        yield Query("set_offer", {"name": name, **offer})
+        offer = {"offered": bool(chosen and waiting), "is_new": bool(started), "mends": mends}
+        yield Query("set_offer", {"name": name, **offer, "patience": PATIENCE})
         return (yield from self._preempt(running, chosen, waiting))
 
     def _line(self, name: str) -> Any:

@@ -126,9 +126,12 @@ order by job.position, job.priority desc, job.run_at, job.id
 update dibs_jobs set state = :state where id {in_ids:ids}
 
 -- name: set_offer
+-- Who mends makes none that has led to nothing once more.
 update dibs_gates
 set offer_ends = case
-    when :offered then coalesce(case when :is_new then null else offer_ends end, {now} + :patience)
+    when not :offered then null
+    when :is_new or (offer_ends is null and not :mends) then {now} + :patience
+    else offer_ends
 end
 where sort = 'slot' and name = :name
 

@@ -226,7 +226,7 @@ update dibs_jobs set cancel_reason = coalesce(:reason, '') where id = :id
 -- name: retry_scheduled
 update dibs_jobs
 set state = case when slot is null then 'ready' else 'blocked' end, run_at = {now}
-where id {in_ids:ids} and state = 'scheduled'
+where id = :id and state = 'scheduled'
 returning id, slot
 
 -- name: retry_finished

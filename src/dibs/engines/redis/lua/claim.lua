@@ -36,7 +36,7 @@ end
 local function walks_of_one(is_wanted)
   local walks = {}
   for _, job in ipairs(let_through) do
-    if job.is_as_stored and is_wanted(job.queue, job.kind) then
+    if is_wanted(job.queue, job.kind) then
       local walk = {line = line_of(job), queue = job.queue, kind = job.kind, job = job}
       walk.set, walk.ranks, walk.here, walk.piece = ready_key(walk.line), {rank(job)}, 1, 2
       walks[#walks + 1] = walk
@@ -92,8 +92,16 @@ end
 local last_token = tonumber(redis.call('GET', store .. ':token') or '0')
 local taken = 0
 
+local function append(list, more)
+  local size = #list
+  for i = 1, #more do
+    list[size + i] = more[i]
+  end
+end
+
+-- What is said last holds.
 local function attempts_in(flat)
-  for i = 1, #flat, 2 do
+  for i = #flat - 1, 1, -2 do
     if flat[i] == 'attempts' then
       return tonumber(flat[i + 1])
     end
@@ -102,14 +110,18 @@ local function attempts_in(flat)
 end
 
 -- The job as the caller gets it: what was stored, then what has changed. Nothing of it is loaded: that it is
--- ready is told by the place where it stands, and this is what a busy store does most.
-local function lease(member, line, kind)
+-- ready is told by the place where it stands, and this is what a busy store does most. `job` is one that this
+-- script let through, so that some of what has changed is only planned yet.
+local function lease(member, line, kind, job)
   local id = string.sub(member, -36)
   local flat = redis.call('HGETALL', job_key(id))
-  local size = #flat
-  if size == 0 then
+  if #flat == 0 then
     place(ready_key(line), member, false)
     return nil
+  end
+  if job then
+    append(flat, fields[job])
+    job.is_claimed = true
   end
   taken = taken + 1
   local lease_until = text(now + (given.leases[kind] or given.lease))
@@ -122,11 +134,9 @@ local function lease(member, line, kind)
   place(ids_key('running', line), id, 0)
   place(store .. ':leases', id, lease_until)
   busy_lines[line] = true
-  write_fields({id = id}, news)
-  for i = 1, #news do
-    flat[size + i] = news[i]
-  end
-  flat[size + #news + 1], flat[size + #news + 2] = 'id', id
+  append(flat, news)
+  append(flat, {'id', id})
+  write_fields(job or {id = id}, news)
   return flat
 end
 
@@ -146,12 +156,9 @@ local function answer_claim()
       break
     end
     walk.here = walk.here + 1
-    local flat = lease(member, walk.line, walk.kind)
+    local flat = lease(member, walk.line, walk.kind, walk.job)
     if flat then
       rooms[walk.queue] = rooms[walk.queue] - 1
-      if walk.job then
-        walk.job.is_claimed = true
-      end
       flats[#flats + 1] = flat
     end
   end

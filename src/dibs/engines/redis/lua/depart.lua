@@ -3,7 +3,7 @@
 --
 -- As in `find`, every set that may hold ids gives its first ones; what comes after the last of a set that has
 -- more to give is left for the next time, so that nothing is passed by. Answers how far it looked, if not to the
--- end: nobody up to there may mean that there is somebody behind.
+-- end: fewer than asked for up to there may mean that there is somebody behind.
 
 local function first_ids()
   local start = some(given.after) and '(' .. given.after or '-'
@@ -11,11 +11,11 @@ local function first_ids()
   for _, line in ipairs(redis.call('SMEMBERS', store .. ':lines')) do
     for _, state in ipairs(STATES) do
       if state ~= 'running' then
-        local some_ids = redis.call('ZRANGEBYLEX', ids_key(state, line), start, '+', 'LIMIT', 0, given.limit)
+        local some_ids = redis.call('ZRANGEBYLEX', ids_key(state, line), start, '+', 'LIMIT', 0, given.look)
         for _, id in ipairs(some_ids) do
           ids[#ids + 1] = id
         end
-        local last = some_ids[given.limit]
+        local last = some_ids[given.look]
         if last and (not horizon or last < horizon) then
           horizon = last
         end

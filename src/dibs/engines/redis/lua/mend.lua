@@ -26,6 +26,7 @@ local function mend_gates(is_gate)
       drop_ghost(store .. ':kept', gate.held_by)
       gate.held_by = nil
     end
+    gate.is_mended = true
     turns().touch(gate)
     answers[i] = {gate.sort, gate.name}
   end

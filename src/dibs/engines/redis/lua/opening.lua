@@ -4,7 +4,6 @@
 -- gate, however many moved there; `save_gates` plans what is left to write.
 
 local function move(job, state)
-  job.is_as_stored = not fields[job]
   leave(job)
   change(job, 'state', state)
   enter(job, state)
@@ -107,11 +106,11 @@ local function choose(gate, running, ready)
   end
 end
 
--- Somebody waits behind a ready job: it has so long to be taken.
+-- Somebody waits behind a ready job: it has so long to be taken. Who mends makes none that led to nothing once more.
 local function offer(gate, is_offered, is_new)
   if not is_offered then
     gate.offer_ends = nil
-  elseif is_new or not gate.offer_ends then
+  elseif is_new or not (gate.offer_ends or gate.is_mended) then
     gate.offer_ends = now + PATIENCE
   end
 end

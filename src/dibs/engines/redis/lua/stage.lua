@@ -30,15 +30,16 @@ end
 local function pass_on(gate)
   local _, ready = turns().going_in(gate)
   local waiting = turns().first_in_line(gate, LOOKED_AT)
+  gate.offer_ends = nil
+  place(store .. ':offers', gate.name, false)
   for _, job in ipairs(ready) do
     if gives_way(job, waiting) then
       leave(job)
       change(job, 'position', turns().next_position(gate))
       enter(job, 'ready')
+      turns().touch(gate)
     end
   end
-  gate.offer_ends = nil
-  turns().touch(gate)
 end
 
 local function answer_stage()

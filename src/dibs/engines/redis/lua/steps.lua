@@ -12,12 +12,24 @@ local queue, next_one, seen = {}, 1, {}
 local MOST_RESUMED, resumed = 100, 0
 local policies = {} -- on_failed of pipelines that are just being made
 
+-- What follows from an end comes before the next end: who is after two that ended is cancelled for the first.
+local function place_in_queue(id, origin)
+  for at = #queue, id == origin and #queue + 1 or next_one, -1 do
+    if queue[at].origin == origin then
+      return at + 1
+    end
+  end
+  return #queue + 1
+end
+
 -- `id`: whose children are concerned. `origin` ended as `state` (or is gone), and they are cancelled for that.
 local function note(verb, id, origin, state)
-  local key = table.concat({verb, id, origin or id, state or '-'}, ' ')
+  origin, state = origin or id, state or '-'
+  local key = table.concat({verb, id, origin, state}, ' ')
   if not seen[key] then
     seen[key] = true
-    queue[#queue + 1] = {verb = verb, id = id, origin = origin or id, state = state or '-', after = ''}
+    local one = {verb = verb, id = id, origin = origin, state = state, after = ''}
+    table.insert(queue, place_in_queue(id, origin), one)
   end
 end
 
@@ -53,8 +65,6 @@ end
 
 -- Everybody it waited for has succeeded: it gets its place, like a new job.
 local function set_off(job)
-  budget = budget - 1
-  job.is_as_stored = not fields[job]
   load_columns(job, AT_GATES)
   load_columns(job, {'slot_policy'})
   leave(job)
@@ -101,24 +111,38 @@ end
 -- -- What follows, for one child after the other -------------------------------------------------
 
 local FOLLOWS, returned = {}, nil
+local let_go = {} -- who waits for nobody any more, and has no place yet
 
-local function set_off_if_free(id)
+-- Those who go together take their places in their own order, whosever end it was that let them go.
+local function let_go_if_free(id)
   local child = load_step(id)
   if child and is_waiting(child) and unmet_of(id) == 0 then
-    set_off(child)
+    budget = budget - 1
+    let_go[#let_go + 1] = child
+  end
+end
+
+local function set_off_all()
+  table.sort(let_go, function(one, other) return one.id < other.id end)
+  local going = let_go
+  let_go = {}
+  for _, child in ipairs(going) do
+    if is_waiting(child) then
+      set_off(child)
+    end
   end
 end
 
 function FOLLOWS.met(one, id)
   if meet(id, one.id) then
-    set_off_if_free(id)
+    let_go_if_free(id)
   end
 end
 
 -- All of a pipeline is stored: those who wait for nobody else may go.
 function FOLLOWS.begin(one, id)
   forget_edge(one.id, id)
-  set_off_if_free(id)
+  let_go_if_free(id)
 end
 
 function FOLLOWS.doom(one, id)
@@ -141,9 +165,7 @@ function FOLLOWS.revive(_, id)
   leave(child)
   begin_anew(child, 'blocked', child.run_at)
   returned(child)
-  if unmet_of(id) == 0 then
-    set_off(child)
-  end
+  let_go_if_free(id)
 end
 
 -- It runs again, or may, and then asks for their results.
@@ -211,7 +233,15 @@ local function follow(one)
   return false
 end
 
-local function go_on()
+-- Of those who ended in this script the older first; `note` keeps what follows from each together.
+local function is_before(one, other)
+  if one.origin ~= other.origin then
+    return one.origin < other.origin
+  end
+  return one.verb .. one.id < other.verb .. other.id
+end
+
+local function follow_all()
   while queue[next_one] and budget > 0 do
     local one = queue[next_one]
     local holds = still_holds(one)
@@ -229,6 +259,26 @@ local function go_on()
       forget_children(one.id)
     end
     next_one = next_one + 1
+  end
+end
+
+local function sort_rest()
+  local rest = {}
+  for at = next_one, #queue do
+    rest[#rest + 1] = queue[at]
+  end
+  table.sort(rest, is_before)
+  for at, one in ipairs(rest) do
+    queue[next_one + at - 1] = one
+  end
+end
+
+-- Who takes a place may end others, who are superseded.
+local function go_on()
+  while queue[next_one] and budget > 0 do
+    sort_rest()
+    follow_all()
+    set_off_all()
   end
 end
 
@@ -370,6 +420,7 @@ local function mend(id)
   end
   budget = budget - LOOK * (#parents + 1)
   if #parents == 0 and redis.call('EXISTS', parents_key(id)) == 1 then
+    budget = budget - 1
     set_off(job)
   elseif #parents == 0 then
     finish(job, 'cancelled', 'nobody knows any more which jobs were before it: retry it if it may go without them')
