@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dibs import Dibs, DibsError, Job, NewJob, operations
 from dibs.engines import trouble
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.schemas import schema_files, schema_version, statements
-from dibs.engines.sql import placeholders
+from dibs.engines.sql import Plan, placeholders
 from servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long
@@ -146,6 +147,33 @@ def test_producers_who_meet_at_a_key_store_one_job(store: Place, options: dict[s
     assert len({job.id for job in jobs}) == 1
     assert sum(job.is_new for job in jobs) == 1
     assert sum(store.app().sync.counts().values()) == 1
+
+
+def test_two_open_transactions_that_replace_one_job_never_undo_each_other(
+    store: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked who has the key before either stores its job."""
+    app = store.app().sync
+    [old] = app.enqueue(NewJob("work", unique="key"))
+    have_looked, stores = threading.Barrier(2, timeout=10), MySQL._store
+
+    def store_together(*given: Any, **options: Any) -> Plan:
+        have_looked.wait()
+        return (yield from stores(*given, **options))
+
+    monkeypatch.setattr(MySQL, "_store", store_together)
+
+    def replace(n: int) -> Job:
+        with contextlib.closing(mysql_connection(store.url, autocommit=False)) as connection:
+            new = NewJob("work", {"n": n}, unique="key", on_conflict="replace")
+            [job] = app.enqueue(new, within=connection)
+            connection.commit()
+            return job
+
+    jobs = together(lambda: replace(1), lambda: replace(2))
+
+    assert [(job.id, job.is_new) for job in jobs] == [(old.id, False)] * 2
+    assert app.get(old.id).args["n"] in (1, 2)
 
 
 def test_workers_and_producers_at_the_same_gates_never_run_two(store: Place) -> None:

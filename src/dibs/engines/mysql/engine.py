@@ -99,6 +99,9 @@ NEWEST = {
     "somebody_there": "somebody_there_newest",
 }
 
+# Who has a unique key, read without a lock.
+HOLDERS = ("key_holders", "running_holders")
+
 OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
 
 
@@ -145,7 +148,7 @@ class MySQL(MysqlSettle, MovingEngine):
                 seen |= {_key(row): row["changes"] for row in (yield replace(query, name="gates_seen"))}
             newest = NEWEST.get(query.name) if is_old or query.name == "lasting" else None
             rows = yield query if newest is None else replace(query, name=newest)
-            if query.name == "key_holders" and rows:
+            if query.name in HOLDERS and rows:
                 rows = yield from _still_there(rows)
             if query.name == "locked_gates" and any(_has_changed(row, seen) for row in rows):
                 is_old = True

@@ -84,16 +84,19 @@ class MysqlEnqueue(MysqlGates):
     def _met(self, new: Sequence[Mapping[str, Any]], fresh: bool) -> Any:
         """Who has the keys of these jobs and keeps them, by the ids of the new ones. Nobody is locked."""
         keyed = [job for job in new if job["unique_key"] is not None]
-        if not keyed:
-            return {}
-        rows = yield Query("key_holders", {"keys": as_json([job["unique_key"] for job in keyed])})
-        by_key = {row["unique_key"]: row for row in rows}
-        met = [job for job in keyed if _keeps(by_key.get(job["unique_key"]), job)]
-        known = set() if fresh or not met else {row["id"] for row in (yield from self._settled_of(met))}
-        return {job["id"]: by_key[job["unique_key"]]["holder"] for job in met if job["id"] not in known}
+        met = {
+            **(yield from self._who_has("key_holders", (job for job in keyed if not job["replaces"]))),
+            **(yield from self._who_has("running_holders", (job for job in keyed if job["replaces"]))),
+        }
+        known = set() if fresh or not met else {row["id"] for row in (yield from self._settled(list(met)))}
+        return {id: holder for id, holder in met.items() if id not in known}
 
-    def _settled_of(self, jobs: Sequence[Mapping[str, Any]]) -> Plan:
-        return (yield from self._settled([job["id"] for job in jobs]))
+    def _who_has(self, block: str, new: Iterable[Mapping[str, Any]]) -> Any:
+        """Who has the keys of these jobs, by their ids."""
+        keys = {job["id"]: job["unique_key"] for job in new}
+        rows = (yield Query(block, {"keys": as_json(sorted(set(keys.values())))})) if keys else ()
+        holders = {row["unique_key"]: row["holder"] for row in rows}
+        return {id: holders[key] for id, key in keys.items() if key in holders}
 
     def _holders(self, new: Sequence[Mapping[str, Any]], call: UUID) -> Any:
         """(who has each id and each key, which ids this very call has stored)."""
@@ -208,11 +211,6 @@ def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
     until = None if lasts is None else later(now, lasts)
     times = {"run_at": due, "enqueued_at": now, "unique_until": until}
     return {**job, **times, "state": state, "position": None}
-
-
-def _keeps(holder: Row | None, job: Mapping[str, Any]) -> bool:
-    """Whether who has the key of this new job stays as it is."""
-    return holder is not None and (not job["replaces"] or bool(holder["state"] == JobState.running))
 
 
 def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

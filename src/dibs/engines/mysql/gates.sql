@@ -276,9 +276,17 @@ json_table(
 
 -- name: key_holders
 -- Who has these unique keys: nobody is locked, for a running job whose row is locked loses its lease.
-select job.id as holder, job.unique_key, job.state
+select job.id as holder, job.unique_key
 from {>given_keys}
 straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+
+-- name: running_holders
+-- Those of them who run. For who comes to replace what waits: it will lock that alone, and two who had locked
+-- it together before would be in each other's way.
+select job.id as holder, job.unique_key
+from {>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+where job.state = 'running'
 
 -- name: key_holders_newest
 -- Those of them who still do. Only what the index has is read: so its entries are locked and not the rows, and
