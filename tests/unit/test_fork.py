@@ -91,7 +91,7 @@ def test_a_child_that_exits_without_closing_does_no_harm(url: str) -> None:
 
 def test_a_claim_of_the_parent_is_kept_while_children_come_and_go(url: str) -> None:
     app = Dibs(url)
-    claim = Make(SyncFace(app)).running(lease=0.3)
+    claim = Make(SyncFace(app)).running(lease=1.5)
 
     with claim:
         codes = [_in_child(lambda: app.sync.counts() and None) for _ in range(3)]
@@ -105,16 +105,16 @@ def test_a_claim_of_the_parent_is_kept_while_children_come_and_go(url: str) -> N
 
 def test_a_child_keeps_claims_of_its_own(url: str) -> None:
     app = Dibs(url)
-    first = Make(SyncFace(app)).running(lease=0.3)
+    first = Make(SyncFace(app)).running(lease=1.5)
     [second] = app.sync.enqueue(NewJob("work"))
 
     def work() -> None:
         import time
 
-        claim = app.sync.claim_job(second.id, lease=0.3)
+        claim = app.sync.claim_job(second.id, lease=1.5)
         assert claim is not None
         with claim:
-            time.sleep(0.5)
+            time.sleep(1.8)
             app.sync.sweep()
         app.sync.close()
 

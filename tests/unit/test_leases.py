@@ -33,7 +33,7 @@ def test_the_next_beat_does_not_wait_for_the_thread_of_the_last_one_to_end(
     app: Any = Dibs("memory://").sync
     [job] = app.enqueue(NewJob("work"))
 
-    with app.claim_job(job.id, lease=0.5):
+    with app.claim_job(job.id, lease=1.5):
         for _ in range(4):
             assert beats.acquire(timeout=30)
         over.set()
@@ -49,7 +49,7 @@ def test_who_can_not_be_told_of_a_loss_costs_nobody_else_the_lease(
     """Whose loop is closed, say: the claims of others go on being renewed."""
     app: Any = Dibs("memory://").sync
     app.enqueue(NewJob("work"), NewJob("work"))
-    doomed, other = app.claim(limit=2, lease=0.6)
+    doomed, other = app.claim(limit=2, lease=1.5)
     if how == "found lost by a beat":
         doomed.snooze(60)
     keeper, told = app._core.keeper, threading.Event()
@@ -58,10 +58,10 @@ def test_who_can_not_be_told_of_a_loss_costs_nobody_else_the_lease(
         told.set()
         raise RuntimeError("Event loop is closed")
 
-    keeper.keep(doomed._held, 600_000 if how == "found lost by a beat" else 1, fail)
-    keeper.keep(other._held, 600_000, lambda _: None)
+    keeper.keep(doomed._held, 1_500_000 if how == "found lost by a beat" else 1, fail)
+    keeper.keep(other._held, 1_500_000, lambda _: None)
     assert told.wait(5)
-    time.sleep(1.5)
+    time.sleep(2)
     app.sweep()
 
     assert not other.lost
@@ -164,9 +164,9 @@ def _beat_before_each_answer(monkeypatch: pytest.MonkeyPatch, app: Dibs) -> None
 def _hold_for_two_leases() -> None:
     app: Any = Dibs("memory://").sync
     app.enqueue(NewJob("work"))
-    [claim] = app.claim(lease=0.9)
-    app._core.keeper.keep(claim._held, 900_000, lambda _: None)
-    time.sleep(2)
+    [claim] = app.claim(lease=1.5)
+    app._core.keeper.keep(claim._held, 1_500_000, lambda _: None)
+    time.sleep(3.2)
     app.sweep()
 
     assert not claim.lost

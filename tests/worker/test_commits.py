@@ -276,7 +276,7 @@ async def test_the_lease_of_a_train_s_job_is_kept_while_it_can_not_be_settled(ap
     app, elsewhere = apps(), apps()
     theirs = AsyncExitStack()
 
-    @app.job(max_attempts=1, lease=0.5, train="t")
+    @app.job(max_attempts=1, lease=1.5, train="t")
     async def rolls_back(ctx: Context) -> None:
         async with transaction(url, commit=False) as connection:
             await ctx.complete("by hand", within=connection)
