@@ -7,40 +7,29 @@ from the turns. Meanwhile its lease is kept, and the worker goes on with everyth
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from dibs.claims import Holding
-from dibs.clock import monotonic
-from dibs.errors import StoreUnavailable
 from dibs.events import log
 from dibs.operations import Patience, Settled
 from dibs.worker.convoys import Done, Ride
-
-LEAST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries; the longer it takes, the fewer
-LONG = 5.0  # seconds after which somebody should hear of it
+from dibs.worker.vigils import Vigil, Waiting
 
 
 @dataclass(slots=True)
-class Parcel:
+class Parcel(Waiting):
     """All that waits at one gate, in order, and the convoys among it."""
 
     gate: str
     done: list[Done] = field(default_factory=list)
     rides: list[Ride] = field(default_factory=list)
-    since: float = field(default_factory=monotonic)
-    is_told: bool = False
-
-    @property
-    def age(self) -> float:
-        return monotonic() - self.since
 
     def without(self, sent: Collection[UUID]) -> "Parcel":
         """The same without these settlements, if more has come since they were sent."""
         done = [(held, one) for held, one in self.done if one.id not in sent]
         rides = [ride for ride in self.rides if ride.head.job.id not in sent]
-        return Parcel(self.gate, done, rides, self.since, self.is_told)
+        return replace(self, done=done, rides=rides)
 
 
 # Sends these settlements: in all "none" of them is waited for, or a "short" time. Answers what is left.
@@ -52,16 +41,17 @@ class Aside:
 
     def __init__(self, settle: Settle, ended: Callable[["asyncio.Task[None]"], None]) -> None:
         self._settle = settle
-        self._ended = ended
         self._parcels: dict[str, Parcel] = {}
-        self._asking: asyncio.Task[None] | None = None
-        self._is_open = True
+        self._vigil = Vigil("dibs-aside", self._waiting, self._ask, ended)
 
     def __bool__(self) -> bool:
         return bool(self._parcels)
 
+    def _waiting(self) -> Collection[Parcel]:
+        return self._parcels.values()
+
     def open(self) -> None:
-        self._is_open = True
+        self._vigil.open()
 
     def put(
         self, done: Sequence[Done], rides: Sequence[Ride], left: Collection[Settled]
@@ -76,7 +66,7 @@ class Aside:
         for ride in rides:
             if ride.head.job.id in late:
                 self._parcel(ride.head).rides.append(ride)
-        self._begin()
+        self._vigil.begin()
         settled = [(held, one) for held, one in done if one.id not in late]
         return settled, [ride for ride in rides if ride.head.job.id not in late]
 
@@ -86,10 +76,7 @@ class Aside:
 
     async def close(self) -> tuple[list[Done], list[Ride]]:
         """Ask no more; what is left is the caller's."""
-        self._is_open = False
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        await self._vigil.close()
         return self.take()
 
     def take(self) -> tuple[list[Done], list[Ride]]:
@@ -99,32 +86,16 @@ class Aside:
 
     # -- asking again ---------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        if self._asking is None and self._is_open:
-            self._asking = asyncio.get_running_loop().create_task(self._ask(), name="dibs-aside")
-            self._asking.add_done_callback(self._end)
-
-    def _end(self, task: "asyncio.Task[None]") -> None:
-        self._asking = None
-        self._ended(task)
-        if self._parcels and not task.cancelled() and task.exception() is None:
-            self._begin()  # somebody came since its last look
-
     async def _ask(self) -> None:
-        """All of them without waiting, and one after another with a little patience.
+        """All of them without waiting, and the first with a little patience: each is that in turn.
 
         For a gate where many come and go is never free to who does not wait for it; and one that is locked
         for long must not keep us from the others.
         """
-        while self._parcels:
-            with suppress(StoreUnavailable):  # the turns say so
-                if len(self._parcels) > 1:
-                    await self._try(list(self._parcels.values()), "none")
-                if self._parcels:
-                    await self._try([next(iter(self._parcels.values()))], "short")
-            if self._parcels:
-                youngest = min(parcel.age for parcel in self._parcels.values())
-                await asyncio.sleep(min(max(youngest / 10, LEAST_PAUSE), LONGEST_PAUSE))
+        if len(self._parcels) > 1:
+            await self._try(list(self._parcels.values()), "none")
+        if self._parcels:
+            await self._try([next(iter(self._parcels.values()))], "short")
 
     async def _try(self, parcels: Sequence[Parcel], patience: Patience) -> None:
         done = [one for parcel in parcels for one in parcel.done]
@@ -134,19 +105,19 @@ class Aside:
             del self._parcels[parcel.gate]
             if (rest := parcel.without(settled)).done:
                 self._parcels[parcel.gate] = rest  # behind those that were not tried
-                self._mention(rest)
+                _mention(rest)
 
-    def _mention(self, parcel: Parcel) -> None:
-        if parcel.age > LONG and not parcel.is_told:
-            parcel.is_told = True
-            held, _ = parcel.done[0]
-            log.warning(
-                "job %s has run and can't be settled: for %.0f s somebody's open transaction has locked %s "
-                "(or that of a follow-up job); its lease is kept, and other jobs go on",
-                held.job.id,
-                parcel.age,
-                parcel.gate,
-            )
+
+def _mention(parcel: Parcel) -> None:
+    if parcel.is_to_be_told():
+        held, _ = parcel.done[0]
+        log.warning(
+            "job %s has run and can't be settled: for %.0f s somebody's open transaction has locked %s "
+            "(or that of a follow-up job); its lease is kept, and other jobs go on",
+            held.job.id,
+            parcel.age,
+            parcel.gate,
+        )
 
 
 def _gate(held: Holding) -> str:

@@ -7,9 +7,9 @@ that pushes the lease says that the job is ours again, and only then is it settl
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from dibs import operations
@@ -24,13 +24,11 @@ from dibs.operations import Settled, Standing
 from dibs.running import still_ours
 from dibs.states import JobState
 from dibs.worker.convoys import Done, Ride
-
-LEAST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two looks; the longer it takes, the fewer
-LONG = 5.0  # seconds after which somebody should hear of it
+from dibs.worker.vigils import Vigil, Waiting
 
 
 @dataclass(slots=True)
-class Completion:
+class Completion(Waiting):
     """What is to be settled if its transaction comes to nothing."""
 
     held: Holding
@@ -38,12 +36,6 @@ class Completion:
     lease: int
     until: datetime | None = None
     """When its lease ended at the last look; the holder may not have heard of its last beat."""
-    since: float = field(default_factory=monotonic)
-    is_told: bool = False
-
-    @property
-    def age(self) -> float:
-        return monotonic() - self.since
 
     def is_free(self, standing: Standing) -> bool:
         """Its lease could be pushed: nobody has its row locked any more."""
@@ -67,16 +59,17 @@ class Commits:
         self._hand_over = hand_over
         self._committed = committed
         self._tell = tell
-        self._ended = ended
         self._open: dict[Holding, Completion] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self._vigil = Vigil("dibs-commits", self._waiting, self._look, ended)
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
+    def _waiting(self) -> Collection[Completion]:
+        return self._open.values()
+
     def open(self) -> None:
-        self._is_closed = False
+        self._vigil.open()
 
     async def mind(self, held: Holding, one: Settled) -> None:
         """See that this is settled, unless the job has succeeded; who calls need not wait for it."""
@@ -84,18 +77,15 @@ class Commits:
         with suppress(StoreUnavailable, asyncio.CancelledError):  # then it is not known, and looked at again
             if await self._is_over(completion):
                 return
-        if self._is_closed:
-            _give_up(completion)
-        else:
+        if self._vigil.is_open:
             self._open[held] = completion
-            self._begin()
+            self._vigil.begin()
+        else:
+            _give_up(completion)
 
     async def close(self) -> None:
         """Look once more, and give up what is still open."""
-        self._is_closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        await self._vigil.close()
         with suppress(DibsError):
             await self._look()
         given_up, self._open = self._open, {}
@@ -103,25 +93,6 @@ class Commits:
             _give_up(completion)
 
     # -- looking --------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        if self._open and self._looking is None and not self._is_closed:
-            self._looking = asyncio.get_running_loop().create_task(self._look_on(), name="dibs-commits")
-            self._looking.add_done_callback(self._end)
-
-    def _end(self, task: "asyncio.Task[None]") -> None:
-        self._looking = None
-        self._ended(task)
-        if not task.cancelled() and task.exception() is None:
-            self._begin()  # somebody may have come since its last look
-
-    async def _look_on(self) -> None:
-        while self._open:
-            with suppress(StoreUnavailable):  # the turns say so
-                await self._look()
-            if self._open:
-                youngest = min(completion.age for completion in self._open.values())
-                await asyncio.sleep(min(max(youngest / 10, LEAST_PAUSE), LONGEST_PAUSE))
 
     async def _look(self) -> None:
         by_lease: defaultdict[int, list[Completion]] = defaultdict(list)
@@ -170,8 +141,7 @@ class Commits:
 
 
 def _mention(completion: Completion) -> None:
-    if completion.age > LONG and not completion.is_told:
-        completion.is_told = True
+    if completion.is_to_be_told():
         log.warning(
             "job %s has run and was completed within a transaction that has not ended for %.0f s; until then "
             "its lease can't be kept, and other jobs go on",
