@@ -5,7 +5,7 @@ waits for; the store keeps that (ADR 18), so that any process can let the next o
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -135,6 +135,8 @@ class Plan:
 def _several(after: Collection[NewJob | UUID | str]) -> Collection[NewJob | UUID | str]:
     if isinstance(after, NewJob | UUID | str):
         raise BadRequest("after= takes a list of jobs, even for one: after=[first]")
+    if not isinstance(after, Iterable):
+        raise BadRequest(f"after={after!r} is not a list of jobs: after=[first, second], or leave it out")
     return after
 
 

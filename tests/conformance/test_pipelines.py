@@ -626,7 +626,7 @@ def test_what_makes_no_pipeline_is_refused_before_anything_is_written(app: Face)
     pipeline, first = app.pipeline("nightly"), NewJob("a")
     pipeline.add(first)
 
-    for after in ([NewJob("never added")], [new_id()], ["nonsense"], first, str(first.id)):
+    for after in ([NewJob("never added")], [new_id()], ["nonsense"], first, str(first.id), None, 7, [None]):
         with pytest.raises(BadRequest):
             pipeline.add(NewJob("b"), after=after)
     for new in (first, NewJob("b", pipeline_id=new_id()), "b"):
