@@ -71,8 +71,10 @@ class Options:
             raise BadRequest(f"timeout={self.timeout!r} must be more than 0")
         self._set("on_cancelled", check_policy(self.on_cancelled))
         self._set("on_failed", check_policy(self.on_failed))
-        gate = (self.train, self.slot, self.slot_policy, self.slot_limit)
-        gate_columns(*gate, checked=False)
+        gate_columns(self.train, self.slot, self.slot_policy, self.slot_limit)
+        if self.unique is not None:
+            self._set("unique", payload.check_name(self.unique, "unique"))
+        unique_columns(self.unique_for, self.on_conflict)
         if self.isolation not in (None, "process"):
             raise BadRequest(f"isolation={self.isolation!r} is unknown: use 'process' or leave it out")
 
@@ -88,8 +90,8 @@ def with_options(options: Options, **changes: Any) -> Options:
 _NO_GATE = (None, None, None, None)
 
 
-def gate_columns(train: Any, slot: Any, policy: Any, limit: Any, *, checked: bool = True) -> tuple[Any, ...]:
-    """The columns train, slot, slot_policy, slot_limit; `checked` is False for the templates of a kind."""
+def gate_columns(train: Any, slot: Any, policy: Any, limit: Any) -> tuple[Any, ...]:
+    """The columns train, slot, slot_policy, slot_limit."""
     if train is not None and slot is not None:
         raise BadRequest("a job has a train or a slot, not both: each decides alone who may go")
     if slot is None and (policy, limit) != (None, None):
@@ -99,12 +101,17 @@ def gate_columns(train: Any, slot: Any, policy: Any, limit: Any, *, checked: boo
     if slot is None:
         return _NO_GATE if train is None else (payload.check_name(train, "train"), None, None, None)
     places = 1 if limit is None else payload.check_whole(limit, "slot_limit", 1, MOST_IN_SLOT)
-    return (
-        None,
-        slot_name(slot) if checked else None,
-        "wait" if policy is None else str.__str__(policy),
-        places,
-    )
+    return None, slot_name(slot), "wait" if policy is None else str.__str__(policy), places
+
+
+def unique_columns(lasts: Any, conflict: Any) -> tuple[int | None, bool]:
+    """The columns unique_for, replaces."""
+    if conflict not in (None, "keep", "replace"):
+        raise BadRequest(f"on_conflict={conflict!r} is unknown: use 'keep' or 'replace'")
+    period = None if lasts is None else micros(lasts, what="unique_for")
+    if period is not None and period <= 0:
+        raise BadRequest(f"unique_for={lasts!r} must be more than 0")
+    return period, conflict == "replace"
 
 
 def slot_name(slot: object) -> str:

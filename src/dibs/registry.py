@@ -20,6 +20,7 @@ from dibs.options import (
     check_policy,
     check_priority,
     gate_columns,
+    unique_columns,
 )
 from dibs.settings import Settings, lease_micros, micros
 from dibs.tasks import Task
@@ -133,12 +134,7 @@ def _unique(key: str | None, new: NewJob, options: Options) -> tuple[int | None,
         if (new.unique_for, new.on_conflict) != (None, None):
             raise BadRequest("unique_for= and on_conflict= need a unique= key")
         return None, False
-    if conflict not in (None, "keep", "replace"):
-        raise BadRequest(f"on_conflict={conflict!r} is unknown: use 'keep' or 'replace'")
-    period = None if lasts is None else micros(lasts, what="unique_for")
-    if period is not None and period <= 0:
-        raise BadRequest(f"unique_for={lasts!r} must be more than 0")
-    return period, conflict == "replace"
+    return unique_columns(lasts, conflict)
 
 
 def _pipeline(new: NewJob, parent: Job | None) -> UUID | None:

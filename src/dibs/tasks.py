@@ -2,7 +2,8 @@
 
 import inspect
 import string
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
@@ -49,10 +50,9 @@ class Task(Generic[P, R]):
         self._enqueue_one_sync = enqueue_one_sync
         self._using: Mapping[str, Any] = {}
         self._within: Within = None
-        self._check_template("unique", options.unique)
-        self._check_template("train", options.train)
-        for part in options.slot if isinstance(options.slot, tuple) else (options.slot,):
-            self._check_template("slot", part if isinstance(part, str) else None)
+        for option in ("unique", "train", "slot"):
+            for template in _texts(getattr(options, option)):
+                self._check_template(option, template)
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         value: R = self.function(*args, **kwargs)
@@ -113,27 +113,46 @@ class Task(Generic[P, R]):
         """The train or slot that the kind's template makes of these arguments."""
         if not self.has_gate:
             return {}
-        train, slot = self.options.train, self.options.slot
-        values = self.signature.with_defaults(bound)
-        if train is not None:
-            return {"train": train.format(**values)}
-        if isinstance(slot, tuple):
-            return {"slot": tuple(_filled(part, values) for part in slot)}
-        return {"slot": str.format(slot or "", **values)}
+        option = "slot" if self.options.train is None else "train"
+        return {option: self._filled(option, getattr(self.options, option), self._values(bound))}
 
     def unique(self, bound: Mapping[str, Any]) -> str | None:
         """The key that the kind's template makes of these arguments."""
         template = self.options.unique
-        return None if template is None else template.format(**self.signature.with_defaults(bound))
+        return None if template is None else str(self._filled("unique", template, self._values(bound)))
 
-    def _check_template(self, option: str, template: str | None) -> None:
+    def _values(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """As the handler will get them: a moment and its text in JSON are the same train."""
+        values = self.signature.with_defaults(bound)
+        text = payload.encode(bound, f"args of {self.kind!r}", sys.maxsize)  # how much may be said later
+        return {**values, **self.signature.read(text)}
+
+    def _filled(self, option: str, template: Any, values: Mapping[str, Any]) -> Any:
+        """A part that is one argument and nothing else stays what it is: None equals None, 7 is not "7"."""
+        if isinstance(template, tuple | list):
+            return tuple(self._filled_part(option, part, values) for part in template)
         try:
-            names = [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
+            return str.format(template, **values)
+        except Exception as error:  # an argument's own `__format__` takes part, and may raise anything
+            raise BadRequest(f"{option}={template!r} of {self.kind!r} can't be filled: {error}") from None
+
+    def _filled_part(self, option: str, part: Any, values: Mapping[str, Any]) -> Any:
+        if isinstance(part, str) and part == f"{{{part[1:-1]}}}" and part[1:-1] in values:
+            return values[part[1:-1]]
+        return self._filled(option, part, values) if isinstance(part, str | tuple | list) else part
+
+    def _check_template(self, option: str, template: str) -> None:
+        what = f"{option}={template!r} of {self.kind!r}"
+        try:
+            fields = [field for field in string.Formatter().parse(template) if field[1] is not None]
         except ValueError as error:
-            raise BadRequest(f"{option}={template!r} of {self.kind!r}: {error}") from None
-        for name in names:
+            raise BadRequest(f"{what}: {error}") from None
+        for _, name, spec, conversion in fields:
             if name not in self.signature.names:
-                raise BadRequest(f"{option}={template!r} of {self.kind!r}: {name!r} is not an argument")
+                raise BadRequest(f"{what}: {name!r} is not an argument")
+            if conversion not in (None, "a", "r", "s"):
+                raise BadRequest(f"{what}: '!{conversion}' is unknown: use !s, !r or !a")
+            self._check_template(option, spec or "")
 
 
 class SyncTask(Generic[P, R]):
@@ -221,9 +240,10 @@ class Signature:
                 fields.append((parameter.name, hint | msgspec.UnsetType, msgspec.UNSET))
 
 
-def _filled(part: Any, values: Mapping[str, Any]) -> Any:
-    """A part that is one argument and nothing else stays what it is: None equals None, 7 is not "7"."""
-    if not isinstance(part, str):
-        return part
-    name = part[1:-1]
-    return values[name] if part == f"{{{name}}}" and name in values else part.format(**values)
+def _texts(template: Any) -> Iterator[str]:
+    """The texts that a template is made of."""
+    if isinstance(template, str):
+        yield template
+    elif isinstance(template, tuple | list):
+        for part in template:
+            yield from _texts(part)

@@ -754,6 +754,13 @@ def test_a_task_fills_the_parts_of_its_slot_with_values(app: Face) -> None:
     assert job.slot == put(app, ("csv", None, "year-2026")).slot
 
 
+def test_a_task_fills_the_parts_of_parts_too(app: Face) -> None:
+    @app.job(slot=("csv", ("{target}", "year-{year}")))
+    def load(target: int | None, year: int = 2026) -> None: ...
+
+    assert app.enqueue_task(load, 7).slot == put(app, ("csv", (7, "year-2026"))).slot
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import time
+from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +14,10 @@ import pytest
 from dibs import BadRequest, Job, NewJob, NotFound, Refused, acts
 from dibs.ids import new_id
 from faces import Face, Make
+
+
+class Colour(Enum):
+    red = "r"
 
 
 def train(app: Face, length: int, name: str = "t", **options: Any) -> list[Job]:
@@ -526,6 +532,58 @@ def test_a_train_template_must_name_arguments(app: Face) -> None:
 
         @app.job(train="dest_{dest}")
         def deploy(dest_id: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "template", ["{dest}", "{dest_id:{width}}", "{dest_id!z}", "{dest_id.x}", "{dest_id[0]}", "{}", "{", 7]
+)
+@pytest.mark.parametrize("option", ["train", "slot", "unique"])
+def test_a_template_that_can_never_be_filled_is_refused_with_its_kind(
+    app: Face, option: str, template: Any
+) -> None:
+    with pytest.raises(BadRequest, match=option):
+
+        @app.job(**{option: template})
+        def deploy(dest_id: int) -> None: ...
+
+
+@pytest.mark.parametrize("option", ["train", "slot", "unique"])
+def test_a_template_that_these_arguments_do_not_fill_is_refused_before_anything_is_written(
+    app: Face, option: str
+) -> None:
+    @app.job(**{option: "dest_{dest:05d}"})
+    def deploy(dest: str) -> None: ...
+
+    for new in (lambda: deploy.new("a"), lambda: NewJob("deploy", {"dest": "a"})):
+        with pytest.raises(BadRequest, match="can't be filled"):
+            app.enqueue(NewJob("work"), new())
+    assert app.find() == []
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "text"),
+    [
+        (datetime, datetime(2026, 1, 2, 3, tzinfo=UTC), "2026-01-02T03:00:00Z"),
+        (timedelta, timedelta(seconds=90), "PT90S"),
+        (Colour, Colour.red, "r"),
+        (float, 1, 1.0),
+        (bytes, b"abc", "YWJj"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("option", ["train", "slot", "unique"])
+def test_a_template_makes_the_same_of_an_argument_however_the_job_is_enqueued(
+    app: Face, option: str, annotation: Any, value: Any, text: Any
+) -> None:
+    def deploy(dest): ...  # type: ignore[no-untyped-def]
+
+    deploy.__annotations__["dest"] = annotation
+    task = app.job(**{option: "dest_{dest}"})(deploy)
+
+    [by_task] = app.enqueue(task.new(value))
+    [by_kind] = app.enqueue(NewJob("deploy", {"dest": text}))
+
+    assert getattr(by_task, option) == getattr(by_kind, option)
 
 
 def test_a_job_has_a_train_or_a_slot_but_not_both(app: Face) -> None:

@@ -431,6 +431,14 @@ def test_what_the_job_says_of_its_key_goes_before_the_template(app: Face) -> Non
     assert again.is_new
 
 
+@pytest.mark.parametrize(
+    "options", [{"unique_for": 0}, {"unique_for": "1h"}, {"on_conflict": "repalce"}], ids=str
+)
+def test_what_a_kind_says_of_its_key_is_checked_where_it_is_said(app: Face, options: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(options))):
+        app.job(name="work", unique="u", **options)(lambda: None)
+
+
 def test_a_kinds_template_needs_its_arguments(app: Face) -> None:
     @app.job(unique="u_{a}")
     def work(a: int) -> None: ...
