@@ -23,13 +23,13 @@ class Why:
 
     code: str
     sentence: str
-    other: UUID | None = None
-    """The job that the sentence tells of beside this one, if there is one."""
+    others: tuple[UUID, ...] = ()
+    """The jobs that the sentence tells of beside this one: whom it waits for, and whom that one waits for."""
 
     @property
     def discreet(self) -> str:
-        """The sentence for those who may not know of the other job."""
-        return self.sentence if self.other is None else _DISCREET[self.code]
+        """The sentence for those who may not know of the other jobs."""
+        return _DISCREET[self.code] if self.others else self.sentence
 
     def __str__(self) -> str:
         return self.sentence
@@ -42,22 +42,28 @@ _DISCREET = {
 }
 
 
+HOPS = 3  # a job that waits for one that waits for one …: so many are told of in one sentence
+
+
 def explain(id: UUID, silence: int) -> Script[Why]:
     """`silence`: a worker not heard of for longer (in microseconds) does not count."""
     rows = yield Step("explain", {"job": id})
     if not rows:
         raise NotFound(id)
-    job = job_from_row(rows[0])
+    return (yield from _explained(job_from_row(rows[0]), rows[0], silence, HOPS))
+
+
+def _explained(job: Job, about: Row, silence: int, hops: int) -> Script[Why]:
     if job.state == JobState.blocked:
-        waits = yield from _whom_it_waits_for(job)
-        return waits or (yield from _who_is_ahead(job, silence))
-    why = judge(job, rows[0])
+        waits = yield from _whom_it_waits_for(job, silence, hops)
+        return waits or (yield from _who_is_ahead(job, silence, hops))
+    why = judge(job, about)
     if why.code == "ready":
         return (yield from _who_could(job, why, silence))
-    return (yield from _who_sweeps(why, silence)) if _awaits_sweep(job, why, rows[0]["now"]) else why
+    return (yield from _who_sweeps(why, silence)) if _awaits_sweep(job, why, about["now"]) else why
 
 
-def _whom_it_waits_for(job: Job) -> Script[Why | None]:
+def _whom_it_waits_for(job: Job, silence: int, hops: int) -> Script[Why | None]:
     """Of the parents that have not succeeded, the one that needs a person most."""
     edges = (yield Step("parents", {"jobs": [job.id]})) if may_have_steps(job.pipeline_id) else ()
     unmet = [edge["parent"] for edge in edges if not edge["met"]]
@@ -67,16 +73,17 @@ def _whom_it_waits_for(job: Job) -> Script[Why | None]:
     parents = sorted((job_from_row(row) for row in rows), key=lambda one: (not one.is_finished, one.id))
     if not parents:
         gone = f"it waits for job {unmet[0]}, which is gone; cancel it, or retry it then"
-        return Why("parent", gone, unmet[0])
+        return Why("parent", gone, (unmet[0],))
     others = f" and {len(unmet) - 1} more" if len(unmet) > 1 else ""
     first = parents[0]
     if first.is_finished:
         ended = f"which {_finished(first)[3:]}; retry that job"
-        return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}", first.id)
-    return Why("parent", f"it waits for job {first.id} ({first.kind}){others}, {_stands(first)}", first.id)
+        return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}", (first.id,))
+    waits = Why("parent", f"it waits for job {first.id} ({first.kind}){others}", (first.id,))
+    return (yield from _stands(waits, first, silence, hops))
 
 
-def _who_is_ahead(job: Job, silence: int) -> Script[Why]:
+def _who_is_ahead(job: Job, silence: int, hops: int) -> Script[Why]:
     sort, name = ("train", job.train) if job.train is not None else ("slot", job.slot)
     which = {"names": [name], "held": False, "after": None, "limit": 1}
     rows = yield Step("gates", {"sort": sort, **which})
@@ -84,7 +91,9 @@ def _who_is_ahead(job: Job, silence: int) -> Script[Why]:
     ahead = [job_from_row(row) for row in found if row["id"] != job.id]
     held = any(row["held"] for row in rows)
     why = _behind_train(job, ahead, held) if sort == "train" else _behind_slot(job, ahead)
-    return why if ahead else (yield from _who_sweeps(why, silence))
+    if not ahead:
+        return (yield from _who_sweeps(why, silence))
+    return why if held else (yield from _stands(why, ahead[0], silence, hops))
 
 
 def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
@@ -96,26 +105,37 @@ def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
             "train",
             f"its train {job.train!r} is held by job {head.id} ({head.kind}), which {_finished(head)[3:]}; "
             "retry that job or release the train",
-            head.id,
+            (head.id,),
         )
-    ahead_of_it = f"job {head.id} ({head.kind}) of its train {job.train!r}"
-    return Why("train", f"it is behind {ahead_of_it}, {_stands(head)}", head.id)
+    return Why("train", f"it is behind job {head.id} ({head.kind}) of its train {job.train!r}", (head.id,))
 
 
 def _behind_slot(job: Job, ahead: Sequence[Job]) -> Why:
     if not ahead:
         return Why("slot", f"it is next in the slot {job.slot!r} and goes at the next sweep")
     [other] = ahead
-    held = f"the slot {job.slot!r} is held by job {other.id} ({other.kind}), {_stands(other)}"
-    return Why("slot", held, other.id)
+    return Why("slot", f"the slot {job.slot!r} is held by job {other.id} ({other.kind})", (other.id,))
 
 
-def _stands(job: Job) -> str:
-    if job.state == JobState.running:
-        return f"which is running at {job.worker}"
-    if job.state == JobState.scheduled:
-        return f"which is scheduled until {_moment(job.run_at)}"
-    return f"which is {job.state}"
+def _stands(why: Why, other: Job, silence: int, hops: int) -> Script[Why]:
+    """How the job stands that another waits for, and what it waits for itself."""
+    rows = yield Step("explain", {"job": other.id})
+    if not rows:  # it has gone since
+        return why
+    about, now = rows[0], rows[0]["now"]
+    other = job_from_row(about)
+    stands, needs = f"which is {other.state}", None
+    if other.state == JobState.running:
+        stands = f"which is running at {other.worker}{_ending(other, about['cancel_reason'], now)}"
+        if _is_late(other, now):
+            stands = str((yield from _who_sweeps(Why("running", stands), silence)))
+    elif other.state == JobState.scheduled and other.run_at > now and not about["paused"]:
+        stands += f" until {_moment(other.run_at)}"
+    elif hops and not other.is_finished:
+        needs = yield from _explained(other, about, silence, hops - 1)
+    if needs is None or needs.code == "ready":
+        return Why(why.code, f"{why}, {stands}", why.others)
+    return Why(why.code, f"{why}, {stands}: {needs}", (*why.others, *needs.others))
 
 
 def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
@@ -143,7 +163,7 @@ def _who_sweeps(why: Why, silence: int) -> Script[Why]:
 def _awaits_sweep(job: Job, why: Why, now: datetime) -> bool:
     match why.code:
         case "running":
-            return job.lease_until is not None and job.lease_until <= now
+            return _is_late(job, now)
         case "scheduled":
             return job.run_at <= now
     return False
@@ -188,12 +208,20 @@ def _finished(job: Job) -> str:
 def _running(job: Job, asked: str | None, now: datetime) -> str:
     long = "" if job.claimed_at is None else f" for {_span(now - job.claimed_at)}"
     sentence = f"it has been running at {job.worker}{long}, attempt {job.attempts} of {job.max_attempts}"
-    if asked is not None:
-        sentence += f"; it was asked to stop{f' ({asked})' if asked else ''}"
+    return sentence + _ending(job, asked, now)
+
+
+def _ending(job: Job, asked: str | None, now: datetime) -> str:
+    """What will end the run, if somebody asked for that or nobody renews it."""
+    told = "" if asked is None else f"; it was asked to stop{f' ({asked})' if asked else ''}"
     if job.lease_until is not None and job.lease_until <= now:
         does = "takes it back" if asked is None else "cancels it"
-        sentence += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep {does}"
-    return sentence
+        told += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep {does}"
+    return told
+
+
+def _is_late(job: Job, now: datetime) -> bool:
+    return job.lease_until is not None and job.lease_until <= now
 
 
 def _moment(moment: datetime) -> str:

@@ -748,9 +748,8 @@ def test_why_names_the_parent_and_who_runs_it(app: Face) -> None:
     assert why.code == "parent"
     a = pipeline.new["a"].id
     assert str(why) == f"it waits for job {a} (a) and 1 more, which is running at pod-a"
-    assert (
-        str(app.why(pipeline.new["d"].id)) == f"it waits for job {pipeline.new['c'].id} (c), which is blocked"
-    )
+    behind = f"it waits for job {pipeline.new['c'].id} (c), which is blocked: {why}"
+    assert str(app.why(pipeline.new["d"].id)) == behind
 
 
 def test_why_names_the_parent_that_failed_and_what_to_do(app: Face) -> None:

@@ -797,6 +797,7 @@ def test_why_names_the_job_that_has_the_slot(app: Face) -> None:
 
 def test_why_names_the_job_whose_turn_it_is(app: Face) -> None:
     first, *others = [put(app) for _ in range(3)]
+    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], concurrency=1, running=0))
 
     for job in others:
         assert str(app.why(job.id)) == f"the slot 's' is held by job {first.id} (work), which is ready"

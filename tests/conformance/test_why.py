@@ -169,6 +169,60 @@ def test_a_finished_job_of_a_paused_queue_is_finished(app: Face, make: Make) -> 
     assert app.why(job.id).code == "finished"
 
 
+def test_a_job_behind_one_that_can_not_start_says_what_keeps_that_one(app: Face) -> None:
+    a_worker_is_there(app, "work")
+    app.limit("narrow", 0)
+    app.pause("shut")
+    reasons = {
+        "ready: the queue 'shut' is paused; resume it to let its jobs run": {"queue": "shut"},
+        "ready: the queue 'narrow' may run 0 at a time and runs 0 now": {"queue": "narrow"},
+        "ready: it is ready, but of 1 live worker none knows the kind 'rare'": {"kind": "rare"},
+    }
+
+    for number, (reason, options) in enumerate(reasons.items()):
+        for gate, code in (({"train": f"t{number}"}, "train"), ({"slot": f"s{number}"}, "slot")):
+            first, second = app.enqueue(NewJob(**{"kind": "work", **options, **gate}), NewJob("work", **gate))
+            why = app.why(second.id)
+            assert (why.code, why.others) == (code, (first.id,))
+            assert str(why).endswith(f", which is {reason}")
+
+
+def test_a_job_behind_a_dead_one_says_that_its_lease_ran_out(app: Face) -> None:
+    first, second = app.enqueue(NewJob("work", train="t"), NewJob("work", train="t"))
+    app.claim_job(first.id, worker="pod-a", lease=1)
+    app.age(31)
+
+    assert "no worker has been heard of lately that would sweep" in str(app.why(second.id))
+    a_worker_is_there(app, "work")
+    behind = f"it is behind job {first.id} (work) of its train 't', which is running at pod-a"
+    assert str(app.why(second.id)) == f"{behind}; its lease ran out 30 s ago, the next sweep takes it back"
+
+
+def test_a_job_behind_one_that_was_asked_to_stop_says_so(app: Face) -> None:
+    [old] = app.enqueue(NewJob("work", slot="s"))
+    app.claim_job(old.id, worker="pod-a")
+    [urgent] = app.enqueue(NewJob("work", slot="s", slot_policy="preempt"))
+
+    assert str(app.why(urgent.id)).endswith(
+        f"which is running at pod-a; it was asked to stop (pre-empted by {urgent.id})"
+    )
+
+
+def test_a_step_after_one_that_waits_says_whom_that_one_waits_for(app: Face) -> None:
+    pipeline = app.pipeline("nightly", on_failed="hold")
+    steps = [pipeline.add(NewJob("work", max_attempts=1))]
+    for _ in range(5):
+        steps.append(pipeline.add(NewJob("work"), after=[steps[-1]]))
+    pipeline.enqueue()
+    app.claim_job(steps[0].id).fail("out of paper")
+
+    why = app.why(steps[2].id)
+    assert (why.code, why.others) == ("parent", (steps[1].id, steps[0].id))
+    assert str(why).startswith(f"it waits for job {steps[1].id} (work), which is blocked: it waits for job")
+    assert str(why).endswith("out of paper; retry that job")
+    assert len(app.why(steps[5].id).others) == 4
+
+
 def test_an_unknown_job_is_not_found(app: Face) -> None:
     with pytest.raises(NotFound, match="no job"):
         app.why(new_id())

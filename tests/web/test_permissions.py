@@ -297,6 +297,19 @@ def test_why_tells_a_tenant_nothing_of_a_step_of_others(app: Dibs, by_tag: TestC
     assert not any(told in why["text"] for told in (str(first.id), "their_kind"))
 
 
+def test_why_tells_a_tenant_nothing_of_whom_its_own_step_waits_for(app: Dibs, by_tag: TestClient) -> None:
+    pipeline = app.pipeline("nightly")
+    first = pipeline.add(NewJob("their_kind", tags=["tenant-8"]))
+    own = pipeline.add(NewJob("work", tags=["tenant-7"]), after=[first])
+    last = pipeline.add(NewJob("work", tags=["tenant-7"]), after=[own])
+    pipeline.sync.enqueue()
+
+    why = by_tag.get(f"/jobs/{last.id}/why").json()
+
+    assert why["code"] == "parent"
+    assert not any(told in why["text"] for told in (str(first.id), "their_kind"))
+
+
 def test_why_names_what_is_the_tenants_own(app: Dibs, by_tag: TestClient) -> None:
     ahead, mine = app.sync.enqueue(*(NewJob("work", tags=["tenant-7"], train="t1") for _ in range(2)))
 

@@ -1,5 +1,6 @@
 """The routes of API and dashboard makers: look at jobs, act on jobs, follow jobs."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -93,7 +94,7 @@ def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         """Why a job is not running, in one sentence and a code."""
         await job_within(app, scope, id)
         why = await app.why(id)
-        told = why.sentence if await _may_hear_of(app, scope, why.other) else why.discreet
+        told = why.sentence if await _may_hear_of(app, scope, why.others) else why.discreet
         return json({"code": why.code, "text": told})
 
     @api.get("/pipelines/{id}", response_model=models.Pipeline, dependencies=read, responses=UNKNOWN)
@@ -324,12 +325,12 @@ async def job_within(app: Dibs, scope: Scope, id: UUID) -> Job:
     return job
 
 
-async def _may_hear_of(app: Dibs, scope: Scope, id: UUID | None) -> bool:
+async def _may_hear_of(app: Dibs, scope: Scope, ids: Collection[UUID]) -> bool:
     """Of a job that is gone nobody knows whose it was."""
-    if id is None or not scope.filter:
+    if not scope.filter:
         return True
-    job = await app.get(id)
-    return job is not None and scope.allows(job)
+    jobs = [await app.get(id) for id in ids]
+    return all(job is not None and scope.allows(job) for job in jobs)
 
 
 async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
