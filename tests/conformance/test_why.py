@@ -34,6 +34,17 @@ def test_a_ready_job_where_no_worker_is_says_so_and_how_to_start_one(app: Face, 
     assert "claim" in str(why)
 
 
+def test_a_worker_that_learned_a_kind_since_it_came_knows_it(app: Face, make: Make) -> None:
+    a_worker_is_there(app, "old")
+    job = make.ready()
+    assert app.why(job.id).code == "no_worker"
+
+    a_worker_is_there(app, "old", job.kind)
+
+    assert app.why(job.id).code == "ready"
+    assert app.workers()[0].kinds == ["old", job.kind]
+
+
 def test_a_worker_that_left_is_none(app: Face, make: Make) -> None:
     job = make.ready()
     a_worker_is_there(app, job.kind)

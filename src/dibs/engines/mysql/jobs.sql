@@ -481,7 +481,7 @@ on duplicate key update
 -- name: tick
 insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
 values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
-on duplicate key update running = :running, seen_at = {now}
+on duplicate key update queues = :queues, kinds = :kinds, running = :running, seen_at = {now}
 
 -- name: forget_workers
 delete from dibs_workers where seen_at < {now_minus:forget_after}

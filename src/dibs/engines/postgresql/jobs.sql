@@ -797,7 +797,7 @@ with here as (
     insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
     values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
     on conflict (name) do update
-    set running = excluded.running, seen_at = excluded.seen_at
+    set queues = excluded.queues, kinds = excluded.kinds, running = excluded.running, seen_at = excluded.seen_at
     returning name
 ),
 gone as (
