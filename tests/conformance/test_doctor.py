@@ -48,6 +48,23 @@ def test_the_doctor_sees_what_waits_and_what_is_paused(app: Face, make: Make) ->
     assert "1 ready, the oldest for 10 min in the queue 'mail'" in waiting.sentence
 
 
+def test_the_doctor_sees_trains_that_wait_for_a_person(app: Face) -> None:
+    for name in ("t", "u"):
+        first, _ = app.enqueue(NewJob("work", train=name, on_failed="hold"), NewJob("work", train=name))
+        app.claim_job(first.id).fail("broken", retry=False)
+    app.enqueue(NewJob("work", train="going"), NewJob("work", train="going"))
+
+    [trains] = by_topic(app.doctor())["trains"]
+    assert trains.level == Level.note
+    assert trains.sentence == "'t' and 1 more train wait for a person, with 2 jobs behind"
+    assert "dibs trains --held" in str(trains)
+
+    app.trains.release("u")
+    assert by_topic(app.doctor())["trains"][0].sentence == "'t' waits for a person, with 1 job behind"
+    app.trains.release("t")
+    assert "trains" not in by_topic(app.doctor())
+
+
 def test_the_doctor_sees_leases_that_nobody_took_back(app: Face, make: Make) -> None:
     make.running(lease=1)
     app.age(60)

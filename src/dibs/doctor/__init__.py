@@ -36,6 +36,7 @@ def judge(examined: Examined, echo: Echo | None, schema: int) -> list[Finding]:
         *work.unknown_kinds(examined),
         *work.expired(examined),
         *work.paused(examined),
+        *work.held(examined),
         *work.departed(examined),
     ]
 

@@ -34,7 +34,9 @@ from dibs.scripts import Row, Script, Step
 from dibs.upkeep import WorkerInfo, workers
 
 MOST_DEPARTED = 1000  # one batch of a move; there are hardly ever more
+MOST_HELD = 1000  # trains; whoever has more than that knows
 CLOCK_LOOKS = 5  # the quickest of so many answers says most about the clock
+HELD_TRAINS = {"sort": "train", "names": None, "held": True, "after": None, "limit": MOST_HELD}
 
 
 class Level(StrEnum):
@@ -100,6 +102,8 @@ class Examined:
     backlog: Sequence[Backlog] = ()
     queues: Sequence[Queue] = ()
     workers: Sequence[WorkerInfo] = ()
+    held: Sequence[tuple[str, int]] = ()
+    """Trains that wait for a person, and how many jobs are on each."""
     departed: int = 0
     """Jobs on their way to another store."""
 
@@ -127,6 +131,7 @@ def examine(silence: int) -> Script[Examined]:
         backlog=[_backlog(row) for row in (yield Step("backlog", {}))],
         queues=(yield from queues()),
         workers=(yield from workers(silence)),
+        held=[(row["name"], row["length"]) for row in (yield Step("gates", HELD_TRAINS))],
         departed=len((yield Step("departed", {"limit": MOST_DEPARTED}))),
     )
 

@@ -85,6 +85,21 @@ def paused(examined: Examined) -> Iterator[Finding]:
             )
 
 
+def held(examined: Examined) -> Iterator[Finding]:
+    """Trains whose head failed or was cancelled, and was to hold the others: nobody else lets them go."""
+    if examined.held:
+        name, _ = examined.held[0]
+        more = len(examined.held) - 1
+        behind = sum(jobs - 1 for _, jobs in examined.held)
+        trains = f"{name!r} and {numbered(more, 'more train')} wait" if more else f"{name!r} waits"
+        yield Finding(
+            Level.note,
+            "trains",
+            f"{trains} for a person, with {numbered(behind, 'job')} behind",
+            "see which and why: dibs trains --held; then dibs jobs retry its head, or dibs trains release it",
+        )
+
+
 def departed(examined: Examined) -> Iterator[Finding]:
     """A move that is going on has some, too; they are gone a moment later."""
     if examined.departed:
