@@ -370,6 +370,24 @@ def test_a_service_manager_that_signals_every_process_leaves_the_handlers_their_
 
 
 @on_sqlite
+def test_processes_that_hear_their_supervisor_first_keep_their_grace_too(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    """A signal may come late to a process that a busy machine keeps waiting."""
+    file = write_jobs(tmp_path, lease=60)
+    [job] = store.enqueue(NewJob("quick", {"seconds": 3}))
+    supervisor = start("--processes", "2")
+    look(lambda: len(read_record(file).runs()) == 1 and len(store.workers()) == 2)
+
+    supervisor.send(signal.SIGINT)
+    look(lambda: "stopped after" in supervisor.said())  # the one that had nothing to do
+    os.kill(read_record(file).runs()[0].pid, signal.SIGINT)
+
+    assert supervisor.ended(10) == 0
+    assert store.get(job.id).state == "succeeded"
+
+
+@on_sqlite
 def test_a_supervisor_that_is_asked_twice_ends_the_grace(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a process that died is 
 RAN_WELL = 60.0  # seconds after which a death is the first one again
 TRIES = 3  # in a row in which no process came up
 BAD_USAGE = 2
+HURRY = signal.SIGURG  # asks a process a second time: no service manager sends it, and unheard it does nothing
 
 
 def tell_supervisor() -> Callable[[], None]:
@@ -50,22 +51,19 @@ def is_supervised() -> bool:
 
 @contextmanager
 def signals_of_supervisor(stop: Callable[[], object]) -> Iterator[None]:
-    """How a supervised process hears them: every SIGINT is a wish, SIGTERM only if it is the first one.
+    """How a supervised process hears them: all that end a process are one wish, and who hurries says so.
 
-    A service manager that ends a service signals each of its processes, and then the supervisor does, too.
-    Taken for two wishes, that would cost the handlers their grace.
+    A service manager that ends a service signals each of its processes, and then the supervisor does, too, in
+    whatever order a busy machine delivers that. Taken for two wishes, it would cost the handlers their grace.
     """
     loop, first = asyncio.get_running_loop(), iter([stop])
-
-    def interrupted() -> None:
-        next(first, stop)()
-
-    loop.add_signal_handler(signal.SIGTERM, lambda: [wish() for wish in first])
-    loop.add_signal_handler(signal.SIGINT, interrupted)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: [wish() for wish in first])
+    loop.add_signal_handler(HURRY, stop)
     try:
         yield
     finally:
-        unhandle_signals(loop, [signal.SIGTERM, signal.SIGINT])
+        unhandle_signals(loop, [signal.SIGTERM, signal.SIGINT, HURRY])
 
 
 class Child:
@@ -204,8 +202,8 @@ class Supervisor:
         children, passed_on = self._children(), 0
         while any(child.code is None for child in children):
             if passed_on < self._signals:
-                # First no SIGINT: it would show where in its imports a process was.
-                number = signal.SIGINT if passed_on else signal.SIGTERM
+                # No SIGINT: it would show where in its imports a process was.
+                number = HURRY if passed_on else signal.SIGTERM
                 passed_on += 1
                 for child in children:
                     child.process.send_signal(number)
