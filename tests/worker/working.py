@@ -25,7 +25,7 @@ import pytest
 
 from dibs import Dibs, Job, Worker, upkeep
 
-WAIT_SECONDS = 15.0
+WAIT_SECONDS = 30.0
 
 
 class Apps:
@@ -265,6 +265,7 @@ def processes(folder: Path, url: str) -> Iterator[Callable[..., Process]]:
     finally:
         for process in started:
             process.end()
+            print(process.said())  # shown if the test fails
 
 
 def look(holds: Callable[[], Any], *, seconds: float = WAIT_SECONDS) -> Any:
