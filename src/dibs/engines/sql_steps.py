@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from dibs.contract import CONVOY_COLUMNS
 from dibs.engines.moves import MovingEngine
 from dibs.engines.sql import Plan, Query
 from dibs.ids import may_have_steps
@@ -28,6 +29,7 @@ _AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 _TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
     NEW_JOB_COLUMNS.index(name) for name in ("train", "slot", "slot_policy", "slot_limit", "pipeline_id")
 )
+_PARENT, _HEAD = NEW_JOB_COLUMNS.index("parent_id"), CONVOY_COLUMNS.index("head")
 _NOT_STORED: dict[str, Any] = {"delay": None, "unique_key": None, "unique_for": None, "replaces": False}
 
 
@@ -79,14 +81,16 @@ class SqlSteps(MovingEngine):
         waiting = {child for _, child in edges}
         store = Step("enqueue", {"jobs": _bare(jobs, waiting), "fresh": True})
         superseded = yield from self._in_slots(_replaced_slots(store))
-        answers = yield from super().answer(store, own=own)
+        noted: list[UUID] = []
+        answers = yield from self._noting(super().answer(store, own=own), noted)
         if waiting:
             yield from self._make_wait(jobs, edges, waiting)
         rows = [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
         if not _replaced_slots(store):
             return rows
         own_ids = [job[0] for job in jobs]  # one of its steps may supersede another
-        yield from self._go_on([*(row["id"] for row in superseded), *own_ids], own)
+        came = yield from self._came_since(superseded, noted)
+        yield from self._go_on([*(row["id"] for row in superseded), *came, *own_ids], own)
         found = yield from super().answer(Step("settled", {"ids": own_ids}), own=own)
         states = {row["id"]: row["state"] for row in found}
         return [{**row, "state": states[id]} for id, row in zip(own_ids, rows, strict=True)]
@@ -125,8 +129,12 @@ class SqlSteps(MovingEngine):
         """An exchange settles first, so that it may claim whom its settlements let go."""
         given = {name: value for name, value in step.params.items() if name in _SETTLING}
         steps = step.params["steps"]
-        locked = yield from self._ask("lock_pipelines", sorted({pipeline for _, pipeline in steps}))
-        rows = yield from self.answer(Step("settle", given), own=own)
+        wanted = sorted({pipeline for _, pipeline in steps})
+        locked, taken = yield from self._lock_pipelines(wanted, given.get("patience"))
+        late = {id for id, pipeline in steps if pipeline in taken}
+        given = _without(given, late) if late else given
+        rows = (yield from self.answer(Step("settle", given), own=own)) if given["settlements"] else []
+        rows = [*rows, *({"id": id, "waits": True} for id in late)]
         waiting = {row["id"] for row in rows if row.get("waits")}
         settled = {row["id"] for row in rows} - waiting
         yield from self._go_on([id for id, _ in steps if id in settled] if locked else [], own)
@@ -138,10 +146,37 @@ class SqlSteps(MovingEngine):
 
     def _replace_steps(self, step: Step, slots: Collection[str], own: bool) -> Plan:
         found = yield from self._in_slots(slots)
-        rows = yield from super().answer(step, own=own)
+        noted: list[UUID] = []
+        rows = yield from self._noting(super().answer(step, own=own), noted)
         steps = [job[0] for job in _new_jobs(step) if may_have_steps(job[_PIPELINE])]
-        yield from self._go_on([*(row["id"] for row in found), *steps], own)  # one may supersede another
+        came = yield from self._came_since(found, noted)
+        ended = [*(row["id"] for row in found), *came, *steps]  # one may supersede another
+        yield from self._go_on(ended, own)
         return rows
+
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        """The jobs that this statement of a plan has ended, to make room for a new one."""
+        raise NotImplementedError
+
+    def _noting(self, plan: Plan, noted: list[UUID]) -> Plan:
+        """The same plan; whom it supersedes is noted: more than we saw, if somebody came before its lock."""
+        rows: Any = None
+        while True:
+            try:
+                query = plan.send(rows)
+            except StopIteration as done:
+                answer: Rows = done.value
+                return answer
+            rows = yield query
+            if isinstance(query, Query):
+                noted += self.superseded(query, rows)
+
+    def _came_since(self, found: Rows, noted: Sequence[UUID]) -> Any:
+        """Those of them who were not found when we looked, their pipelines locked as well, late."""
+        came = sorted(set(noted) - {row["id"] for row in found})
+        if came:
+            yield from self._locked_steps(came)
+        return came
 
     def _cancel_steps(self, step: Step, own: bool) -> Plan:
         ids, reason = step.params["ids"], step.params["reason"]
@@ -250,6 +285,20 @@ class SqlSteps(MovingEngine):
             found = yield from self._ask("steps_among", ids)  # as they are under the lock
         return found
 
+    def _lock_pipelines(self, ids: Sequence[UUID], patience: str | None) -> Any:
+        """(these pipelines, locked; those that somebody else has locked, where nobody is waited for)."""
+        if patience == "none":
+            free = yield from self._ask("free_pipelines", ids)
+            there = {row["id"] for row in (yield from self._ask("pipelines", ids))}
+            return free, there - {row["id"] for row in free}
+        if patience == "short":
+            yield from self._lock_soon(ids)
+        return (yield from self._ask("lock_pipelines", ids)), set()
+
+    def _lock_soon(self, ids: Sequence[UUID]) -> Plan:
+        """Lock these, or fail after a second."""
+        raise NotImplementedError
+
     def _lock(self, steps: Rows) -> Plan:
         if steps:
             yield from self._ask("lock_pipelines", sorted({row["pipeline_id"] for row in steps}))
@@ -291,8 +340,11 @@ class SqlSteps(MovingEngine):
 
     def _doom(self, id: UUID, message: str) -> Plan:
         """All after this job are cancelled, those after them included."""
-        found = yield Query("following_steps", self.adapt({"id": id}))
+        found = yield from self._following(id)
         return (yield from self._end_waiting([row["id"] for row in found], message, DOOMED))
+
+    def _following(self, id: UUID) -> Plan:
+        return (yield Query("following_steps", self.adapt({"id": id})))
 
     def _end_waiting(self, ids: Sequence[UUID], message: str | None, settled_as: str | None) -> Plan:
         """Those who are at no gate yet: nobody else needs to know."""
@@ -346,6 +398,15 @@ def _gate(job: tuple[Any, ...]) -> dict[str, Any]:
 
 def _blocked(row: Row) -> Row:
     return {**row, "state": JobState.blocked}
+
+
+def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]:
+    """What is given to settle, but for these."""
+    without = {**given, "settlements": [one for one in given["settlements"] if one[0] not in late]}
+    without["children"] = [child for child in given["children"] if child[_PARENT] not in late]
+    without["convoy"] = [ride for ride in given.get("convoy", ()) if ride[_HEAD] not in late]
+    without["keys"] = {id: key for id, key in given["keys"].items() if id not in late}
+    return without
 
 
 def _edges(edges: Sequence[tuple[UUID, UUID]]) -> str:

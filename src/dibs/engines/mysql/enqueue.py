@@ -35,7 +35,7 @@ _STORED_AT_GATES = ("train", "slot", "slot_policy", "slot_limit", "position", "u
 class MysqlEnqueue(MysqlGates):
     """Whatever stores jobs: producers, settlements with children, schedules."""
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, finished: str = "finished") -> Plan:
         [clock] = yield Query("now", {})
         new = [_due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"]) for values in jobs]
         if fresh and all(map(_is_plain, new)):
@@ -44,7 +44,7 @@ class MysqlEnqueue(MysqlGates):
         gates = yield from self._lock_gates((yield from self._gates_of_new(new)))
         answers: list[Row] = []
         for batch in _batches(new):
-            answers += yield from self._enqueue_carefully(batch, fresh, gates)
+            answers += yield from self._enqueue_carefully(batch, fresh, gates, finished)
         yield from self._open_gates(gates)
         return (yield from self._with_states(answers)) if gates else answers
 
@@ -61,19 +61,21 @@ class MysqlEnqueue(MysqlGates):
         met = (yield Query("gates_of_keys", {"keys": as_json(keys)})) if keys else []
         return [*gates_of(new), *gates_of(met)]
 
-    def _enqueue_carefully(self, new: Sequence[dict[str, Any]], fresh: bool, gates: Gates) -> Plan:
+    def _enqueue_carefully(
+        self, new: Sequence[dict[str, Any]], fresh: bool, gates: Gates, finished: str
+    ) -> Plan:
         """Where an id, a key or a place may be taken: store all, look who has them, take back what lost."""
         for job in new:
             _take_place(job, gates)
         call = uuid4()
         met = yield from self._met(new, fresh)
         ended = set() if fresh else (yield from self._ended_before(new))
-        stored = [job for job in new if job["id"] not in ended and job["id"] not in met]
+        stored = _in_order_of_keys(job for job in new if job["id"] not in ended and job["id"] not in met)
         yield from self._store("enqueue_again", (*_STORED, *_STORED_AT_GATES), stored, stored_by=call)
         holders, ours = yield from self._holders([job for job in new if job["id"] not in met], call)
         holders |= {id: id for id in ended} | met
         if not fresh:
-            done = yield from self._forget_if_finished(ours)
+            done = yield from self._forget_if_finished(ours, finished)
             ours -= done
             holders |= {id: id for id in done}
         yield from self._forget_if_key_lasts(new, ours, holders)
@@ -103,7 +105,8 @@ class MysqlEnqueue(MysqlGates):
         rows = yield Query("stored", {"ids": as_ids(job["id"] for job in new)})
         holders: dict[Any, UUID] = {row["id"]: row["id"] for row in rows}
         ours = {row["id"] for row in rows if row["stored_by"] == call}
-        if keys := [job["unique_key"] for job in new if job["unique_key"] is not None]:
+        lost = [job for job in new if job["id"] not in ours]  # what is ours has its key, and is locked
+        if keys := [job["unique_key"] for job in lost if job["unique_key"] is not None]:
             rows = yield Query("holders", {"keys": as_json(keys)})
             holders |= {row["unique_key"]: row["holder"] for row in rows}
         return holders, ours
@@ -114,11 +117,11 @@ class MysqlEnqueue(MysqlGates):
             return set()
         return {row["id"] for row in (yield Query("ended", {"ids": as_ids(job["id"] for job in new)}))}
 
-    def _forget_if_finished(self, ids: set[UUID]) -> Any:
+    def _forget_if_finished(self, ids: set[UUID], block: str) -> Any:
         """What finished before we stored it again, perhaps while we waited for its place, stays finished."""
         if not ids:
             return set()
-        done = {row["id"] for row in (yield Query("finished", {"ids": as_ids(ids)}))}
+        done = {row["id"] for row in (yield Query(block, {"ids": as_ids(ids)}))}
         yield from self._each("forget", done)
         return done
 
@@ -224,6 +227,11 @@ def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         else:
             batch.append(job)
     yield from ([batch] if batch else [])
+
+
+def _in_order_of_keys(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Whose key another transaction is storing is waited for: all who wait do so in one order."""
+    return sorted(jobs, key=lambda job: (job["unique_key"] is None, job["unique_key"] or "", job["id"]))
 
 
 def _take_place(job: dict[str, Any], gates: Gates) -> None:

@@ -83,8 +83,12 @@ class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
         return (yield from self._each("forget", (one["id"] for one in ended)))
 
     def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
-        """Children of what was settled just now. One whose key is taken is not added."""
-        return (yield from self._enqueue(children, fresh=False)) if children else []
+        """Children of what was settled just now. One whose key is taken is not added.
+
+        Whether they have finished is looked at without a lock: within a caller at REPEATABLE READ it
+        would be one of the gap where whatever finishes is stored, and nobody could settle before the commit.
+        """
+        return (yield from self._enqueue(children, fresh=False, finished="ended")) if children else []
 
     def _exchange(
         self,

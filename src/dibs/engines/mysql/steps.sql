@@ -3,14 +3,39 @@
 -- snapshot, too.
 
 -- name: lock_pipelines
+-- In the order given, each by its key: left to itself the server reads, and locks, all pipelines.
 select pipeline.id
-from dibs_pipelines pipeline
-where pipeline.id in (select unhex(given.id) from {>given_ids})
-order by pipeline.id
+from {>given_ids}
+straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
 for update
 
 -- name: insert_pipeline
-insert into dibs_pipelines (id, name, on_failed) values ({id:id}, :name, :on_failed)
+insert into dibs_pipelines (id, name, on_failed, changes) values ({id:id}, :name, :on_failed, :changes)
+on duplicate key update changes = dibs_pipelines.changes
+
+-- name: pipeline_changes
+select pipeline.changes
+from {>given_ids}
+straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+for update
+
+-- name: free_pipelines
+select pipeline.id
+from {>given_ids}
+straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+for update skip locked
+
+-- name: pipelines_soon
+select pipeline.id
+from {>given_ids}
+straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+for update /*M! wait 1 */
+
+-- name: children_of
+select distinct edge.child as id
+from {>given_ids}
+straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
+for update
 
 -- name: insert_parents
 insert into dibs_parents (child, place, parent)
@@ -64,7 +89,7 @@ where job.state <> 'running' and job.position is not null
 select job.id, job.state, pipeline.on_failed
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = job.pipeline_id
 order by job.id
 for update
 

@@ -97,7 +97,14 @@ class PostgreSQL(PostgresGates):
         """On the caller's connection a bulk load is an insert like any other."""
         if step.question == "enqueue":
             return self._enqueue(**step.params, may_copy=own)
+        if step.question == "settled" and not own:
+            return self._settled_by_now(**step.params)
         return super().answer(step, own=own)
+
+    def _settled_by_now(self, ids: Sequence[UUID]) -> Plan:
+        """Who seems not to be held may have been claimed since the caller's snapshot: then a lock fails."""
+        yield Query("look_at_these", {"ids": ids})
+        return (yield Query("settled", {"ids": ids}))
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**params, "tags": _json(params["tags"])} if "tags" in params else params

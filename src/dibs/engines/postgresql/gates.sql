@@ -77,6 +77,13 @@ from dibs_jobs job
 where job.train = any (cast(:trains as text[])) or job.slot = any (cast(:slots as text[]))
 for update
 
+-- name: look_at_these
+-- Whoever looks at an old snapshot of them fails. Who looks at them as they are locks nothing.
+select job.id
+from dibs_jobs job
+where job.id {in_ids:ids} and current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
+for key share
+
 -- name: make_gates
 -- Those that a person deleted by hand; `on conflict` alone would wait for whoever has locked one. Places that are
 -- in use are not given again.
@@ -98,15 +105,23 @@ order by given.sort collate "C", given.name collate "C"
 on conflict do nothing
 
 -- name: lock_free_gates
--- For work in the background, which waits for nobody.
-select gate.sort, gate.name
-from dibs_gates gate
-where (gate.sort, gate.name) in (
-    select given.sort, given.name
-    from unnest(cast(:sorts as text[]), cast(:names as text[])) as given (sort, name)
+-- For work in the background, which waits for nobody. By a write, too: who was let through or taken away here is
+-- not seen by a caller's transaction with an old snapshot.
+with free as materialized (
+    select gate.sort, gate.name
+    from dibs_gates gate
+    where (gate.sort, gate.name) in (
+        select given.sort, given.name
+        from unnest(cast(:sorts as text[]), cast(:names as text[])) as given (sort, name)
+    )
+    order by gate.sort, gate.name
+    for update skip locked
 )
-order by gate.sort, gate.name
-for update skip locked
+update dibs_gates gate
+set last_position = gate.last_position
+from free
+where gate.sort = free.sort and gate.name = free.name
+returning gate.sort, gate.name
 
 -- name: lock_ready
 -- Who is ready may be in the hands of a claimer: this waits for it. What is left stays until we have judged.
@@ -511,6 +526,7 @@ from unnest(
 {>due}
 where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
   and not exists (select 1 from dibs_finished finished where finished.id = given.id)
+order by given.unique_key collate "C", given.id
 on conflict (unique_key) where unique_key is not null do nothing
 returning id, id as holder, state, run_at, enqueued_at, train, slot
 

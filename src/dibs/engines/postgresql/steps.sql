@@ -14,6 +14,20 @@ set on_failed = pipeline.on_failed
 where pipeline.id = any (array(select locked.id from locked))
 returning pipeline.id
 
+-- name: free_pipelines
+-- The same for who must not wait.
+with locked as materialized (
+    select pipeline.id
+    from dibs_pipelines pipeline
+    where pipeline.id {in_ids:ids}
+    order by pipeline.id
+    for update skip locked
+)
+update dibs_pipelines pipeline
+set on_failed = pipeline.on_failed
+where pipeline.id = any (array(select locked.id from locked))
+returning pipeline.id
+
 -- name: insert_parents
 insert into dibs_parents (child, place, parent)
 select cast(edge ->> 0 as uuid), cast(edge ->> 1 as integer), cast(edge ->> 2 as uuid)
