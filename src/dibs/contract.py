@@ -132,10 +132,10 @@ repetition is known. Without `ids`, all that came `in` from a store have landed.
 lists the facts it knows and judges them; an engine answers those that it has.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 # A hint that wakes workers is a queue's name, or empty: look everywhere; a kind may follow, if there is but
@@ -169,6 +169,13 @@ SETTLEMENT_COLUMNS = (
 # A job of a convoy: its claim and that on its head, how long it is leased, and how long ago (µs) it began
 # and, unless it still runs, ended. The head is one of them.
 CONVOY_COLUMNS = ("id", "token", "head", "head_token", "lease", "began", "ended")
+_RIDER, _HEAD = CONVOY_COLUMNS.index("id"), CONVOY_COLUMNS.index("head")
+
+
+def with_convoys(waiting: Collection[UUID], convoy: Sequence[tuple[Any, ...]]) -> set[UUID]:
+    """These jobs, and all that are in a convoy with one of them: jobs of a train are settled in its order."""
+    heads = {ride[_HEAD] for ride in convoy if ride[_RIDER] in waiting or ride[_HEAD] in waiting}
+    return {*waiting, *heads, *(ride[_RIDER] for ride in convoy if ride[_HEAD] in heads)}
 
 
 class Mark(NamedTuple):

@@ -27,7 +27,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a process that died is 
 RAN_WELL = 60.0  # seconds after which a death is the first one again
 TRIES = 3  # in a row in which no process came up
 BAD_USAGE = 2
-HURRY = signal.SIGURG  # asks a process a second time: no service manager sends it, and unheard it does nothing
+HURRY = signal.SIGURG  # asks a process once more: no service manager sends it; unheard it does nothing
 
 
 def tell_supervisor() -> Callable[[], None]:

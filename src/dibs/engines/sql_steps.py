@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS
+from dibs.contract import CONVOY_COLUMNS, with_convoys
 from dibs.engines.moves import MovingEngine
 from dibs.engines.sql import Plan, Query
 from dibs.ids import may_have_steps
@@ -131,7 +131,7 @@ class SqlSteps(MovingEngine):
         steps = step.params["steps"]
         wanted = sorted({pipeline for _, pipeline in steps})
         locked, taken = yield from self._lock_pipelines(wanted, given.get("patience"))
-        late = {id for id, pipeline in steps if pipeline in taken}
+        late = with_convoys({id for id, pipeline in steps if pipeline in taken}, given.get("convoy", ()))
         given = _without(given, late) if late else given
         rows = (yield from self.answer(Step("settle", given), own=own)) if given["settlements"] else []
         rows = [*rows, *({"id": id, "waits": True} for id in late)]
@@ -289,7 +289,9 @@ class SqlSteps(MovingEngine):
         """(these pipelines, locked; those that somebody else has locked, where nobody is waited for)."""
         if patience == "none":
             free = yield from self._ask("free_pipelines", ids)
-            there = {row["id"] for row in (yield from self._ask("pipelines", ids))}
+            if len(free) == len(ids):
+                return free, set()
+            there = {row["id"] for row in (yield from self._ask("pipelines", ids))}  # or gone
             return free, there - {row["id"] for row in free}
         if patience == "short":
             yield from self._lock_soon(ids)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark
+from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark, with_convoys
 from dibs.engines.mysql.claims import MysqlClaims
 from dibs.engines.mysql.convoys import MysqlConvoys
 from dibs.engines.mysql.enqueue import MysqlEnqueue
@@ -37,6 +37,7 @@ class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
         if keys is None:
             keys = yield from self._keys_of(given)
         waiting |= yield from self._locked_keys(keys, patience)
+        waiting = with_convoys(waiting, convoy)
         given = [one for one in given if one["id"] not in waiting]
         convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
         moment = max((gate.now for gate in gates.values()), default=None)

@@ -1,6 +1,6 @@
 """PostgreSQL's answers: which blocks of jobs.sql make up a question."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -213,7 +213,7 @@ class PostgreSQL(PostgresGates):
         gated, plain = apart(settlements, children)
         applied: list[Row] = []
         moved: Sequence[Row] = ()
-        waiting: Sequence[UUID] = ()
+        waiting: Collection[UUID] = ()
         if gated:
             theirs = children_of(gated, children)
             at_gates = self._settle_at_gates(gated, theirs, convoy, tell=False, patience=patience)
@@ -226,7 +226,7 @@ class PostgreSQL(PostgresGates):
         if moved:
             yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
         settled = [*first["settled"], *(row["id"] for row in applied)]
-        return [{**first, "settled": settled, "waiting": waiting}, *rest]
+        return [{**first, "settled": settled, "waiting": list(waiting)}, *rest]
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         usual: list[tuple[Any, ...]] = []

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS
+from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, with_convoys
 from dibs.engines.mending import MendingEngine
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.sql import LOOKS, Plan, Query
@@ -224,10 +224,10 @@ class PostgresGates(MendingEngine, MovingEngine):
         for child in children:
             if (key := gate_of(child)) is not None:
                 places[key] = places.get(key, 0) + 1
-        waiting: list[UUID] = []
+        waiting: set[UUID] = set()
         if patience == "none" and keys:
             gates, taken = yield from self._lock_if_free(keys, places)
-            waiting = [id for id, needed in gates_of.items() if needed & taken]
+            waiting = with_convoys({id for id, needed in gates_of.items() if needed & taken}, convoy)
             settlements = [one for one in settlements if one[_ID] not in waiting]
             children = [child for child in children if child[_PARENT] not in waiting]
             convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
