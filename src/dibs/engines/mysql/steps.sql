@@ -2,11 +2,14 @@
 -- answer decides who goes, it is a locking read, so that it is true in a caller's transaction with an old
 -- snapshot, too.
 
--- name: lock_pipelines
--- In the order given, each by its key: left to itself the server reads, and locks, all pipelines.
-select pipeline.id
-from {>given_ids}
+-- fragment: given_pipelines
+-- Each by its key, in the order given: left to itself the server reads, and locks, all pipelines.
+{>given_ids}
 straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+
+-- name: lock_pipelines
+select pipeline.id
+from {>given_pipelines}
 for update
 
 -- name: insert_pipeline
@@ -15,20 +18,17 @@ on duplicate key update changes = dibs_pipelines.changes
 
 -- name: pipeline_changes
 select pipeline.changes
-from {>given_ids}
-straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+from {>given_pipelines}
 for update
 
 -- name: free_pipelines
 select pipeline.id
-from {>given_ids}
-straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+from {>given_pipelines}
 for update skip locked
 
 -- name: pipelines_soon
 select pipeline.id
-from {>given_ids}
-straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+from {>given_pipelines}
 for update /*M! wait 1 */
 
 -- name: children_of
@@ -182,8 +182,7 @@ straight_join dibs_parents edge force index (primary) on edge.child = unhex(give
 
 -- name: forget_pipelines
 delete pipeline
-from {>given_ids}
-straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unhex(given.id)
+from {>given_pipelines}
 where not exists (select 1 from dibs_jobs job where job.pipeline_id = pipeline.id)
   and not exists (select 1 from dibs_finished job where job.pipeline_id = pipeline.id)
 
