@@ -264,7 +264,7 @@ def crowd(
             f"""
             insert into {table} (id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at,
                 attempts, token, worker, lease_until, finished_at)
-            select unhex(md5(concat(seq, rand()))), %s, %s, '{{}}', %s, %s, 3,
+            select unhex(md5(uuid())), %s, %s, '{{}}', %s, %s, 3,
                 utc_timestamp(6) + interval {due}, utc_timestamp(6), if(%s, 1, 0), if(%s, 0, null),
                 if(%s, 'crowd', null), if(%s, utc_timestamp(6) + interval 1 hour, null),
                 if(%s, utc_timestamp(6), null)
