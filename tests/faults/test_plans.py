@@ -210,7 +210,8 @@ def test_a_plan_that_was_made_for_few_jobs_serves_many(postgres: Place) -> None:
     texts = blocks(postgres.app())
     for name, value in SESSION.items():
         postgres.sql(f"set {name} = '{value}'")
-    postgres.sql("alter table dibs_jobs set (autovacuum_enabled = off)")
+    for table in ("dibs_jobs", "dibs_gates", "dibs_finished"):
+        postgres.sql(f"alter table {table} set (autovacuum_enabled = off)")
     hot = {name: HOT[name] for name in ("claim by walking", "claim by id", "settle", "renew", "sweep")}
     hot |= {name: AT_GATES[name] for name in ("lock who is ready", "open a train", "open slots")}
     scenes.crowd(postgres, 10, state="ready", kind="work")
