@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Place, age, convoy_of, exchange, together
+from rig import Place, age, exchange, together
 
-from dibs import Dibs, Job, NewJob, operations
+from dibs import Dibs, Job, NewJob
 from redis_places import astray, break_script, misplaced
 
 
@@ -272,22 +272,7 @@ def _superseded_while_claimed(app: Dibs) -> str:
     return "claimed though it ended" if waiting.id in [job.id for job in claimed] else ""
 
 
-def _a_convoy_without_its_head(app: Dibs) -> str:
-    app.sync.enqueue(*(NewJob("work", train="t") for _ in range(3)))
-    [head] = app.sync.claim(lease=1)
-    settlements, convoy = convoy_of(app, head)
-    age(app, 2)
-    app.sync.sweep()
-    app.sync.claim()
-    lost = app._core.store.run(lambda _: operations.settle_if_held(settlements, convoy))
-    return "" if len(lost) == 3 else "settled by who has lost it"
-
-
 MUTANTS = [
-    Mutant(
-        "a convoy needs no head", "settle", "held(ride[HEAD], ride[HEAD_TOKEN])", "load(ride[HEAD])",
-        _a_convoy_without_its_head,
-    ),
     Mutant(
         "an exchange claims whom its settlements end", "exchange",
         "return planned and planned[walk.ranks[walk.here]] == false", "return false",
