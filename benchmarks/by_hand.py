@@ -18,7 +18,7 @@ from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.postgresql.pools import _asyncpg_query
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 
 BATCHES = (1, 10, 100)
 BULK = 100_000

@@ -1,6 +1,6 @@
 """Draw the states of a job from the table in the code: `python docs/draw_states.py` prints the diagram."""
 
-from dibs.states import TRANSITIONS, JobState
+from dibs.jobs.states import TRANSITIONS, JobState
 
 
 def drawing() -> str:

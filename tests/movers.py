@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dibs import Dibs, Job
 from dibs.contract import SETTLEMENT_COLUMNS
-from dibs.jobs import StoredJob, read_stored
+from dibs.jobs.job import StoredJob, read_stored
 from dibs.moving import Moved
 from dibs.moving.carrying import moving
 from dibs.moving.reports import Way

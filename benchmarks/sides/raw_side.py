@@ -18,7 +18,7 @@ from dibs import Dibs
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import placeholders
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from dibs.scripts import Step
 
 

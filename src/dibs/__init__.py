@@ -24,13 +24,13 @@ from dibs.errors import (
     UnsafeStore,
     UnsupportedConnection,
 )
-from dibs.jobs import Job, JobError, NewJob
+from dibs.jobs.job import Job, JobError, NewJob
+from dibs.jobs.states import JobState, Retry
 from dibs.looks import Queue
 from dibs.pipeline_faces import NewPipeline, SyncNewPipeline
 from dibs.pipelines import Branch, Pipeline
 from dibs.running import Cancel, Fail, Snooze
 from dibs.schedules import ScheduleInfo
-from dibs.states import JobState, Retry
 from dibs.sync import SyncDibs
 from dibs.tasks import SyncTask, Task
 from dibs.trains import Train

@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from dibs.errors import NotFound, NotStale, Refused
-from dibs.jobs import Job
+from dibs.jobs.job import Job
+from dibs.jobs.states import WAITING, WORKER_DIED, JobState
 from dibs.looks import get
 from dibs.operations import ENOUGH_RACES
 from dibs.scripts import Rows, Script, Step
-from dibs.states import WAITING, WORKER_DIED, JobState
 from dibs.upkeep import BATCH
 
 FIRST_ID = UUID(int=0)  # before all others

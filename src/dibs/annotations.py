@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dibs import payload
 from dibs.context import Context
+from dibs.jobs import payload
 
 
 def resolve(function: Callable[..., Any], kind: str) -> dict[str, Any]:

@@ -21,18 +21,18 @@ from dibs.echoes import echo_async
 from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.every import EveryDecorator
 from dibs.gates import Slots, Trains
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.options import Options, Using, with_options
+from dibs.jobs.schedules import rule
+from dibs.jobs.states import Retry
 from dibs.lifespan import Lifespan, Resources
 from dibs.looks import Queue
-from dibs.options import Options, Using, with_options
 from dibs.pipeline_faces import NewPipeline, Pipelines
 from dibs.running import claim_or_give_back, handler_for, run_claimed
 from dibs.schedules import Missed, ScheduleInfo
 from dibs.settings import Duration, Keep, read_settings, seconds
-from dibs.states import Retry
 from dibs.sync import SyncDibs
 from dibs.tasks import Task
-from dibs.ticks import rule
 from dibs.upkeep import Swept, WorkerInfo
 from dibs.waiting import Looks
 from dibs.watching import wake

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from dibs.clock import monotonic
-from dibs.durations import numbered
 from dibs.errors import BadRequest, DibsError
 from dibs.events import Event, log
-from dibs.jobs import Job, JobError, job_from_row
+from dibs.jobs.job import Job, JobError, job_from_row
+from dibs.jobs.states import JobState
 from dibs.scripts import Rows, Script, Step
-from dibs.states import JobState
+from dibs.text import numbered
 from dibs.upkeep import BATCH, Swept
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.jobs import Job, job_from_row
+from dibs.jobs.job import Job, job_from_row
+from dibs.jobs.states import FINISHED, WAITING, JobState
 from dibs.looks import find
 from dibs.scripts import Row, Script, Step
-from dibs.states import FINISHED, WAITING, JobState
 
 MOST_LIVE = 10_000  # live jobs of a queue that are watched, the newest
 MOST_MEMBERS = 10_000  # jobs of a pipeline

@@ -15,11 +15,11 @@ from dibs.callbacks import Fate
 from dibs.clock import monotonic
 from dibs.engines.fences import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
-from dibs.failures import describe, error_entry
-from dibs.jobs import Job, NewJob
+from dibs.jobs.failures import describe, error_entry
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded
 from dibs.operations import Settled, Standing, lease_lost
 from dibs.settings import Duration, span
-from dibs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded
 
 if TYPE_CHECKING:
     from dibs.core import Core

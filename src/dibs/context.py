@@ -3,7 +3,7 @@
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
 from dibs.progress import Progress
 
 if TYPE_CHECKING:

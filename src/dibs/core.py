@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs import acts, doctor, looks, operations, payload, pipelines, trains, upkeep
+from dibs import acts, doctor, looks, operations, pipelines, trains, upkeep
 from dibs.callbacks import Callbacks, Fate, cancelled_fates
 from dibs.changes import Topic
 from dibs.claims import Holding
@@ -18,15 +18,16 @@ from dibs.engines.stores import connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.events import Events
-from dibs.failures import error_entry, errors_text
-from dibs.identity import worker_name
-from dibs.ids import may_have_steps, parse_id
-from dibs.jobs import Job, NewJob
+from dibs.jobs import payload
+from dibs.jobs.failures import error_entry, errors_text
+from dibs.jobs.ids import may_have_steps, parse_id, worker_name
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.options import DEFAULT_LEASE, slot_name
+from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
 from dibs.leases import Keeper
 from dibs.lifespan import Lifespan
 from dibs.looks import Queue
 from dibs.operations import NewRow, Settled, Standing, Wish
-from dibs.options import DEFAULT_LEASE, slot_name
 from dibs.pipelines import Pipeline, Plan
 from dibs.progress import Later
 from dibs.registry import Registry
@@ -34,7 +35,6 @@ from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
 from dibs.scripts import Rows, Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
-from dibs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
 from dibs.trains import Train
 from dibs.upkeep import Swept, WorkerInfo
 from dibs.watching import Watching

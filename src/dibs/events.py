@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dibs.clock import monotonic
-from dibs.jobs import Job
-from dibs.lines import LEVELS, acted_line, line, swept_line
+from dibs.jobs.job import Job
+from dibs.log_format import LEVELS, acted_line, line, swept_line
 
 log = logging.getLogger("dibs")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from dibs.claims import with_docs
 from dibs.core import MOST_FOUND, Core
-from dibs.jobs import Job
+from dibs.jobs.job import Job
 from dibs.trains import Train
 
 

@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from dibs.errors import BadRequest
-from dibs.jobs import Job, job_from_row
+from dibs.jobs.job import Job, job_from_row
+from dibs.jobs.states import JobState
 from dibs.scripts import Row, Rows, Script, Step
-from dibs.states import JobState
 
 
 def get(id: UUID) -> Script[Job | None]:

@@ -15,11 +15,11 @@ from msgspec import Struct, structs
 
 from dibs.contract import SETTLEMENT_COLUMNS, Mark
 from dibs.errors import LeaseLost
-from dibs.jobs import NEW_JOB_COLUMNS, STATES, Job, job_from_row
+from dibs.jobs.job import NEW_JOB_COLUMNS, STATES, Job, job_from_row
+from dibs.jobs.payload import decode
+from dibs.jobs.states import JobState
 from dibs.looks import current_ids
-from dibs.payload import decode
 from dibs.scripts import Row, Rows, Script, Step
-from dibs.states import JobState
 from dibs.upkeep import sweep
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from uuid import UUID
 from dibs.callbacks import Fate
 from dibs.claims import with_docs
 from dibs.core import Core
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
 from dibs.pipelines import Pipeline, Plan
 
 

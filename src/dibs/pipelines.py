@@ -11,11 +11,11 @@ from uuid import UUID
 
 from dibs.acts import change_all
 from dibs.errors import BadRequest, NotFound, Refused
-from dibs.ids import may_have_steps, new_pipeline_id, parse_id
-from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
+from dibs.jobs.ids import may_have_steps, new_pipeline_id, parse_id
+from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
+from dibs.jobs.states import FINISHED, JobState
 from dibs.operations import NewRow, new_job
 from dibs.scripts import Row, Rows, Script, Step
-from dibs.states import FINISHED, JobState
 
 PAGE = 1000
 ON_FAILED = ("cancel", "hold")

@@ -7,12 +7,11 @@ from uuid import UUID
 
 import msgspec
 
-from dibs import payload
 from dibs.errors import BadRequest
-from dibs.ids import is_version_7, parse_id
-from dibs.jobs import Job, NewJob, not_a_new_job
-from dibs.operations import NewRow
-from dibs.options import (
+from dibs.jobs import payload
+from dibs.jobs.ids import is_version_7, parse_id
+from dibs.jobs.job import Job, NewJob, not_a_new_job
+from dibs.jobs.options import (
     DEFAULT_LEASE,
     DEFAULTS,
     Options,
@@ -22,6 +21,7 @@ from dibs.options import (
     gate_columns,
     unique_columns,
 )
+from dibs.operations import NewRow
 from dibs.settings import Settings, lease_micros, micros
 from dibs.tasks import Task
 

@@ -17,11 +17,11 @@ from dibs.core import Around, Core
 from dibs.engines.store import Operation
 from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
-from dibs.jobs import Job
+from dibs.jobs.job import Job
+from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.operations import Settled
 from dibs.registry import Registry
 from dibs.settings import Duration
-from dibs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.tasks import Task
 
 

@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from dibs.errors import BadRequest
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.payload import check_name
+from dibs.jobs.schedules import Rule
 from dibs.operations import distinct, new_job
-from dibs.payload import check_name
 from dibs.registry import Registry
 from dibs.scripts import Script, Step
 from dibs.tasks import Task
-from dibs.ticks import Rule
 
 Missed = Literal["latest", "all", "skip"]
 

@@ -22,7 +22,7 @@ from dibs.drift import SchemaProblem
 from dibs.echoes import echo
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.gates import SyncSlots, SyncTrains
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
 from dibs.looks import Queue
 from dibs.pipeline_faces import SyncNewPipeline, SyncPipelines
 from dibs.running import handler_for, run_job_sync

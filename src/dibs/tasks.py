@@ -9,10 +9,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from dibs import annotations, payload
+from dibs import annotations
 from dibs.errors import BadRequest
-from dibs.jobs import Job, NewJob
-from dibs.options import Options, Using
+from dibs.jobs import payload
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.options import Options, Using
 from dibs.settings import seconds
 
 P = ParamSpec("P")

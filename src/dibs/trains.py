@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from dibs.errors import NotFound
-from dibs.jobs import Job, job_from_row
+from dibs.jobs.job import Job, job_from_row
 from dibs.scripts import Row, Script, Step
 
 

@@ -13,10 +13,10 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import MILLISECOND, SECOND
-from dibs.ids import first_id_at
-from dibs.payload import decode
+from dibs.jobs.ids import first_id_at
+from dibs.jobs.payload import decode
+from dibs.jobs.states import FINISHED, JobState
 from dibs.scripts import Row, Rows, Script, Step
-from dibs.states import FINISHED, JobState
 
 BATCH = 500  # rows per question
 GATES = 100  # per question that locks each of them

@@ -4,8 +4,8 @@ from uuid import UUID
 
 from dibs.clock import monotonic
 from dibs.errors import NotFound
-from dibs.ids import parse_id
-from dibs.jobs import Job
+from dibs.jobs.ids import parse_id
+from dibs.jobs.job import Job
 
 QUICKEST_LOOK, SLOWEST_LOOK = 0.02, 0.5  # seconds between two looks
 

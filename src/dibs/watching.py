@@ -16,8 +16,8 @@ from dibs.changes import Change, Seen, Topic, look, tell
 from dibs.clock import id_millis, monotonic
 from dibs.errors import DibsError, NotFound, StoreUnavailable
 from dibs.events import Event, Events, log
-from dibs.ids import first_id_at
-from dibs.states import JobState
+from dibs.jobs.ids import first_id_at
+from dibs.jobs.states import JobState
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store

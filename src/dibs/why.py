@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from dibs.durations import numbered, spoken
 from dibs.errors import NotFound
-from dibs.ids import may_have_steps
-from dibs.jobs import Job, job_from_row
+from dibs.jobs.ids import may_have_steps
+from dibs.jobs.job import Job, job_from_row
+from dibs.jobs.states import JobState
 from dibs.scripts import Row, Script, Step
-from dibs.states import JobState
+from dibs.text import numbered, spoken
 from dibs.upkeep import WorkerInfo, workers
 
 NOBODY = "no worker has been heard of lately"

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make
 
 

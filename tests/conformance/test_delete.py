@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dibs import BadRequest, NewJob, Refused
-from dibs.ids import first_id_at, new_id
+from dibs.jobs.ids import first_id_at, new_id
 from faces import Face, Make, nothing_written
 
 

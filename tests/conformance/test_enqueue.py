@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dibs import BadRequest, JobState, NewJob
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make, nothing_written
 from naming import named
 

@@ -4,8 +4,8 @@ from typing import Any
 from uuid import UUID
 
 from dibs import NewJob, operations
+from dibs.jobs.states import Raised, Released, Succeeded
 from dibs.operations import Wish
-from dibs.states import Raised, Released, Succeeded
 from faces import Face, Make
 
 WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}

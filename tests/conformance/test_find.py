@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from dibs import BadRequest, JobState, NewJob
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make
 
 

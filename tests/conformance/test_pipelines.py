@@ -10,7 +10,7 @@ import pytest
 
 from dibs import BadRequest, Context, Dibs, Job, NewJob, NotFound, Refused
 from dibs.clock import SECOND
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from dibs.moving import give_back_sync, move_sync
 from dibs.operations import Wish, exchange
 from faces import Face, Make

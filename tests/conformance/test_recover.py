@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dibs import BadRequest, LeaseLost, NotFound, NotStale, Refused
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make, nothing_written
 
 

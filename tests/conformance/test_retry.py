@@ -3,7 +3,7 @@
 import pytest
 
 from dibs import NewJob, NotFound, Refused
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make, nothing_written
 
 

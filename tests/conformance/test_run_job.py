@@ -26,7 +26,7 @@ from dibs import (
     SyncClaim,
     upkeep,
 )
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make, nothing_written
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from dibs import BadRequest, Job, LeaseLost, NewJob, upkeep
 from dibs.clock import SECOND
+from dibs.jobs.states import LOOKED_AT, Released
 from dibs.operations import Wish, exchange
-from dibs.states import LOOKED_AT, Released
 from faces import Face, Make
 from movers import put as ask
 

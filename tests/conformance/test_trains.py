@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from dibs import BadRequest, Job, NewJob, NotFound, Refused, acts
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dibs import BadRequest, NotFound, SyncClaim
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, Change, NewJob, NotFound
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make
 
 PATIENCE = 60

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from dibs import NewJob, NotFound, upkeep
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from faces import Face, Make, open_face
 from servers import PostgreSQL
 

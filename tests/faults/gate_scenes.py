@@ -14,7 +14,7 @@ from rig import Place, age, answers_within, exchange, together
 from scenes import AT_ONCE_SECONDS, Scene, _nothing_changed, _zombie, enqueue, locked
 
 from dibs import Dibs, NewJob
-from dibs.ids import first_id_at
+from dibs.jobs.ids import first_id_at
 
 __all__ = ["Scene"]
 

@@ -20,7 +20,7 @@ from commands import CLOSED, UNKNOWN, answer, dibs, enqueue, failed, let_pass, l
 from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app, bulk
 from dibs.cli.options import duration
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from dibs.upkeep import tick
 from servers import PostgreSQL
 

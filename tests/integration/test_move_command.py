@@ -22,7 +22,7 @@ import pytest
 from commands import answer, dibs, enqueue, lines
 
 from dibs import Dibs, NewJob, SyncDibs
-from dibs.jobs import STORED_TYPES
+from dibs.jobs.job import STORED_TYPES
 from movers import ELSEWHERE, ask, ids, left_behind, settle, stored
 from servers import MariaDB, PostgreSQL, mysql_connection
 

@@ -1,7 +1,7 @@
 """A machine that asks memory and one real store the same, at random, and compares what a user sees.
 
 After every operation it compares the answers, all jobs, the counts and the queues, and holds both stores
-against the rules of `dibs.states`. Time passes only by `upkeep.age`.
+against the rules of `dibs.jobs.states`. Time passes only by `upkeep.age`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from hypothesis.stateful import (
 from dibs import NewJob, operations
 from dibs.claims import Holding, SyncClaim
 from dibs.clock import monotonic
-from dibs.states import (
+from dibs.jobs.states import (
     FINISHED,
     TRANSITIONS,
     CancelledBy,
@@ -464,7 +464,7 @@ def reachable(state: JobState, moves: int) -> set[JobState]:
 
 
 def settled_state(claim: SyncClaim, end: End) -> JobState:
-    """What `dibs.states` says an attempt that ended like this makes of its job."""
+    """What `dibs.jobs.states` says an attempt that ended like this makes of its job."""
     held, job = claim._held, claim.job
     retry = held.core.registry.options(job.kind).retry
     return settle(job.attempts, job.max_attempts, outcome_of(claim, end), retry, 0.5).state

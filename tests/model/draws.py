@@ -7,7 +7,7 @@ from typing import Any
 from beside import KINDS, QUEUES
 from hypothesis import strategies as st
 
-from dibs.states import JobState
+from dibs.jobs.states import JobState
 
 queues = st.sampled_from(QUEUES)
 kinds = st.sampled_from(KINDS)

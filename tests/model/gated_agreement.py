@@ -23,9 +23,9 @@ from moved_agreement import MovedAgreement
 
 from dibs import NewJob, operations, upkeep
 from dibs.clock import to_micros
-from dibs.ids import new_pipeline_id
+from dibs.jobs.ids import new_pipeline_id
+from dibs.jobs.states import FINISHED, WAITING, JobState
 from dibs.scripts import Script, Step
-from dibs.states import FINISHED, WAITING, JobState
 
 TRAINS = ("north", "south")
 SLOTS = ("desk", "door")

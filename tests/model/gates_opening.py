@@ -1,4 +1,4 @@
-"""Who may go at the gate of the model, by the rules of `dibs.states`."""
+"""Who may go at the gate of the model, by the rules of `dibs.jobs.states`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gates_words import Job, Kind, Look, Mutant, World
 from protocol import replaced
 
-from dibs.states import FINISHED, JobState, fits, in_the_way
+from dibs.jobs.states import FINISHED, JobState, fits, in_the_way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from explorer import Explored, Rule, explore_all
 from gates_protocol import Gates
 from gates_words import Deed, Promise, World
 
-from dibs.states import FINISHED, JobState, fits
+from dibs.jobs.states import FINISHED, JobState, fits
 
 
 def _running_at(gates: Gates, world: World, sort: str) -> list[int]:

@@ -3,7 +3,7 @@
 There is one gate, and whoever changes who may go locks it: so a question at the gate is one step. A producer
 is slow: between its first step, in which it locks the gate, and its commit others may do what needs no
 lock, claim above all. A mutant leaves a lock or a guard out, mostly by looking in one step and acting on it
-in a later one. Who may go is decided by `dibs.states`, as in every engine.
+in a later one. Who may go is decided by `dibs.jobs.states`, as in every engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gates_words import (
 )
 from protocol import replaced
 
-from dibs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
+from dibs.jobs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from dibs.states import JobState
+from dibs.jobs.states import JobState
 
 # -- what there is ------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from dibs.states import FINISHED, TRANSITIONS, WAITING, JobState
+from dibs.jobs.states import FINISHED, TRANSITIONS, WAITING, JobState
 
 JobId = Hashable
 
@@ -69,7 +69,7 @@ class Rule(StrEnum):
     nothing_lost = "every job that was acknowledged is there in the end"
     nothing_stuck = "every job has finished after the drain"
     nothing_unexpected = "there is no job that nobody enqueued"
-    legal_path = "a job moves only along the transitions of dibs.states, without jumps"
+    legal_path = "a job moves only along the transitions of dibs.jobs.states, without jumps"
     finished_is_final = "a finished job is left alone unless a person retries it"
     finished_once = "a job finishes once"
     tokens_grow = "each claim of a job has a greater token than the one before"

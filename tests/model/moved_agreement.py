@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, consumes, multiple, rule
 from msgspec import structs
 
 from dibs import NewJob
-from dibs.jobs import StoredJob, read_stored
+from dibs.jobs.job import StoredJob, read_stored
 from dibs.scripts import Rows, Script, Step
 
 ELSEWHERE = UUID(int=7)

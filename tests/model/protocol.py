@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from explorer import Explored, explore_all
 
-from dibs.states import FINISHED, TRANSITIONS, WAITING, JobState, put_back, swept
+from dibs.jobs.states import FINISHED, TRANSITIONS, WAITING, JobState, put_back, swept
 
 # -- what there is ------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Promise(StrEnum):
     lease_holds = "a lease is kept until it has run out or its holder has settled"
     one_finish = "a job finishes once"
     finished_is_final = "a finished job changes only by a person's retry"
-    legal = "a job moves only along the transitions of dibs.states"
+    legal = "a job moves only along the transitions of dibs.jobs.states"
     latest_settles = "only the token of the latest claim settles"
     holder_renews = "only the holder renews"
     asked_never_waits = "a job that was asked to cancel never waits again"

@@ -10,7 +10,7 @@ from gates_promises import explore
 from gates_protocol import Gates
 from gates_words import CAUGHT_BY, Kind, Mutant, Promise
 
-from dibs.states import JobState
+from dibs.jobs.states import JobState
 
 TRAIN, OTHERS = Kind("train"), Kind("train", producer=1)
 HOLDS = Kind("train", on_failed="hold")

@@ -19,7 +19,7 @@ from history import Broken, Change, History, Rule, Told, Took, check, rules_brok
 from journal import install_journal, read_journal
 from protocol import Deed, Mutant, Protocol, World
 
-from dibs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState
 from servers import MariaDB, PostgreSQL
 
 FLAGGED_BY = {

@@ -6,7 +6,7 @@ import pytest
 from explorer import describe, walk_all
 from protocol import CAUGHT_BY, Mutant, Promise, Protocol, explore
 
-from dibs.states import JobState
+from dibs.jobs.states import JobState
 
 # The people's part and the many attempts apart: together they make ten times as many worlds.
 SMALL = {

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
-from dibs.ids import new_id
+from dibs.jobs.ids import new_id
 from dibs.worker.aside import Aside
 
 

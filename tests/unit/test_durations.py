@@ -6,8 +6,8 @@ import pytest
 
 from dibs.cli import demo_show, serve, verify
 from dibs.cli.verify_history import Verdict
-from dibs.durations import numbered, spoken_size
-from dibs.lines import swept_line
+from dibs.log_format import swept_line
+from dibs.text import numbered, spoken_size
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dibs import JobError
-from dibs.failures import MOST_ERRORS, describe, error_entry, errors_text, safe_text
+from dibs.jobs.failures import MOST_ERRORS, describe, error_entry, errors_text, safe_text
 
 
 class Hostile(Exception):

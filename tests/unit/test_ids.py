@@ -9,8 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 from asyncpg.pgproto.pgproto import UUID as AsyncpgUUID
 
-from dibs import BadRequest, ids
-from dibs.ids import first_id_at, new_id, parse_id
+from dibs import BadRequest
+from dibs.jobs import ids
+from dibs.jobs.ids import first_id_at, new_id, parse_id
 from naming import named
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs.jobs import JOB_COLUMNS, Job, job_from_row
+from dibs.jobs.job import JOB_COLUMNS, Job, job_from_row
 
 MOMENT = datetime(2026, 11, 16, tzinfo=UTC)
 NAMES = {"unique_key": "unique"}  # where the field is called otherwise

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from dibs import BadRequest
-from dibs.payload import check_moment, check_name, check_whole, decode, decoder, encode
+from dibs.jobs.payload import check_moment, check_name, check_whole, decode, decoder, encode
 from naming import named
 
 LIMIT = 1024 * 1024

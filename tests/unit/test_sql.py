@@ -117,7 +117,7 @@ def test_statements_are_split_without_their_comments() -> None:
 
 @every_engine
 def test_the_schema_has_every_column_that_a_job_has(engine: SqlEngine) -> None:
-    from dibs.jobs import JOB_COLUMNS
+    from dibs.jobs.job import JOB_COLUMNS
 
     text = "".join(text for _, text in schema_files(engine.dialect.name))
 

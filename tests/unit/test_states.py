@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, JobState, Retry
-from dibs.states import (
+from dibs.jobs.states import (
     FINISHED,
     TRANSITIONS,
     WAITING,

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dibs import BadRequest
-from dibs.ticks import Cron, Interval, rule
+from dibs.jobs.schedules import Cron, Interval, rule
 from naming import named
 
 BERLIN = ZoneInfo("Europe/Berlin")

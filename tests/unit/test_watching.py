@@ -11,8 +11,8 @@ import pytest
 from dibs import Change, Dibs, NewJob, StoreUnavailable, watching
 from dibs.changes import mark, version
 from dibs.engines.memory.store import MemoryStore
-from dibs.ids import new_id
-from dibs.jobs import Job
+from dibs.jobs.ids import new_id
+from dibs.jobs.job import Job
 from dibs.scripts import Rows, Step
 from dibs.watching import MOST_PENDING, Pace, Subscription
 

@@ -17,8 +17,8 @@ from serving import WRITER, client_of, make_web
 
 from dibs import Dibs, NewJob
 from dibs.engines.memory.store import MemoryStore
-from dibs.ids import new_id
 from dibs.integrations.fastapi import router
+from dibs.jobs.ids import new_id
 
 JOB = new_id()
 ENDLESS = "/events"

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from serving import READER, WRITER, client_of, make_web, may_read, may_write, on_a_port
 
 from dibs import BadRequest, Dibs, NewJob
-from dibs.ids import new_id
 from dibs.integrations.fastapi import router
+from dibs.jobs.ids import new_id
 
 JOB = new_id()
 

@@ -18,8 +18,8 @@ from serving import client_of, make_web
 from dibs import Dibs, Job, NewJob, upkeep
 from dibs.clock import SECOND
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsafeStore
-from dibs.ids import new_id
 from dibs.integrations.fastapi import lifespan, models
+from dibs.jobs.ids import new_id
 from dibs.outbox import Outbox, Standing
 
 

@@ -16,8 +16,8 @@ from working import Apps, drain, wait_until, working
 
 from dibs import Dibs, Job, NewJob, Retry
 from dibs.engines.sql import placeholders
-from dibs.ids import new_id
-from dibs.jobs import JOB_COLUMNS, job_from_row
+from dibs.jobs.ids import new_id
+from dibs.jobs.job import JOB_COLUMNS, job_from_row
 from dibs.scripts import Step
 from dibs.worker import marks
 

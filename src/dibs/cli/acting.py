@@ -8,7 +8,7 @@ import typer
 from dibs.cli.config import open_store
 from dibs.cli.printing import complain, print_json
 from dibs.errors import NotFound, Refused
-from dibs.lines import one_line
+from dibs.log_format import one_line
 from dibs.sync import SyncDibs
 
 Name = TypeVar("Name")

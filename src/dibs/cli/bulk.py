@@ -14,10 +14,10 @@ from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import open_store
 from dibs.cli.options import bad_usage
 from dibs.cli.printing import print_json
-from dibs.durations import numbered, spoken
 from dibs.errors import DibsError
-from dibs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
+from dibs.text import numbered, spoken
 
 LOOK = 0.5  # seconds between two looks at how many are left
 

@@ -12,7 +12,7 @@ from dibs.cli.config import table_in
 from dibs.cli.options import bad_usage, blaming_who_typed
 from dibs.cli.reading import from_text, read
 from dibs.errors import BadRequest
-from dibs.payload import check_name
+from dibs.jobs.payload import check_name
 
 
 class ToolDibsWork(msgspec.Struct, kw_only=True):

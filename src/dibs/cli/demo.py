@@ -22,7 +22,7 @@ from dibs.cli.demo_records import QUEUE, Counts, Log, Tail, claims_in_hand, coun
 from dibs.cli.demo_show import Show, choose_show
 from dibs.cli.options import AsJson
 from dibs.clock import monotonic
-from dibs.jobs import NewJob
+from dibs.jobs.job import NewJob
 from dibs.sync import SyncDibs
 
 EXAMPLE = "Example: dibs demo --jobs 20000 --workers 8"

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from dibs.durations import numbered
+from dibs.text import numbered
 
 
 class Show(Protocol):

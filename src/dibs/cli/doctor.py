@@ -9,7 +9,7 @@ from dibs.cli.config import given
 from dibs.cli.options import AsJson, Url
 from dibs.cli.printing import print_json
 from dibs.doctor import Finding, Level
-from dibs.lines import one_line
+from dibs.log_format import one_line
 
 EXAMPLE = "Example: dibs doctor --url postgresql://localhost/shop"
 

@@ -12,8 +12,8 @@ from dibs.cli.options import pipeline_id as read_pipeline_id
 from dibs.cli.options import slot as slot_key
 from dibs.cli.printing import note, print_json
 from dibs.errors import Refused
-from dibs.jobs import Job, NewJob
-from dibs.states import SLOT_POLICIES
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.states import SLOT_POLICIES
 from dibs.sync import SyncDibs
 
 EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail --delay 10m"""

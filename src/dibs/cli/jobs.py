@@ -36,9 +36,9 @@ from dibs.cli.options import (
 )
 from dibs.cli.printing import json_text, moment, note, print_json, print_table
 from dibs.errors import NotFound
-from dibs.jobs import Job, JobError
-from dibs.lines import one_line, safe
-from dibs.states import JobState
+from dibs.jobs.job import Job, JobError
+from dibs.jobs.states import JobState
+from dibs.log_format import one_line, safe
 from dibs.sync import SyncDibs
 from dibs.why import Why
 

@@ -1,6 +1,6 @@
 """How the log of `dibs work` looks: aligned lines with a coloured sign for people, JSON for programs.
 
-What a line says is decided in `dibs.lines`; records of other loggers, the app's own included, pass through.
+What a line says is decided in `dibs.log_format`; records of other loggers pass through.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from dibs.lines import SIGNS, Line, safe
+from dibs.log_format import SIGNS, Line, safe
 
 COLOURS = {"→": "36", "✓": "32", "↻": "33", "✗": "31", "+": "34", "●": "35"}
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"

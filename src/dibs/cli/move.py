@@ -16,9 +16,9 @@ from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import given
 from dibs.cli.options import AsJson, bad_usage, duration, not_empty
 from dibs.cli.printing import complain, note, print_json, without_password
-from dibs.durations import numbered
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
+from dibs.text import numbered
 
 EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
 

@@ -13,9 +13,9 @@ import typer
 
 from dibs.cli.printing import complain, without_password
 from dibs.errors import BadRequest
-from dibs.ids import parse_id
-from dibs.options import slot_from_text
-from dibs.states import JobState
+from dibs.jobs.ids import parse_id
+from dibs.jobs.options import slot_from_text
+from dibs.jobs.states import JobState
 
 T = TypeVar("T")
 

@@ -16,16 +16,16 @@ from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, UntilIdle, Url, as_typed, bad_usage, blaming_who_typed, duration, hand_on
 from dibs.cli.printing import complain, moment, note, print_json, print_table, without_password
 from dibs.clock import monotonic
-from dibs.durations import numbered, spoken
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
-from dibs.ids import parse_id
-from dibs.lines import NOTICE
+from dibs.jobs.ids import parse_id
+from dibs.log_format import NOTICE
 from dibs.outbox import Message, Outbox, Relay, Status
 from dibs.outbox.core import DEFAULT_BROKER
 from dibs.outbox.events import log
 from dibs.outbox.statements import Place
 from dibs.outbox.sync import SyncOutbox
 from dibs.settings import lease_micros
+from dibs.text import numbered, spoken
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dibs.lines import one_line
-from dibs.states import JobState
+from dibs.jobs.states import JobState
+from dibs.log_format import one_line
 
 Cell = str | int
 

@@ -6,7 +6,7 @@ import typer
 
 from dibs.cli import bulk
 from dibs.cli.options import AsJson, Url, bad_usage, duration
-from dibs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState
 
 EXAMPLE = "Example: dibs prune --older-than 7d --state succeeded --yes"
 

@@ -9,10 +9,10 @@ import typer
 from dibs.cli.config import open_store, store_name
 from dibs.cli.options import AsJson, Url, as_typed, bad_usage, hand_on
 from dibs.cli.printing import note, print_json, print_table, some
-from dibs.lines import one_line
+from dibs.jobs.payload import check_name
+from dibs.jobs.states import FINISHED, JobState
+from dibs.log_format import one_line
 from dibs.looks import Queue
-from dibs.payload import check_name
-from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
 
 app = typer.Typer(

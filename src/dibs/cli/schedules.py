@@ -10,8 +10,8 @@ from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import moment, note, print_json, print_table
 from dibs.cli.work import load_app
+from dibs.jobs.schedules import Cron, Rule
 from dibs.schedules import ScheduleInfo
-from dibs.ticks import Cron, Rule
 
 EXAMPLE = "Example: dibs schedules jobs:app"
 

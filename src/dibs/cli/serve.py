@@ -15,8 +15,8 @@ from dibs.cli.config import given
 from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import note, print_json, without_password
-from dibs.durations import numbered
 from dibs.errors import BadRequest
+from dibs.text import numbered
 
 if TYPE_CHECKING:
     from dibs.integrations.service import Access

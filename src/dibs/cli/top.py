@@ -26,14 +26,14 @@ from dibs.cli.config import given, store_name
 from dibs.cli.options import AsJson, Url, duration
 from dibs.cli.printing import STYLES, print_json
 from dibs.clock import monotonic
-from dibs.durations import spoken
 from dibs.errors import StoreUnavailable
-from dibs.jobs import Job
-from dibs.lines import one_line
+from dibs.jobs.job import Job
+from dibs.jobs.states import FINISHED, JobState
+from dibs.log_format import one_line
 from dibs.looks import Queue
 from dibs.scripts import Script, Step
-from dibs.states import FINISHED, JobState
 from dibs.sync import SyncDibs
+from dibs.text import spoken
 from dibs.upkeep import WorkerInfo
 
 EXAMPLE = "Example: dibs top --interval 1s, or dibs top --once --json"

@@ -12,10 +12,10 @@ from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, as_typed, hand_on, url_again
 from dibs.cli.printing import moment, note, print_json, print_table
 from dibs.errors import NotFound, Refused
-from dibs.jobs import Job
-from dibs.lines import one_line
-from dibs.payload import check_name
-from dibs.states import JobState
+from dibs.jobs.job import Job
+from dibs.jobs.payload import check_name
+from dibs.jobs.states import JobState
+from dibs.log_format import one_line
 from dibs.sync import SyncDibs
 from dibs.trains import Train
 

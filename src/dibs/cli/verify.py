@@ -26,11 +26,11 @@ from dibs.cli.printing import complain, print_json
 from dibs.cli.verify_history import KIND, Verdict, Writer, judge, read_lines
 from dibs.cli.verify_late import come_late
 from dibs.clock import monotonic
-from dibs.durations import numbered
 from dibs.errors import Refused
-from dibs.jobs import NewJob
+from dibs.jobs.job import NewJob
 from dibs.scripts import Script, Step
 from dibs.sync import SyncDibs
+from dibs.text import numbered
 
 EXAMPLE = "Example: dibs verify postgresql://localhost/shop"
 PATIENCE = 120  # seconds without any progress, after which it gives up and judges

@@ -13,7 +13,7 @@ from dibs.claims import SyncClaim
 from dibs.cli.verify_history import KIND, Event, Line, Writer
 from dibs.clock import monotonic
 from dibs.errors import DibsError, LeaseLost
-from dibs.jobs import NewJob
+from dibs.jobs.job import NewJob
 from dibs.sync import SyncDibs
 
 LATE, HEIR = "verify-late", "verify-heir"

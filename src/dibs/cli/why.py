@@ -5,7 +5,7 @@ import typer
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Id, Url
 from dibs.cli.printing import print_json
-from dibs.lines import one_line
+from dibs.log_format import one_line
 
 EXAMPLE = "Example: dibs why 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"
 

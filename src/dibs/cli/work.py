@@ -22,10 +22,10 @@ from dibs.cli.options import UntilIdle, Url, bad_usage, duration
 from dibs.cli.printing import some, without_password
 from dibs.cli.supervising import is_supervised, signals_of_supervisor, supervise, tell_supervisor
 from dibs.clock import monotonic
-from dibs.durations import spoken
 from dibs.errors import BadRequest
 from dibs.events import Event, log
-from dibs.lines import NOTICE
+from dibs.log_format import NOTICE
+from dibs.text import spoken
 from dibs.worker import Worker
 
 EXAMPLE = "Example: dibs work jobs:app --queues mail,slow --concurrency 20"

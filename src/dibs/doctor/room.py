@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dibs.doctor.examined import Examined, Finding, Level
-from dibs.durations import spoken_size
+from dibs.text import spoken_size
 
 NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs"),

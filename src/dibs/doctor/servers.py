@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dibs.doctor.examined import Clock, Echo, Examined, Finding, Level
-from dibs.durations import spoken
+from dibs.text import spoken
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dibs.doctor.examined import Examined, Finding, Level
-from dibs.durations import numbered, spoken, spoken_size
+from dibs.text import numbered, spoken, spoken_size
 
 A_MINUTE, TEN_MINUTES = 60, 600
 OLD_SLOT = 1_000_000  # transactions

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from dibs.doctor.examined import Examined, Finding, Level
-from dibs.durations import numbered, spoken
+from dibs.text import numbered, spoken
 from dibs.upkeep import WorkerInfo
 
 LONG_WAIT = 60  # seconds

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from dibs.jobs import StoredJob
+from dibs.jobs.job import StoredJob
 
 
 def key_of(job: StoredJob) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dibs.clock import monotonic
 from dibs.contract import hint_of
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
 
 _KIND, _QUEUE = NEW_JOB_COLUMNS.index("kind"), NEW_JOB_COLUMNS.index("queue")
 

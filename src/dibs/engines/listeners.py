@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dibs.contract import SETTLEMENT_COLUMNS, STOP_HINT
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.scripts import Rows, Step
 
 # Questions after which a waiting worker may find something to do.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from dibs.clock import monotonic
-from dibs.durations import spoken
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.schemas import schema_files, schema_version, statements
@@ -20,6 +19,7 @@ from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import BadRequest, StoreUnavailable
 from dibs.events import log
+from dibs.text import spoken
 
 MIGRATION_LOCK = 0x64696273  # "dibs", an advisory lock while tables are made
 MIGRATION_TIMEOUT = 3600  # seconds: an index on many millions of finished jobs takes its time

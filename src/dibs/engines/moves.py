@@ -12,9 +12,9 @@ from msgspec import structs
 
 from dibs.engines.arrivals import behind, by_train, key_of, placed, sorted_out
 from dibs.engines.sql import Plan, Query, SqlEngine
-from dibs.jobs import StoredJob, read_stored, stored_text
+from dibs.jobs.job import StoredJob, read_stored, stored_text
+from dibs.jobs.states import FINISHED, JobState
 from dibs.scripts import Row
-from dibs.states import FINISHED, JobState
 
 FIRST = UUID(int=0)
 

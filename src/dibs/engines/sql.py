@@ -11,9 +11,9 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from dibs.jobs import JOB_COLUMNS, STORED_TYPES
+from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
+from dibs.jobs.states import FINISHED, JobState
 from dibs.scripts import Rows, Step
-from dibs.states import FINISHED, JobState
 
 # What a job takes along unchanged when it moves between the live and the finished table.
 KEPT_COLUMNS = (

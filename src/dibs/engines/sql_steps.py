@@ -13,10 +13,10 @@ import msgspec
 
 from dibs.engines.moves import MovingEngine
 from dibs.engines.sql import Plan, Query
-from dibs.ids import may_have_steps
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.ids import may_have_steps
+from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.jobs.states import FINISHED, JobState, doomed_by
 from dibs.scripts import Row, Rows, Step
-from dibs.states import FINISHED, JobState, doomed_by
 
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 

@@ -26,11 +26,11 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from dibs.app import Dibs
 from dibs.errors import BadRequest
 from dibs.events import NAMES, Event
-from dibs.jobs import NEW_JOB_COLUMNS, Job, NewJob
+from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob
+from dibs.jobs.options import DEFAULTS
+from dibs.jobs.states import Outcome, Raised, Retry, settle
 from dibs.operations import NewRow
-from dibs.options import DEFAULTS
 from dibs.registry import Registry
-from dibs.states import Outcome, Raised, Retry, settle
 
 __all__ = ["instrument", "running"]
 

@@ -10,10 +10,10 @@ from dibs.app import Dibs
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
 from dibs.integrations.exposition import CONTENT_TYPE, Durations, Labels, series
+from dibs.jobs.states import FINISHED, JobState
 from dibs.looks import Queue, queues
 from dibs.outbox import Outbox, OutboxEvent, Standing
 from dibs.scripts import Script, Step
-from dibs.states import FINISHED, JobState
 
 __all__ = ["CONTENT_TYPE", "Metrics", "OwnOutbox", "RelayMetrics", "Relayed"]
 

@@ -45,8 +45,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from dibs.clock import from_micros, to_micros
 from dibs.errors import BadRequest
+from dibs.jobs.states import JobState
 from dibs.settings import read_settings
-from dibs.states import JobState
 
 __all__ = [
     "AnyJob",

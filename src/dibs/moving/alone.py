@@ -15,7 +15,7 @@ from dibs.app import Dibs
 from dibs.claims import Holding
 from dibs.clock import SECOND
 from dibs.errors import DibsError, Refused
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
 
 KIND = "dibs-move"  # and the name of its queue
 LEASE = 3.0  # seconds

@@ -8,13 +8,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dibs import acts, looks
-from dibs.durations import numbered
 from dibs.errors import Refused
+from dibs.jobs.states import WAITING, JobState
 from dibs.moving.reports import Log, Moved, Planned, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, ask, counts, departed, question
 from dibs.schedules import last_ticks
 from dibs.scripts import Script, Step
-from dibs.states import WAITING, JobState
+from dibs.text import numbered
 
 # -- Before -------------------------------------------------------------------------------------
 

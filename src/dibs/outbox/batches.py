@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from dibs.clock import SECOND, monotonic
-from dibs.durations import spoken
 from dibs.errors import StoreUnavailable
 from dibs.outbox.brokers import Broker, BrokerUnavailable
 from dibs.outbox.core import OutboxCore, said
 from dibs.outbox.homes import Operation
 from dibs.outbox.messages import Message, Status
+from dibs.text import spoken
 
 FLUSH_EVERY = 1.0  # seconds between two times that the published ones are marked
 ASK_AGAIN = 0.5  # seconds between two tries to reach the database

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from dibs import payload
 from dibs.errors import BadRequest, LeaseLost
-from dibs.ids import new_id, parse_id
+from dibs.jobs import payload
+from dibs.jobs.ids import new_id, parse_id
+from dibs.jobs.states import Retry
 from dibs.outbox import operations
 from dibs.outbox.events import OutboxEvents
 from dibs.outbox.homes import Home, Operation
@@ -16,7 +17,6 @@ from dibs.outbox.messages import Message, Standing, Status
 from dibs.outbox.operations import Claimed, Wish
 from dibs.outbox.traces import with_trace
 from dibs.settings import MIB, Duration, lease_micros, span
-from dibs.states import Retry
 
 DEFAULT_BROKER = "default"
 MOST_CLAIMED = 10_000

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dibs.durations import spoken
-from dibs.lines import NOTICE, one_line
+from dibs.log_format import NOTICE, one_line
 from dibs.outbox.messages import Message
+from dibs.text import spoken
 
 log = logging.getLogger("dibs.outbox")
 

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dibs import payload
-from dibs.ids import new_id
+from dibs.jobs import payload
+from dibs.jobs.ids import new_id
 from dibs.outbox import operations
 from dibs.outbox.homes import Home, Operation, home
 from dibs.outbox.messages import Message

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from dibs import payload
 from dibs.clock import from_micros
+from dibs.jobs import payload
 from dibs.scripts import Row
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from dibs.jobs.states import Retry
 from dibs.outbox.core import DEFAULT_BROKER, Messages, OutboxCore
 from dibs.outbox.events import OutboxEvents
 from dibs.outbox.homes import home
@@ -11,7 +12,6 @@ from dibs.outbox.messages import Message, Standing
 from dibs.outbox.statements import Place
 from dibs.outbox.sync import SyncOutbox
 from dibs.settings import Duration
-from dibs.states import Retry
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData, Table

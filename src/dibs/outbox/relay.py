@@ -9,10 +9,11 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 
-from dibs import payload, stopping
+from dibs import stopping
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable
-from dibs.identity import worker_name
+from dibs.jobs import payload
+from dibs.jobs.ids import worker_name
 from dibs.outbox.batches import Batch
 from dibs.outbox.brokers import Broker, BrokerRefused, Brokers, BrokerUnavailable, make_broker
 from dibs.outbox.core import OutboxCore, said

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from dibs.clock import monotonic
 from dibs.doctor import Finding
 from dibs.errors import UnsupportedConnection
-from dibs.identity import worker_name
+from dibs.jobs.ids import worker_name
 from dibs.settings import Duration
 from dibs.tables.claiming import Claiming, StrategyName
 from dibs.tables.leases import HeldWrite, Leases, RowsLost

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dibs.clock import monotonic
 from dibs.doctor import Finding
-from dibs.identity import worker_name
+from dibs.jobs.ids import worker_name
 from dibs.settings import Duration
 from dibs.tables.claiming import Claiming, StrategyName
 from dibs.tables.leases import Claimable, HeldWrite, Leases, RowsLost

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dibs import payload
 from dibs.app import Dibs
 from dibs.core import Core
 from dibs.errors import BadRequest
-from dibs.jobs import Job
+from dibs.jobs import payload
+from dibs.jobs.job import Job
 from dibs.sync import SyncDibs
 from dibs.tasks import Task
 from dibs.testing.looking import all_jobs

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from dibs.core import MOST_FOUND, Core
 from dibs.engines.trouble import Tries
-from dibs.jobs import Job
+from dibs.jobs.job import Job
 from dibs.scripts import Script
 
 

@@ -10,15 +10,15 @@ from typing import Any
 from dibs import upkeep
 from dibs.app import Dibs
 from dibs.core import Core
-from dibs.durations import numbered
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
-from dibs.jobs import Job
+from dibs.jobs.job import Job
 from dibs.registry import Registry
 from dibs.scripts import Script
 from dibs.sync import SyncDibs
 from dibs.tasks import Task
 from dibs.testing.looking import all_jobs
+from dibs.text import numbered
 
 MOST_JOBS = 1000
 

@@ -10,7 +10,7 @@ from dibs import upkeep
 from dibs.app import Dibs
 from dibs.core import Core
 from dibs.errors import BadRequest, Refused
-from dibs.identity import worker_name
+from dibs.jobs.ids import worker_name
 from dibs.settings import Duration, micros
 from dibs.sync import SyncDibs
 from dibs.upkeep import Swept

@@ -25,12 +25,12 @@ from dibs.claims import CancelAsked, Claim, Holding
 from dibs.context import Context
 from dibs.core import Core
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
-from dibs.failures import describe
-from dibs.jobs import Job, NewJob
+from dibs.jobs.failures import describe
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.states import CancelledBy, Outcome
 from dibs.lifespan import Lifespan
 from dibs.progress import Progress
 from dibs.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
-from dibs.states import CancelledBy, Outcome
 from dibs.worker import messages, places
 from dibs.worker.messages import Answer, Completed, Load, Ready, Run, Said, Stop, ToWorker, Unable
 

@@ -19,10 +19,10 @@ from dibs.clock import monotonic
 from dibs.core import Core
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
+from dibs.jobs.states import JobState
 from dibs.leases import Kept, Tell
 from dibs.operations import Settled, Standing
 from dibs.running import still_ours
-from dibs.states import JobState
 from dibs.worker.trips import Done
 from dibs.worker.vigils import Vigil, Waiting
 

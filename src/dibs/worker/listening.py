@@ -17,7 +17,7 @@ from dibs.contract import ECHO_HINT
 from dibs.engines.store import Store
 from dibs.engines.trouble import TryAgain
 from dibs.events import log
-from dibs.jobs import Job
+from dibs.jobs.job import Job
 
 ECHO_WITHIN = 3.0  # seconds after a tick
 SHORTEST_LOOK, LONGEST_LOOK = 0.02, 1.0  # seconds between two looks for work

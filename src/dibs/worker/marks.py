@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dibs.clock import monotonic
 from dibs.contract import Mark
-from dibs.jobs import Job
+from dibs.jobs.job import Job
 
 SHARE = 10
 LONGEST = 1.0  # seconds

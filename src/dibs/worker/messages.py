@@ -7,9 +7,9 @@ from uuid import UUID
 
 import msgspec
 
-from dibs import payload
-from dibs.jobs import Job, NewJob, not_a_new_job
-from dibs.states import CancelledBy, Outcome, Raised, Snoozed, Succeeded
+from dibs.jobs import payload
+from dibs.jobs.job import Job, NewJob, not_a_new_job
+from dibs.jobs.states import CancelledBy, Outcome, Raised, Snoozed, Succeeded
 from dibs.worker.places import Place
 
 HEADER = 4  # bytes
@@ -81,7 +81,7 @@ class Completed(msgspec.Struct, tag=True):
 
 
 class Ended(msgspec.Struct, tag=True):
-    """The handler has ended; `outcome` names a class of `dibs.states`, `about` its fields."""
+    """The handler has ended; `outcome` names a class of `dibs.jobs.states`, `about` its fields."""
 
     outcome: str
     about: dict[str, Any]

@@ -18,8 +18,8 @@ from dibs.clock import SECOND
 from dibs.context import Context
 from dibs.errors import DibsError
 from dibs.events import log
+from dibs.jobs.states import Outcome
 from dibs.leases import MARGIN
-from dibs.states import Outcome
 from dibs.worker import messages
 from dibs.worker.messages import (
     Answer,

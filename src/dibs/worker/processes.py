@@ -19,8 +19,8 @@ from dibs.app import Dibs
 from dibs.claims import Holding
 from dibs.context import Context
 from dibs.errors import BadRequest
+from dibs.jobs.states import Outcome
 from dibs.running import uncancel
-from dibs.states import Outcome
 from dibs.tasks import Task
 from dibs.worker.places import Place, find_place
 from dibs.worker.process import Process, ProcessEnded

@@ -9,9 +9,9 @@ from dibs.clock import monotonic
 from dibs.contract import Mark
 from dibs.core import Core
 from dibs.engines.trouble import Tries
-from dibs.jobs import Job
+from dibs.jobs.job import Job
+from dibs.jobs.options import DEFAULT_LEASE
 from dibs.operations import Patience, Settled, Wish
-from dibs.options import DEFAULT_LEASE
 from dibs.scripts import Script
 from dibs.settings import lease_micros
 

@@ -23,14 +23,14 @@ from dibs.clock import SECOND, monotonic
 from dibs.contract import STOP_HINT, split_hint
 from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
 from dibs.events import log
-from dibs.identity import worker_name
-from dibs.jobs import Job
+from dibs.jobs.ids import worker_name
+from dibs.jobs.job import Job
+from dibs.jobs.payload import check_names, check_whole
+from dibs.jobs.states import Released
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
 from dibs.operations import Patience, Settled
-from dibs.payload import check_names, check_whole
 from dibs.settings import Duration, span
-from dibs.states import Released
 from dibs.worker.aside import Aside
 from dibs.worker.attempts import Attempts
 from dibs.worker.commits import Commits

@@ -18,9 +18,9 @@ from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.memory.gates import has_gate, is_gated
 from dibs.engines.memory.moves import Moving
 from dibs.engines.memory.shelves import UNSET, Line, Record, line_of
-from dibs.jobs import JOB_COLUMNS, NEW_JOB_COLUMNS
+from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
+from dibs.jobs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 from dibs.scripts import Row, Rows, Step
-from dibs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 

@@ -13,8 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.memory.shelves import Record, Shelves
-from dibs.scripts import Row, Rows
-from dibs.states import (
+from dibs.jobs.states import (
     LOOKED_AT,
     PATIENCE,
     WAITING,
@@ -25,6 +24,7 @@ from dibs.states import (
     holds,
     in_the_way,
 )
+from dibs.scripts import Row, Rows
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 

@@ -10,8 +10,8 @@ import msgspec
 from dibs.clock import from_micros
 from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
 from dibs.engines.memory.steps import Stepped
+from dibs.jobs.states import WAITING, JobState
 from dibs.scripts import Rows
-from dibs.states import WAITING, JobState
 
 
 class Looking(Stepped):

@@ -10,9 +10,9 @@ from dibs.engines.arrivals import behind, by_train, key_of, placed, sorted_out
 from dibs.engines.memory.gates import Gate, is_gated
 from dibs.engines.memory.looks import Looking
 from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
-from dibs.jobs import STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.jobs.states import JobState
 from dibs.scripts import Row, Rows
-from dibs.states import JobState
 
 
 class Moving(Looking):

@@ -9,9 +9,9 @@ from uuid import UUID
 
 from dibs.clock import from_micros
 from dibs.contract import GLANCED_COLUMNS
-from dibs.jobs import JOB_COLUMNS
+from dibs.jobs.job import JOB_COLUMNS
+from dibs.jobs.states import JobState
 from dibs.scripts import Row
-from dibs.states import JobState
 
 Record = dict[str, Any]
 Line = tuple[str, str]  # queue, kind

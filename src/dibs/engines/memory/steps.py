@@ -11,9 +11,9 @@ from uuid import UUID
 
 from dibs.engines.memory.gates import Gated, has_gate
 from dibs.engines.memory.shelves import Record
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.jobs.states import JobState, by_time, doomed_by
 from dibs.scripts import Row, Rows
-from dibs.states import JobState, by_time, doomed_by
 
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 

@@ -13,8 +13,8 @@ from dibs.contract import Mark
 from dibs.engines.mysql.gates import MysqlGates
 from dibs.engines.mysql.values import as_ids, as_json, as_moment, later
 from dibs.engines.sql import LOOKS, Plan, Query
+from dibs.jobs.states import JobState
 from dibs.scripts import Row, Rows
-from dibs.states import JobState
 
 # From how many (queue, kind) pairs on it is cheaper to walk those that exist.
 MOST_NAMED_LINES = 32

@@ -36,9 +36,9 @@ from dibs.engines.mysql.values import (
 )
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query
-from dibs.jobs import STORED_TYPES, StoredJob
+from dibs.jobs.job import STORED_TYPES, StoredJob
+from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
 from dibs.scripts import Row, Rows, Step
-from dibs.states import FINISHED, WORKER_DIED, JobState, swept
 
 # Fixed while one statement runs, in UTC whatever time zone the session has.
 NOW = "utc_timestamp(6)"

@@ -17,9 +17,9 @@ from dibs.engines.mysql.values import (
     text_size,
 )
 from dibs.engines.sql import Plan, Query
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.jobs.states import JobState
 from dibs.scripts import Row
-from dibs.states import JobState
 
 _UNIQUE, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "train", "slot"))
 

@@ -10,9 +10,9 @@ from dibs.engines.mysql.enqueue import MysqlEnqueue
 from dibs.engines.mysql.gates import Key, gates_of, leave
 from dibs.engines.mysql.values import as_json, as_moment, chunks, later
 from dibs.engines.sql import Plan, Query
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.jobs.states import FINISHED, JobState, put_back
 from dibs.scripts import Row
-from dibs.states import FINISHED, JobState, put_back
 
 _PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", "train", "slot"))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from dibs.clock import from_micros, to_micros
 from dibs.engines.sql import Writers
-from dibs.states import JobState
+from dibs.jobs.states import JobState
 
 # What is sent in one statement: the server refuses more than its max_allowed_packet (16 MiB on MariaDB),
 # and a quote within text within JSON within a statement is four characters.

@@ -19,7 +19,7 @@ from dibs.engines.postgresql.gates import (
 )
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import LOOKS, Copy, Dialect, Plan, Query
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Step
 
 SPELLINGS = {

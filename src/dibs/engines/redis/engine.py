@@ -36,9 +36,9 @@ from dibs.engines.redis.scripts import Call, IfAllowed, Plan, lua_script
 from dibs.engines.redis.steps import RedisSteps
 from dibs.engines.redis.values import MOST_AT_ONCE, micros
 from dibs.engines.redis.values import moment as time_of
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.jobs.states import WORKER_DIED
 from dibs.scripts import Row, Step
-from dibs.states import WORKER_DIED
 
 _QUEUE, _RUN_AT = (NEW_JOB_COLUMNS.index(name) for name in ("queue", "run_at"))
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.engines.redis.values import MOST_AT_ONCE, micros, moment
-from dibs.jobs import STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.scripts import Row, Rows
 
 Plan = Generator[Any, Any, Rows]

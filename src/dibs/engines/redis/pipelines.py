@@ -12,7 +12,7 @@ from dibs.clock import from_micros, store_micros
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.nodes import Nodes
 from dibs.errors import UnsupportedConnection
-from dibs.jobs import NEW_JOB_COLUMNS
+from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.scripts import Row, Rows, Step
 
 Colour = Literal["sync", "async"]

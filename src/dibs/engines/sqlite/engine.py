@@ -17,9 +17,9 @@ from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query, Writers
 from dibs.engines.sqlite.facts import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
-from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
+from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
+from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
 from dibs.scripts import Row, Rows, Step
-from dibs.states import FINISHED, WORKER_DIED, JobState, swept
 
 # 3.40 has no 'subsec' modifier; a julian day is exact to the millisecond once it is rounded.
 NOW = "cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000"

@@ -30,9 +30,9 @@ from dibs.integrations.django.tasks_api import (
     task_finished,
     task_started,
 )
-from dibs.jobs import Job, JobError, NewJob
-from dibs.payload import LONGEST_NAME
-from dibs.states import WORKER_DIED, JobState, Retry
+from dibs.jobs.job import Job, JobError, NewJob
+from dibs.jobs.payload import LONGEST_NAME
+from dibs.jobs.states import WORKER_DIED, JobState, Retry
 
 STATUS = {
     JobState.running: TaskResultStatus.RUNNING,

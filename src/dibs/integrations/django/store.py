@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from dibs.app import Dibs
 from dibs.engines.stores import connect
 from dibs.integrations.django.transactions import in_transaction
-from dibs.jobs import Job, NewJob
+from dibs.jobs.job import Job, NewJob
 
 KNOWN = ("DATABASE", "URL", *(name.upper() for name in signature(Dibs).parameters if name != "url"))
 TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")

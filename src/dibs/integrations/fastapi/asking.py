@@ -20,7 +20,7 @@ from dibs.errors import (
     UnknownEngine,
     UnsafeStore,
 )
-from dibs.lines import safe
+from dibs.log_format import safe
 
 STATUS: dict[type[DibsError], int] = {
     BadRequest: 400,

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from dibs.states import JobState
+from dibs.jobs.states import JobState
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 LONGEST_DELAY = 100 * 365 * 24 * 3600.0  # seconds

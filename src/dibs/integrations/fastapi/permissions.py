@@ -9,9 +9,9 @@ from fastapi import Depends, HTTPException
 from fastapi.params import Depends as Dependency
 
 from dibs.errors import BadRequest
-from dibs.jobs import NEW_JOB_COLUMNS, Job
+from dibs.jobs.job import NEW_JOB_COLUMNS, Job
+from dibs.jobs.options import slot_name
 from dibs.operations import NewRow
-from dibs.options import slot_name
 
 Permission = Dependency | Callable[..., Any]
 

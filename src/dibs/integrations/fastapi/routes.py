@@ -24,10 +24,10 @@ from dibs.integrations.fastapi.streams import (
     summary,
 )
 from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
-from dibs.jobs import Job, NewJob
-from dibs.options import slot_from_text
+from dibs.jobs.job import Job, NewJob
+from dibs.jobs.options import slot_from_text
+from dibs.jobs.states import JobState
 from dibs.pipelines import Pipeline
-from dibs.states import JobState
 from dibs.trains import Train
 
 MOST_PER_PAGE = 200

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from dibs.changes import Change, Topic, mark, version
 from dibs.errors import DibsError, NotFound
-from dibs.jobs import Job
+from dibs.jobs.job import Job
 from dibs.watching import Subscription, Watching, wake
 
 KEEP_ALIVE = 15.0  # seconds without a word

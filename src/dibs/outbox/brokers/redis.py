@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dibs import payload
+from dibs.jobs import payload
 from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, missing, without_password
 from dibs.outbox.messages import Message
 

@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from dibs.errors import BadRequest
-from dibs.ids import new_id
-from dibs.payload import decode
+from dibs.jobs.ids import new_id
+from dibs.jobs.payload import decode
+from dibs.jobs.states import FINISHED, JobState
 from dibs.settings import Duration
-from dibs.states import FINISHED, JobState
 
 
 class JobError(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ from uuid import UUID
 
 import msgspec
 
-from dibs import payload
 from dibs.errors import BadRequest
+from dibs.jobs import payload
+from dibs.jobs.states import SLOT_POLICIES, Retry
 from dibs.settings import MIB, Duration, lease_micros, micros
-from dibs.states import SLOT_POLICIES, Retry
 
 DEFAULT_LEASE = 60
 MOST_IN_SLOT = 1000

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dibs.jobs import JobError
+from dibs.jobs.job import JobError
 
 LONGEST_NAME = 200
 LONGEST_MESSAGE = 4_000

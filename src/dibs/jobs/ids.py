@@ -6,6 +6,8 @@ a job's home from its id alone.
 """
 
 import os
+import secrets
+import socket
 import threading
 import zlib
 from uuid import UUID
@@ -71,3 +73,15 @@ def _next_stamp() -> int:
     with _lock:
         _last = max(id_millis() << _COUNTER_BITS, _last + 1)
         return _last
+
+
+_nonces: dict[int, str] = {}
+
+
+def worker_name() -> str:
+    """This process's identity, the same until it ends, never used again after that."""
+    pid = os.getpid()
+    nonce = _nonces.setdefault(pid, secrets.token_hex(4))
+    host = os.environ.get("HOSTNAME") or socket.gethostname()
+    printable = "".join(character for character in host if character.isprintable())[:150]
+    return f"{printable or 'host'}:{pid}:{nonce}"

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from dibs.durations import spoken
-from dibs.jobs import Job
+from dibs.jobs.job import Job
+from dibs.text import spoken
 
 LONGEST = 300  # characters of an error; the whole of it is with the job
 
