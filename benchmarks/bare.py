@@ -9,10 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from dibs.contract import SETTLEMENT_COLUMNS
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.scripts import Rows, Step, run_async
+from dibs.operations.questions import SETTLEMENT_COLUMNS
+from dibs.operations.scripts import Rows, Step, run_async
 
 QUEUE, KIND = "bench", "noop"
 WISH = {

@@ -15,7 +15,7 @@ from dibs import Dibs, NewJob, Worker
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import placeholders
-from dibs.scripts import Step
+from dibs.operations.scripts import Step
 
 LENGTH = 2_000
 CROWD, PLAIN = 100_000, 20_000

@@ -21,11 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dibs import contract
-from dibs.contract import Traits
 from dibs.engines.memory.engine import Memory
 from dibs.engines.redis.engine import Redis
 from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
+from dibs.operations import questions
+from dibs.operations.questions import Traits
 
 PAGE = Path(__file__).with_name("guarantees.md")
 ROOT = PAGE.parents[1]
@@ -201,7 +201,7 @@ def _value(value: object) -> str:
 
 def _told() -> dict[str, str]:
     """The words that stand below each trait in contract.py."""
-    tree = ast.parse(Path(contract.__file__).read_text())
+    tree = ast.parse(Path(questions.__file__).read_text())
     [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Traits"]
     return {
         field.target.id: " ".join(str(words.value.value).split())

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dibs import Claim, Dibs, Job, NewJob, Task, operations, upkeep
+from dibs import Claim, Dibs, Job, NewJob, Task
 from dibs.clock import SECOND
 from dibs.gates import Slots, Trains
+from dibs.operations import upkeep, work
 from dibs.pipeline_faces import NewPipeline, Pipelines
 
 T = TypeVar("T")
@@ -238,7 +239,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
 
 
 def _now() -> Any:
-    [row] = yield operations.Step("now", {})
+    [row] = yield work.Step("now", {})
     return row["now"]
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from dibs import Dibs, Job
-from dibs.contract import SETTLEMENT_COLUMNS
 from dibs.jobs.job import StoredJob, read_stored
 from dibs.moving import Moved
 from dibs.moving.carrying import moving
 from dibs.moving.reports import Way
 from dibs.moving.steps import Ask
-from dibs.scripts import Step
+from dibs.operations.questions import SETTLEMENT_COLUMNS
+from dibs.operations.scripts import Step
 from faces import Face
 
 ELSEWHERE = UUID(int=7)

@@ -19,7 +19,7 @@ from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import placeholders
 from dibs.jobs.ids import new_id
-from dibs.scripts import Step
+from dibs.operations.scripts import Step
 
 
 class Side:

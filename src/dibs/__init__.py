@@ -2,10 +2,8 @@
 
 from dibs.app import Dibs
 from dibs.callbacks import JobEvent
-from dibs.changes import Change
 from dibs.claims import Claim, SyncClaim
 from dibs.context import Context, SyncContext
-from dibs.contract import Traits
 from dibs.doctor import Finding, Level
 from dibs.drift import SchemaProblem
 from dibs.errors import (
@@ -26,16 +24,17 @@ from dibs.errors import (
 )
 from dibs.jobs.job import Job, JobError, NewJob
 from dibs.jobs.states import JobState, Retry
-from dibs.looks import Queue
+from dibs.operations.pipelines import Branch, Pipeline
+from dibs.operations.queries import Queue, Train
+from dibs.operations.questions import Traits
+from dibs.operations.upkeep import Swept, WorkerInfo
+from dibs.operations.watch import Change
+from dibs.operations.why import Why
 from dibs.pipeline_faces import NewPipeline, SyncNewPipeline
-from dibs.pipelines import Branch, Pipeline
 from dibs.running import Cancel, Fail, Snooze
 from dibs.schedules import ScheduleInfo
 from dibs.sync import SyncDibs
 from dibs.tasks import SyncTask, Task
-from dibs.trains import Train
-from dibs.upkeep import Swept, WorkerInfo
-from dibs.why import Why
 from dibs.worker import Worker
 
 __all__ = [

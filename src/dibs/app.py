@@ -9,10 +9,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from dibs.callbacks import C, Fate, cancel_fates, swept_fates
-from dibs.changes import Change, Topic
 from dibs.claims import Claim, with_docs
 from dibs.context import Context
-from dibs.contract import Traits
 from dibs.core import Core
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.tables import drifted, uncompared
@@ -26,17 +24,19 @@ from dibs.jobs.options import Options, Using, with_options
 from dibs.jobs.schedules import rule
 from dibs.jobs.states import Retry
 from dibs.lifespan import Lifespan, Resources
-from dibs.looks import Queue
+from dibs.operations.queries import Queue
+from dibs.operations.questions import Traits
+from dibs.operations.upkeep import Swept, WorkerInfo
+from dibs.operations.watch import Change, Topic
+from dibs.operations.why import Why
 from dibs.pipeline_faces import NewPipeline, Pipelines
 from dibs.running import claim_or_give_back, handler_for, run_claimed
 from dibs.schedules import Missed, ScheduleInfo
 from dibs.settings import Duration, Keep, read_settings, seconds
 from dibs.sync import SyncDibs
 from dibs.tasks import Task
-from dibs.upkeep import Swept, WorkerInfo
 from dibs.waiting import Looks
 from dibs.watching import wake
-from dibs.why import Why
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,9 +19,9 @@ from dibs.errors import BadRequest, DibsError
 from dibs.events import Event, log
 from dibs.jobs.job import Job, JobError, job_from_row
 from dibs.jobs.states import JobState
-from dibs.scripts import Rows, Script, Step
+from dibs.operations.scripts import Rows, Script, Step
+from dibs.operations.upkeep import BATCH, Swept
 from dibs.text import numbered
-from dibs.upkeep import BATCH, Swept
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store

@@ -18,7 +18,7 @@ from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.jobs.failures import describe, error_entry
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded
-from dibs.operations import Settled, Standing, lease_lost
+from dibs.operations.work import Settled, Standing, lease_lost
 from dibs.settings import Duration, span
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs import acts, doctor, looks, operations, pipelines, trains, upkeep
+from dibs import doctor
 from dibs.callbacks import Callbacks, Fate, cancelled_fates
-from dibs.changes import Topic
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
 from dibs.doctor import Examined
@@ -26,19 +25,20 @@ from dibs.jobs.options import DEFAULT_LEASE, slot_name
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
 from dibs.leases import Keeper
 from dibs.lifespan import Lifespan
-from dibs.looks import Queue
-from dibs.operations import NewRow, Settled, Standing, Wish
-from dibs.pipelines import Pipeline, Plan
+from dibs.operations import manage, pipelines, queries, upkeep, work
+from dibs.operations.pipelines import Pipeline, Plan
+from dibs.operations.queries import Queue, Train
+from dibs.operations.scripts import Rows, Script
+from dibs.operations.upkeep import Swept, WorkerInfo
+from dibs.operations.watch import Topic
+from dibs.operations.why import Why, explain
+from dibs.operations.work import NewRow, Settled, Standing, Wish
 from dibs.progress import Later
 from dibs.registry import Registry
 from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
-from dibs.scripts import Rows, Script
 from dibs.settings import Duration, Settings, lease_micros, span
 from dibs.settling import Settler
-from dibs.trains import Train
-from dibs.upkeep import Swept, WorkerInfo
 from dibs.watching import Watching
-from dibs.why import Why, explain
 
 MOST_FOUND = 1000
 # Entered around each handler that runs, with its job; what it yields is told the outcome, and passes it on.
@@ -85,7 +85,7 @@ class Core:
         fresh = False not in [new.take_fresh() for new in new_jobs]
         if not rows:
             return _nothing
-        return lambda tries: operations.enqueue(
+        return lambda tries: work.enqueue(
             rows,
             fresh=fresh and tries.number == 0,
             ours={row[0] for row in rows} if fresh and tries.unsure else (),
@@ -130,7 +130,7 @@ class Core:
 
     def _claimed(self, wish: Wish) -> Script[list[Holding]]:
         asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
-        return self.holdings((yield from operations.claim(wish)), asked_at)
+        return self.holdings((yield from work.claim(wish)), asked_at)
 
     def holdings(self, jobs: Sequence[Job], asked_at: float) -> list[Holding]:
         self.events.claimed(jobs)
@@ -187,7 +187,7 @@ class Core:
 
     def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Standing]:
         checked = self.check_progress(fraction, message)
-        return lambda _: operations.progress(held.job.id, held.token, float(fraction), checked)
+        return lambda _: work.progress(held.job.id, held.token, float(fraction), checked)
 
     def check_progress(self, fraction: float, message: str | None) -> str | None:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
@@ -214,14 +214,14 @@ class Core:
 
     def get(self, id: UUID | str) -> Operation[Job | None]:
         parsed = parse_id(id)
-        return lambda _: looks.get(parsed)
+        return lambda _: queries.get(parsed)
 
     def find(self, limit: int, after: UUID | str | None, **filter: Any) -> Operation[list[Job]]:
         limit = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         if limit <= 0:
             return _nothing
         checked, start = self._filter(**filter), None if after is None else parse_id(after)
-        return lambda _: looks.find(checked, limit=limit, after=start)
+        return lambda _: queries.find(checked, limit=limit, after=start)
 
     def topic(self, job_id: UUID | str | None, pipeline_id: UUID | str | None, queue: str | None) -> Topic:
         """What is to be watched: one of these, or everything."""
@@ -238,10 +238,10 @@ class Core:
 
     def counts(self, queue: str | None) -> Operation[dict[str, int]]:
         checked = None if queue is None else payload.check_name(queue, "queue")
-        return lambda _: looks.counts(checked)
+        return lambda _: queries.counts(checked)
 
     def queues(self) -> Operation[list[Queue]]:
-        return lambda _: looks.queues()
+        return lambda _: queries.queues()
 
     def workers(self) -> Operation[list[WorkerInfo]]:
         silence = span(3 * self.settings.poll, what="poll")
@@ -260,24 +260,24 @@ class Core:
 
     def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
         parsed, checked = parse_id(id), self.check_reason(reason)
-        return lambda tries: acts.cancel(parsed, checked, unsure=tries.unsure)
+        return lambda tries: manage.cancel(parsed, checked, unsure=tries.unsure)
 
     def retry(self, id: UUID | str) -> Operation[Job]:
         parsed = parse_id(id)
-        return lambda _: acts.retry(parsed)
+        return lambda _: manage.retry(parsed)
 
     def delete(self, id: UUID | str) -> Operation[bool]:
         parsed = parse_id(id)
-        return lambda tries: acts.delete(parsed, unsure=tries.unsure)
+        return lambda tries: manage.delete(parsed, unsure=tries.unsure)
 
     def retry_many(self, **filter: Any) -> Operation[int]:
         checked = self._filter(**filter)
-        return lambda _: acts.change_many("retry", checked)
+        return lambda _: manage.change_many("retry", checked)
 
     def cancel_many(self, reason: str | None, ended: list[Fate], **filter: Any) -> Operation[int]:
         """`ended` is filled with what is to be told of those that waited."""
         checked, why = self._filter(**filter), self.check_reason(reason)
-        return lambda _: acts.change_many("cancel", checked, self._noting(ended), reason=why)
+        return lambda _: manage.change_many("cancel", checked, self._noting(ended), reason=why)
 
     def _noting(self, ended: list[Fate]) -> Callable[[Rows], object]:
         if not self.callbacks.want("cancelled"):
@@ -287,16 +287,16 @@ class Core:
     def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
         parsed = parse_id(id)
         stale = span(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
-        return lambda tries: acts.recover(parsed, stale, _died, unsure=tries.unsure)
+        return lambda tries: manage.recover(parsed, stale, _died, unsure=tries.unsure)
 
     def pause(self, queue: str, paused: bool) -> Operation[None]:
         name = payload.check_name(queue, "queue")
-        return lambda _: acts.set_queue(name, paused=paused)
+        return lambda _: manage.set_queue(name, paused=paused)
 
     def limit(self, queue: str, n: int | None) -> Operation[None]:
         name = payload.check_name(queue, "queue")
         most = None if n is None else payload.check_whole(n, "limit", 0, 1_000_000)
-        return lambda _: acts.set_queue(name, max_running=most, set_limit=True)
+        return lambda _: manage.set_queue(name, max_running=most, set_limit=True)
 
     def sweep(self) -> Operation[Swept]:
         return lambda _: upkeep.sweep_and_mend()
@@ -312,18 +312,22 @@ class Core:
         most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         checked = payload.check_names(names, "train")
         start = None if after is None else payload.check_name(after, "after")
-        return _nothing if most <= 0 else lambda _: trains.look(checked, held=held, after=start, limit=most)
+        return (
+            _nothing
+            if most <= 0
+            else lambda _: queries.find_trains(checked, held=held, after=start, limit=most)
+        )
 
     def held_trains(self) -> Operation[list[Train]]:
-        return lambda _: trains.all_held(MOST_FOUND)
+        return lambda _: queries.held_trains(MOST_FOUND)
 
     def release_train(self, name: str) -> Operation[bool]:
         checked = payload.check_name(name, "train")
-        return lambda tries: trains.release(checked, unsure=tries.unsure)
+        return lambda tries: queries.release_train(checked, unsure=tries.unsure)
 
     def current_of_slot(self, key: str | tuple[Any, ...]) -> Operation[Job | None]:
         slot = slot_name(key)
-        return lambda _: looks.current_of(slot)
+        return lambda _: queries.current_of(slot)
 
     def pipeline(self, id: UUID | str) -> Operation[Pipeline | None]:
         parsed, filter = parse_id(id), self._filter(pipeline_id=id)
@@ -363,7 +367,7 @@ class Core:
 
     def prune(self, older_than: Duration, state: Any) -> Operation[int]:
         age = span(older_than, what="older_than")
-        states = looks.check_states(state)
+        states = queries.check_states(state)
         if states is not None and (live := [one for one in states if one not in FINISHED]):
             raise BadRequest(f"{live[0]} jobs can't be pruned, only {', '.join(sorted(FINISHED))} ones")
         return lambda _: upkeep.prune(age, FINISHED if states is None else states)
@@ -375,7 +379,7 @@ class Core:
             raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
         given = {name: equal[name] for name in _NAMES_TO_FIND if equal.get(name) is not None}
         pipeline = equal.get("pipeline_id")
-        states = looks.check_states(state)
+        states = queries.check_states(state)
         return {
             **dict.fromkeys(_NAMES_TO_FIND),
             **{name: _name_to_find(value, name) for name, value in given.items()},
@@ -411,12 +415,12 @@ def _died(job: Job, at: datetime) -> str:
 
 
 def _settle_one(one: Settled) -> Script[None]:
-    if (yield from operations.settle_if_held([one])):
-        raise operations.lease_lost(one.id, one.token)
+    if (yield from work.settle_if_held([one])):
+        raise work.lease_lost(one.id, one.token)
 
 
 def _renew_one(held: Holding, lease: int) -> Script[Standing]:
-    standing = yield from operations.renew([held.key], lease)
+    standing = yield from work.renew([held.key], lease)
     if held.key not in standing:
-        raise operations.lease_lost(held.job.id, held.token)
+        raise work.lease_lost(held.job.id, held.token)
     return standing[held.key]

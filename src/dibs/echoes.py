@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dibs.clock import monotonic
-from dibs.contract import ECHO_HINT
 from dibs.doctor import Echo
 from dibs.engines.store import Operation, Store
-from dibs.scripts import Script, Step
+from dibs.operations.questions import ECHO_HINT
+from dibs.operations.scripts import Script, Step
 
 SENDS = 12
 PAUSE = 0.25  # seconds between two sends: a listener needs a moment to be there

@@ -5,7 +5,7 @@ from typing import Any
 from dibs.claims import with_docs
 from dibs.core import MOST_FOUND, Core
 from dibs.jobs.job import Job
-from dibs.trains import Train
+from dibs.operations.queries import Train
 
 
 class Trains:

@@ -9,7 +9,7 @@ from dibs.callbacks import Fate
 from dibs.claims import with_docs
 from dibs.core import Core
 from dibs.jobs.job import Job, NewJob
-from dibs.pipelines import Pipeline, Plan
+from dibs.operations.pipelines import Pipeline, Plan
 
 
 class Planned:

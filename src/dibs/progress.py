@@ -16,7 +16,7 @@ from dibs.errors import DibsError, LeaseLost
 
 if TYPE_CHECKING:
     from dibs.claims import Holding
-    from dibs.operations import Standing
+    from dibs.operations.work import Standing
 
 EVERY = 0.5  # seconds between two notes of one job
 SHORTLY = 0.05  # seconds until another look at whether the note before has arrived

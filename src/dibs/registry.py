@@ -21,7 +21,7 @@ from dibs.jobs.options import (
     gate_columns,
     unique_columns,
 )
-from dibs.operations import NewRow
+from dibs.operations.work import NewRow
 from dibs.settings import Settings, lease_micros, micros
 from dibs.tasks import Task
 

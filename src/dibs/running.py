@@ -19,7 +19,7 @@ from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
 from dibs.jobs.job import Job
 from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
-from dibs.operations import Settled
+from dibs.operations.work import Settled
 from dibs.registry import Registry
 from dibs.settings import Duration
 from dibs.tasks import Task

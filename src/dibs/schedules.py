@@ -14,9 +14,9 @@ from dibs.errors import BadRequest
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.payload import check_name
 from dibs.jobs.schedules import Rule
-from dibs.operations import distinct, new_job
+from dibs.operations.scripts import Script, Step
+from dibs.operations.work import distinct, new_job
 from dibs.registry import Registry
-from dibs.scripts import Script, Step
 from dibs.tasks import Task
 
 Missed = Literal["latest", "all", "skip"]

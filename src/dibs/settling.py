@@ -7,7 +7,7 @@ one per claim: whatever is asked for in one turn of the event loop is sent when 
 import asyncio
 from typing import TYPE_CHECKING
 
-from dibs.operations import Settled, lease_lost, settle_if_held
+from dibs.operations.work import Settled, lease_lost, settle_if_held
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store

@@ -12,9 +12,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from dibs.callbacks import Fate, cancel_fates, swept_fates
-from dibs.changes import Change, Topic
 from dibs.claims import SyncClaim
-from dibs.contract import Traits
 from dibs.core import Core
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.tables import drifted, uncompared
@@ -23,14 +21,16 @@ from dibs.echoes import echo
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.gates import SyncSlots, SyncTrains
 from dibs.jobs.job import Job, NewJob
-from dibs.looks import Queue
+from dibs.operations.queries import Queue
+from dibs.operations.questions import Traits
+from dibs.operations.upkeep import Swept, WorkerInfo
+from dibs.operations.watch import Change, Topic
+from dibs.operations.why import Why
 from dibs.pipeline_faces import SyncNewPipeline, SyncPipelines
 from dibs.running import handler_for, run_job_sync
 from dibs.schedules import ScheduleInfo
 from dibs.settings import Duration, seconds
-from dibs.upkeep import Swept, WorkerInfo
 from dibs.waiting import Looks
-from dibs.why import Why
 
 
 class SyncDibs:

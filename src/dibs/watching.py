@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dibs.changes import Change, Seen, Topic, look, tell
 from dibs.clock import id_millis, monotonic
 from dibs.errors import DibsError, NotFound, StoreUnavailable
 from dibs.events import Event, Events, log
 from dibs.jobs.ids import first_id_at
 from dibs.jobs.states import JobState
+from dibs.operations.watch import Change, Seen, Topic, look, tell
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from dibs import Finding, Level, NewJob
-from dibs.scripts import Script, Step
+from dibs.operations.scripts import Script, Step
 from faces import Face, Make
 
 

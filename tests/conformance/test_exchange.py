@@ -3,16 +3,17 @@
 from typing import Any
 from uuid import UUID
 
-from dibs import NewJob, operations
+from dibs import NewJob
 from dibs.jobs.states import Raised, Released, Succeeded
-from dibs.operations import Wish
+from dibs.operations import work
+from dibs.operations.work import Wish
 from faces import Face, Make
 
 WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}
 
 
 def _exchange(app: Face, settlements: list, limit: int = 1, **wish: Any) -> tuple[list[UUID], list]:
-    lost, jobs = app.ask(lambda: operations.exchange(settlements, Wish(**WISH, limit=limit, **wish)))
+    lost, jobs = app.ask(lambda: work.exchange(settlements, Wish(**WISH, limit=limit, **wish)))
     return [one.id for one in lost], jobs
 
 

@@ -12,7 +12,8 @@ import psycopg
 import pytest
 import redis
 
-from dibs import JobState, NewJob, upkeep
+from dibs import JobState, NewJob
+from dibs.operations import upkeep
 from faces import Face
 from servers import mysql_connection
 

@@ -16,7 +16,7 @@ import pytest
 from dibs import BadRequest, Dibs, Job, NewJob, Refused
 from dibs.jobs.job import read_stored
 from dibs.moving import KeyTaken, Moved, give_back_sync, look, look_sync, move, move_sync
-from dibs.scripts import Step
+from dibs.operations.scripts import Step
 from faces import Face, Make
 from movers import (
     ELSEWHERE,

@@ -12,7 +12,7 @@ from dibs import BadRequest, Context, Dibs, Job, NewJob, NotFound, Refused
 from dibs.clock import SECOND
 from dibs.jobs.ids import new_id
 from dibs.moving import give_back_sync, move_sync
-from dibs.operations import Wish, exchange
+from dibs.operations.work import Wish, exchange
 from faces import Face, Make
 from movers import ELSEWHERE, put
 
@@ -786,7 +786,7 @@ def test_a_whole_pipeline_is_cancelled_and_retried(app: Face) -> None:
 def test_all_of_a_long_pipeline_that_is_cancelled_or_retried_is_counted(
     app: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dibs.acts.BATCH", 3)
+    monkeypatch.setattr("dibs.operations.manage.BATCH", 3)
     late = [NewJob("after") for _ in range(7)]  # older than whom they wait for
     pipeline = app.pipeline("nightly")
     first = pipeline.add(NewJob("first"))

@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from dibs import BadRequest, LeaseLost, operations
+from dibs import BadRequest, LeaseLost
+from dibs.operations import work
 from faces import Face, Make
 
 
@@ -84,7 +85,7 @@ def test_several_claims_are_renewed_in_one_question(app: Face, make: Make) -> No
     lost.succeed()
     claims = [(claim.job.id, claim.token) for claim in [*held, lost]]
 
-    standing = app.ask(lambda: operations.renew(claims, 90_000_000))
+    standing = app.ask(lambda: work.renew(claims, 90_000_000))
 
     assert set(standing) == {(claim.job.id, claim.token) for claim in held}
 

@@ -13,20 +13,9 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from dibs import (
-    BadRequest,
-    Cancel,
-    Context,
-    Fail,
-    LeaseLost,
-    NewJob,
-    Refused,
-    Retry,
-    Snooze,
-    SyncClaim,
-    upkeep,
-)
+from dibs import BadRequest, Cancel, Context, Fail, LeaseLost, NewJob, Refused, Retry, Snooze, SyncClaim
 from dibs.jobs.ids import new_id
+from dibs.operations import upkeep
 from faces import Face, Make, nothing_written
 
 

@@ -7,10 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from dibs import BadRequest, Job, LeaseLost, NewJob, upkeep
+from dibs import BadRequest, Job, LeaseLost, NewJob
 from dibs.clock import SECOND
 from dibs.jobs.states import LOOKED_AT, Released
-from dibs.operations import Wish, exchange
+from dibs.operations import upkeep
+from dibs.operations.work import Wish, exchange
 from faces import Face, Make
 from movers import put as ask
 
@@ -177,7 +178,7 @@ def test_the_last_of_a_slot_leaves_no_trace(app: Face) -> None:
 
 
 def _gates(app: Face) -> Any:
-    from dibs.scripts import Step
+    from dibs.operations.scripts import Step
 
     def look() -> Any:
         which = {"names": None, "held": False, "after": None, "limit": 10}
@@ -217,7 +218,7 @@ def test_a_paused_queue_gives_nothing_of_a_slot_either(app: Face) -> None:
 
 
 def test_of_two_racing_claims_of_siblings_exactly_one_wins(app: Face) -> None:
-    from dibs.operations import Wish, claim
+    from dibs.operations.work import Wish, claim
 
     for round in range(5):
         jobs = [put(app, f"s{round}") for _ in range(2)]

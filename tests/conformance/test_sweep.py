@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from dibs import NewJob, Swept, upkeep
+from dibs import NewJob, Swept
+from dibs.operations import upkeep
 from faces import Face, Make
 
 

@@ -11,8 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from dibs import BadRequest, Job, NewJob, NotFound, Refused, acts
+from dibs import BadRequest, Job, NewJob, NotFound, Refused
 from dibs.jobs.ids import new_id
+from dibs.operations import manage
 from faces import Face, Make
 
 
@@ -640,7 +641,7 @@ def test_enqueueing_the_same_job_again_gives_it_no_second_place(app: Face) -> No
 
 def test_those_who_enqueue_at_once_make_one_head(app: Face) -> None:
     def put() -> Any:
-        from dibs.operations import enqueue
+        from dibs.operations.work import enqueue
 
         row = app.app._core.registry.prepare(NewJob("work", train="t"))
         return enqueue([row], fresh=True)
@@ -688,7 +689,7 @@ def test_cancelling_many_of_a_train_leaves_the_rest_going(app: Face) -> None:
 def test_more_than_a_page_is_retried_in_the_order_of_its_making(
     app: Face, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(acts, "BATCH", 3)
+    monkeypatch.setattr(manage, "BATCH", 3)
     pipeline = app.pipeline("nightly")
     id = pipeline.id if way == "drawn" else new_id()
     new = [NewJob("work", train="t", pipeline_id=None if way == "drawn" else id) for _ in range(8)]
@@ -707,7 +708,7 @@ def test_more_than_a_page_is_retried_in_the_order_of_its_making(
 
 
 def test_of_many_trains_each_is_retried_in_its_order(app: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acts, "BATCH", 3)
+    monkeypatch.setattr(manage, "BATCH", 3)
     jobs = app.enqueue(*[NewJob("work", train=f"t{nth % 2}", tags=["again"]) for nth in range(8)])
     others = app.enqueue(*[NewJob("work", train=f"t{nth % 2}") for nth in range(4)])
     app.cancel_many(kind="work")

@@ -9,7 +9,7 @@ import pytest
 
 from dibs import BadRequest, NewJob, Refused
 from dibs.clock import SECOND
-from dibs.operations import Wish, exchange
+from dibs.operations.work import Wish, exchange
 from faces import Face, Make
 
 

@@ -5,8 +5,9 @@ from datetime import UTC, timedelta
 import psycopg
 import pytest
 
-from dibs import NewJob, NotFound, upkeep
+from dibs import NewJob, NotFound
 from dibs.jobs.ids import new_id
+from dibs.operations import upkeep
 from faces import Face, Make, open_face
 from servers import PostgreSQL
 

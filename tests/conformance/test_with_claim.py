@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dibs import LeaseLost, upkeep
+from dibs import LeaseLost
+from dibs.operations import upkeep
 from faces import Face, Make, nothing_written
 
 LEASE = 3.0  # seconds: renewed after one, and patient with a busy machine

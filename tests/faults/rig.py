@@ -26,10 +26,11 @@ from uuid import UUID
 import psycopg
 import pymysql
 
-from dibs import Dibs, NewJob, operations, upkeep
+from dibs import Dibs, NewJob
 from dibs.claims import Claim
-from dibs.operations import Wish
-from dibs.scripts import Script, Step
+from dibs.operations import upkeep, work
+from dibs.operations.scripts import Script, Step
+from dibs.operations.work import Wish
 from servers import mysql_connection
 
 T = TypeVar("T")
@@ -128,10 +129,10 @@ def age(app: Dibs, seconds: float) -> None:
     app._core.store.run(lambda _: upkeep.age(round(seconds * 1_000_000)))
 
 
-def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, operations.Standing]:
+def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, work.Standing]:
     """Renew all of these in one statement, as the keeper does."""
     pairs = [(claim.job.id, claim.token) for claim in claims]
-    standing = app._core.store.run(lambda _: operations.renew(pairs, round(lease * 1_000_000)))
+    standing = app._core.store.run(lambda _: work.renew(pairs, round(lease * 1_000_000)))
     return {id: one for (id, _), one in standing.items()}
 
 
@@ -141,7 +142,7 @@ def exchange(
     """Let these claims succeed, with these children, and claim the next ones, in one commit."""
     settled = [app._core.settlement(claim._held, claim._held.succeeded(None), then) for claim in claims]
     asked = Wish(worker="exchanger", lease=60_000_000, leases={}, **wish)
-    lost, jobs = app._core.store.run(lambda _: operations.exchange(settled, asked))
+    lost, jobs = app._core.store.run(lambda _: work.exchange(settled, asked))
     return [one.id for one in lost], jobs
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from rig import Place, age, answers_within, exchange, renew, together, write_after_the_look
 
-from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused, operations
-from dibs.contract import Mark
+from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused
 from dibs.engines.sql import LOOKS
+from dibs.operations import work
+from dibs.operations.questions import Mark
+from dibs.operations.scripts import Script
 from dibs.schedules import enqueue_due
-from dibs.scripts import Script
 
 AT_ONCE_SECONDS = 1.0
 
@@ -78,8 +79,8 @@ def a_taker_of_a_line_never_waits(place: Place) -> str | None:
 def _take(app: Dibs, kind: str, *, limit: int) -> list[Job]:
     """As a worker does that heard of this line."""
     line = {"queues": ["default"], "kinds": [kind]}
-    wish = operations.Wish(worker="taker", lease=60_000_000, leases={}, limit=limit, **line)
-    return app._core.store.run(lambda _: operations.take(wish))
+    wish = work.Wish(worker="taker", lease=60_000_000, leases={}, limit=limit, **line)
+    return app._core.store.run(lambda _: work.take(wish))
 
 
 def each_who_goes_on_in_a_line_gets_jobs_of_its_own(place: Place) -> str | None:

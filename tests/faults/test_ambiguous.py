@@ -15,7 +15,6 @@ from rig import Driven, Place, Places, age, face_of, together
 
 import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable
-from dibs.contract import QUESTIONS
 from dibs.engines.mysql import pools as mysql_pools
 from dibs.engines.mysql import trouble as mysql_trouble
 from dibs.engines.postgresql import pools as postgresql_pools
@@ -24,6 +23,7 @@ from dibs.engines.redis import nodes as redis_nodes
 from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
 from dibs.engines.trouble import TryAgain
+from dibs.operations.questions import QUESTIONS
 from proxy import FaultProxy
 from servers import MariaDB, PostgreSQL, Redis
 

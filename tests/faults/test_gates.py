@@ -13,8 +13,8 @@ from rig import Place, exchange
 from test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
 
 from dibs import Dibs, NewJob
-from dibs.contract import STOP_HINT, hint_of
 from dibs.engines import trouble
+from dibs.operations.questions import STOP_HINT, hint_of
 
 HEAD = "where head.state = 'blocked'"
 

@@ -14,10 +14,10 @@ import scenes
 from rig import Place, Places, blocks
 
 from dibs import Dibs, NewJob
-from dibs.acts import FIRST_ID
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import Query, placeholders
-from dibs.scripts import Step
+from dibs.operations.manage import FIRST_ID
+from dibs.operations.scripts import Step
 from servers import PostgreSQL
 
 AROUND = 100_000

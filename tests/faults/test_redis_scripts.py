@@ -11,10 +11,11 @@ import pytest
 import redis
 from rig import Place, age, exchange
 
-from dibs import Dibs, NewJob, upkeep
-from dibs.contract import GATE_QUESTIONS, QUESTIONS
+from dibs import Dibs, NewJob
 from dibs.engines.redis.scripts import lua_script
-from dibs.scripts import Step
+from dibs.operations import upkeep
+from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
+from dibs.operations.scripts import Step
 from movers import ELSEWHERE, ask
 from redis_places import astray, break_script, call_once, everything, misplaced
 

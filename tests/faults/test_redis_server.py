@@ -15,10 +15,10 @@ from rig import face_of, wait_until
 
 import proxy as proxies
 from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
-from dibs.contract import hint_of
 from dibs.engines.redis import nodes as redis_nodes
 from dibs.engines.redis.nodes import Nodes
 from dibs.engines.trouble import TryAgain
+from dibs.operations.questions import hint_of
 from naming import named
 from proxy import FaultProxy
 from redis_places import everything, misplaced

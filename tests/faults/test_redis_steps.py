@@ -12,8 +12,9 @@ import pytest
 import redis
 from rig import Place, age
 
-from dibs import Dibs, JobState, NewJob, upkeep
+from dibs import Dibs, JobState, NewJob
 from dibs.engines.redis import steps
+from dibs.operations import upkeep
 from redis_places import STORE, astray, break_script, call_once, misplaced
 
 SCRIPTS = ("settle", "cancel", "retry", "delete", "go_on", "sweep", "enqueue_pipeline")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from dibs import Job, NewJob, SyncDibs
 from dibs.cli import app
-from dibs.upkeep import age
+from dibs.operations.upkeep import age
 
 UNKNOWN = "01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"
 CLOSED = "postgresql://127.0.0.1:1/none"

@@ -21,7 +21,7 @@ from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app, bulk
 from dibs.cli.options import duration
 from dibs.jobs.ids import new_id
-from dibs.upkeep import tick
+from dibs.operations.upkeep import tick
 from servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]

@@ -493,7 +493,7 @@ def test_there_is_nothing_for_makemigrations_to_do(project: str) -> None:
 
 
 def _let_pass(seconds: int) -> None:
-    from dibs.upkeep import age
+    from dibs.operations.upkeep import age
 
     app._core.store.run(lambda _: age(seconds * 1_000_000))
 

@@ -21,9 +21,10 @@ import msgspec
 import psycopg
 import redis
 
-from dibs import Dibs, DibsError, Job, Retry, upkeep
+from dibs import Dibs, DibsError, Job, Retry
 from dibs.claims import SyncClaim
 from dibs.clock import SECOND
+from dibs.operations import upkeep
 from redis_places import break_script, misplaced, places
 from servers import mysql_connection
 

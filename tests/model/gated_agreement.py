@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, multiple, precondition, rule
 from moved_agreement import MovedAgreement
 
-from dibs import NewJob, operations, upkeep
+from dibs import NewJob
 from dibs.clock import to_micros
 from dibs.jobs.ids import new_pipeline_id
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.scripts import Script, Step
+from dibs.operations import upkeep, work
+from dibs.operations.scripts import Script, Step
 
 TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
@@ -190,7 +191,7 @@ class GatedAgreement(MovedAgreement):
                 )
                 for nth, held in enumerate(helds)
             ]
-            lost, _ = side.run(lambda _: operations.exchange(settlements, core._wish("pod-a", 60, limit=0)))
+            lost, _ = side.run(lambda _: work.exchange(settlements, core._wish("pod-a", 60, limit=0)))
             return sorted(one.id for one in lost)
 
         self.both(deed)

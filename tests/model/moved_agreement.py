@@ -18,7 +18,7 @@ from msgspec import structs
 
 from dibs import NewJob
 from dibs.jobs.job import StoredJob, read_stored
-from dibs.scripts import Rows, Script, Step
+from dibs.operations.scripts import Rows, Script, Step
 
 ELSEWHERE = UUID(int=7)
 

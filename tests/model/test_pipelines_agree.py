@@ -13,8 +13,9 @@ from uuid import UUID
 import pytest
 import redis
 
-from dibs import Dibs, DibsError, Job, JobState, NewJob, Retry, upkeep
+from dibs import Dibs, DibsError, Job, JobState, NewJob, Retry
 from dibs.clock import SECOND
+from dibs.operations import upkeep
 from redis_places import STORE, break_script, misplaced
 
 pytestmark = pytest.mark.parametrize("face", ["sync"], indirect=True)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from beside import make_app
 
-from dibs import Claim, Dibs, LeaseLost, NewJob, upkeep
+from dibs import Claim, Dibs, LeaseLost, NewJob
 from dibs.clock import SECOND
+from dibs.operations import upkeep
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])

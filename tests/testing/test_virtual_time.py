@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from dibs import BadRequest, Job, LeaseLost, Refused, Snooze, Swept, upkeep
+from dibs import BadRequest, Job, LeaseLost, Refused, Snooze, Swept
+from dibs.operations import upkeep
 from dibs.testing import VirtualClock
 from faces import Face, Make
 from naming import named

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import dibs
-from dibs.contract import GATE_QUESTIONS, QUESTIONS
 from dibs.engines.memory.engine import Memory
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
@@ -17,6 +16,7 @@ from dibs.engines.schemas import schema_files, statements
 from dibs.engines.sql import SqlEngine, placeholders
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
+from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
 
 every_engine = pytest.mark.parametrize(
     "engine", [PostgreSQL(), SQLite(), MySQL()], ids=lambda engine: engine.dialect.name

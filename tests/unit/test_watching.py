@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dibs import Change, Dibs, NewJob, StoreUnavailable, watching
-from dibs.changes import mark, version
 from dibs.engines.memory.store import MemoryStore
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job
-from dibs.scripts import Rows, Step
+from dibs.operations.scripts import Rows, Step
+from dibs.operations.watch import mark, version
 from dibs.watching import MOST_PENDING, Pace, Subscription
 
 

@@ -15,11 +15,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from serving import client_of, make_web
 
-from dibs import Dibs, Job, NewJob, upkeep
+from dibs import Dibs, Job, NewJob
 from dibs.clock import SECOND
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.integrations.fastapi import lifespan, models
 from dibs.jobs.ids import new_id
+from dibs.operations import upkeep
 from dibs.outbox import Outbox, Standing
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from working import finished, working
 
-from dibs import Dibs, NewJob, upkeep
-from dibs.scripts import Row, Rows, Script
+from dibs import Dibs, NewJob
+from dibs.operations import upkeep
+from dibs.operations.scripts import Row, Rows, Script
 from dibs.worker import chores
 
 

@@ -312,7 +312,7 @@ async def test_a_lost_lease_ends_the_process_though_the_event_loop_is_blocked(
 
 
 def _age(_: Any) -> Any:
-    from dibs import upkeep
+    from dibs.operations import upkeep
 
     return upkeep.age(5_000_000)
 

@@ -18,7 +18,7 @@ from dibs import Dibs, Job, NewJob, Retry
 from dibs.engines.sql import placeholders
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import JOB_COLUMNS, job_from_row
-from dibs.scripts import Step
+from dibs.operations.scripts import Step
 from dibs.worker import marks
 
 on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from working import drain, finished, nobody_looks, take_back, wait_until, working
 
-from dibs import BadRequest, Context, Dibs, LeaseLost, NewJob, operations
+from dibs import BadRequest, Context, Dibs, LeaseLost, NewJob
+from dibs.operations import work
 
 
 class Written:
@@ -18,13 +19,13 @@ class Written:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.notes: list[tuple[float, str | None]] = []
-        send = operations.progress
+        send = work.progress
 
         def progress(id: Any, token: int, fraction: float, message: str | None) -> Any:
             self.notes.append((fraction, message))
             return send(id, token, fraction, message)
 
-        monkeypatch.setattr(operations, "progress", progress)
+        monkeypatch.setattr(work, "progress", progress)
 
 
 @pytest.fixture

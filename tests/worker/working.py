@@ -23,7 +23,8 @@ import asyncmy
 import asyncpg
 import pytest
 
-from dibs import Dibs, Job, Worker, upkeep
+from dibs import Dibs, Job, Worker
+from dibs.operations import upkeep
 
 WAIT_SECONDS = 30.0
 

@@ -39,8 +39,8 @@ from dibs.errors import NotFound
 from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import JobState
 from dibs.log_format import one_line, safe
+from dibs.operations.why import Why
 from dibs.sync import SyncDibs
-from dibs.why import Why
 
 app = typer.Typer(
     help="Look at jobs, and retry, cancel, recover or delete them.",

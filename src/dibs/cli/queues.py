@@ -12,7 +12,7 @@ from dibs.cli.printing import note, print_json, print_table, some
 from dibs.jobs.payload import check_name
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line
-from dibs.looks import Queue
+from dibs.operations.queries import Queue
 from dibs.sync import SyncDibs
 
 app = typer.Typer(

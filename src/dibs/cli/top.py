@@ -30,11 +30,11 @@ from dibs.errors import StoreUnavailable
 from dibs.jobs.job import Job
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line
-from dibs.looks import Queue
-from dibs.scripts import Script, Step
+from dibs.operations.queries import Queue
+from dibs.operations.scripts import Script, Step
+from dibs.operations.upkeep import WorkerInfo
 from dibs.sync import SyncDibs
 from dibs.text import spoken
-from dibs.upkeep import WorkerInfo
 
 EXAMPLE = "Example: dibs top --interval 1s, or dibs top --once --json"
 

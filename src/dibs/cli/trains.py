@@ -16,8 +16,8 @@ from dibs.jobs.job import Job
 from dibs.jobs.payload import check_name
 from dibs.jobs.states import JobState
 from dibs.log_format import one_line
+from dibs.operations.queries import Train
 from dibs.sync import SyncDibs
-from dibs.trains import Train
 
 app = typer.Typer(
     invoke_without_command=True,

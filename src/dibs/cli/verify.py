@@ -28,7 +28,7 @@ from dibs.cli.verify_late import come_late
 from dibs.clock import monotonic
 from dibs.errors import Refused
 from dibs.jobs.job import NewJob
-from dibs.scripts import Script, Step
+from dibs.operations.scripts import Script, Step
 from dibs.sync import SyncDibs
 from dibs.text import numbered
 

@@ -29,9 +29,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from dibs.clock import wall
-from dibs.looks import Queue, queues
-from dibs.scripts import Row, Script, Step
-from dibs.upkeep import WorkerInfo, workers
+from dibs.operations.queries import Queue, queues
+from dibs.operations.scripts import Row, Script, Step
+from dibs.operations.upkeep import WorkerInfo, workers
 
 MOST_DEPARTED = 1000  # one batch of a move; there are hardly ever more
 MOST_HELD = 1000  # trains; whoever has more than that knows

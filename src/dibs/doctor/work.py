@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from dibs.doctor.examined import Examined, Finding, Level
+from dibs.operations.upkeep import WorkerInfo
 from dibs.text import numbered, spoken
-from dibs.upkeep import WorkerInfo
 
 LONG_WAIT = 60  # seconds
 LATE_SWEEP = 5  # seconds: a worker takes back an expired lease within one

@@ -1,1 +1,1 @@
-"""The stores: each engine answers the questions of `dibs.contract` in its own words."""
+"""The stores: each engine answers the questions of `dibs.operations.questions` in its own words."""

@@ -20,7 +20,7 @@ from dibs.engines.sql import Copy, Plan, Query, placeholders
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection
-from dibs.scripts import Rows, Step, run, run_async
+from dibs.operations.scripts import Rows, Step, run, run_async
 
 Colour = Literal["sync", "async"]
 Engine = PostgreSQL | SQLite | MySQL

@@ -12,7 +12,7 @@ from dibs.engines.schemas import schema_version
 from dibs.engines.store import Operation, Pooled, again, again_async
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import DibsError, SchemaOutdated
-from dibs.scripts import Rows, Step, run, run_async
+from dibs.operations.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
 

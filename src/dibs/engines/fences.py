@@ -12,7 +12,7 @@ from uuid import UUID
 from dibs.engines.connections import Adapter, Colour, known_adapter
 from dibs.engines.sql import Query
 from dibs.errors import BadRequest, LeaseLost, UnsupportedConnection
-from dibs.scripts import Rows
+from dibs.operations.scripts import Rows
 
 QUOTES = {"postgresql": '"', "sqlite": '"', "mysql": "`"}
 LETTERS = "abcdefgh"  # parameters are named without digits

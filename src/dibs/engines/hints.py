@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dibs.clock import monotonic
-from dibs.contract import hint_of
 from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.operations.questions import hint_of
 
 _KIND, _QUEUE = NEW_JOB_COLUMNS.index("kind"), NEW_JOB_COLUMNS.index("queue")
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from dibs.contract import SETTLEMENT_COLUMNS, STOP_HINT
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.scripts import Rows, Step
+from dibs.operations.questions import SETTLEMENT_COLUMNS, STOP_HINT
+from dibs.operations.scripts import Rows, Step
 
 # Questions after which a waiting worker may find something to do.
 ANNOUNCED = frozenset(

@@ -10,11 +10,11 @@ from uuid import UUID
 
 from msgspec import structs
 
-from dibs.engines.arrivals import behind, by_train, key_of, placed, sorted_out
 from dibs.engines.sql import Plan, Query, SqlEngine
 from dibs.jobs.job import StoredJob, read_stored, stored_text
 from dibs.jobs.states import FINISHED, JobState
-from dibs.scripts import Row
+from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
+from dibs.operations.scripts import Row
 
 FIRST = UUID(int=0)
 

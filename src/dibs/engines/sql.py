@@ -13,7 +13,7 @@ from typing import Any
 
 from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
 from dibs.jobs.states import FINISHED, JobState
-from dibs.scripts import Rows, Step
+from dibs.operations.scripts import Rows, Step
 
 # What a job takes along unchanged when it moves between the live and the finished table.
 KEPT_COLUMNS = (

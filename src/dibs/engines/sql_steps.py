@@ -16,7 +16,7 @@ from dibs.engines.sql import Plan, Query
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, doomed_by
-from dibs.scripts import Row, Rows, Step
+from dibs.operations.scripts import Row, Rows, Step
 
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 

@@ -11,7 +11,7 @@ from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql import Plan, Query
 from dibs.engines.sql_steps import SqlSteps
 from dibs.engines.sqlite.engine import SQLite
-from dibs.scripts import Rows
+from dibs.operations.scripts import Rows
 
 
 class SteppedSQLite(SqlSteps, SQLite):

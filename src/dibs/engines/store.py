@@ -5,10 +5,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from dibs.contract import Traits
 from dibs.drift import SchemaProblem
 from dibs.engines.trouble import Tries, TryAgain
-from dibs.scripts import Script
+from dibs.operations.questions import Traits
+from dibs.operations.scripts import Script
 
 T = TypeVar("T")
 

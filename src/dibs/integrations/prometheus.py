@@ -11,9 +11,9 @@ from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
 from dibs.integrations.exposition import CONTENT_TYPE, Durations, Labels, series
 from dibs.jobs.states import FINISHED, JobState
-from dibs.looks import Queue, queues
+from dibs.operations.queries import Queue, queues
+from dibs.operations.scripts import Script, Step
 from dibs.outbox import Outbox, OutboxEvent, Standing
-from dibs.scripts import Script, Step
 
 __all__ = ["CONTENT_TYPE", "Metrics", "OwnOutbox", "RelayMetrics", "Relayed"]
 

@@ -19,7 +19,7 @@ from dibs.moving.carrying import moving
 from dibs.moving.comparing import give_all_back, introduce, looking, without_mover
 from dibs.moving.reports import KeyTaken, Moved, Planned, Running, Told, Way
 from dibs.moving.steps import run, run_async
-from dibs.pipelines import refuse_open_pipelines
+from dibs.operations.pipelines import refuse_open_pipelines
 from dibs.settings import Duration
 
 __all__ = [

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from dibs import upkeep
 from dibs.clock import monotonic
 from dibs.jobs.job import read_stored
 from dibs.jobs.states import JobState
 from dibs.moving.comparing import compare, copy_settings, copy_ticks, introduce
 from dibs.moving.reports import KeyTaken, Log, Moved, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, Rest, ask, counts, departed, question
-from dibs.scripts import Rows
+from dibs.operations import upkeep
+from dibs.operations.scripts import Rows
 
 TEXT_AT_ONCE = 4 * 1024 * 1024  # characters; a batch is cut to about this much
 GLANCE = 0.2  # seconds between two looks at what is still running

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from dibs import acts, looks
 from dibs.errors import Refused
 from dibs.jobs.states import WAITING, JobState
 from dibs.moving.reports import Log, Moved, Planned, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, ask, counts, departed, question
+from dibs.operations import manage, queries
+from dibs.operations.scripts import Script, Step
 from dibs.schedules import last_ticks
-from dibs.scripts import Script, Step
 from dibs.text import numbered
 
 # -- Before -------------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ def introduce() -> Moving[tuple[UUID, UUID]]:
 
 def copy_settings() -> Moving[int]:
     """What is paused there is paused here before its jobs come; a limit that is set here stays."""
-    theirs = {queue.name: queue for queue in (yield from ask("target", looks.queues))}
+    theirs = {queue.name: queue for queue in (yield from ask("target", queries.queues))}
     copied = 0
-    for queue in (yield from ask("source", looks.queues)):
+    for queue in (yield from ask("source", queries.queues)):
         here = theirs.get(queue.name)
         setting: dict[str, Any] = {}
         if queue.paused and not (here and here.paused):
@@ -57,7 +57,7 @@ def copy_settings() -> Moving[int]:
 
 
 def _setting(queue: str, setting: Mapping[str, Any]) -> Callable[[], Script[None]]:
-    return lambda: acts.set_queue(queue, **setting)
+    return lambda: manage.set_queue(queue, **setting)
 
 
 def copy_ticks() -> Moving[int]:
@@ -149,7 +149,7 @@ def looking() -> Moving[Planned]:
     jobs = yield from counts("source")
     running = jobs.pop(JobState.running)
     jobs["departed"] = len((yield from departed("source")))
-    settings = yield from ask("source", looks.queues)
+    settings = yield from ask("source", queries.queues)
     paused = {queue.name for queue in settings if queue.paused}
     staying = yield from _staying(paused)
     for (_, state), number in staying.items():

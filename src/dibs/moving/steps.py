@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from dibs import looks
 from dibs.app import Dibs
 from dibs.engines.trouble import Tries
-from dibs.scripts import Rows, Script, Step
+from dibs.operations import queries
+from dibs.operations.scripts import Rows, Script, Step
 
 T = TypeVar("T")
 
@@ -92,4 +92,4 @@ def departed(side: Side) -> Moving[Rows]:
 
 
 def counts(side: Side) -> Moving[dict[str, int]]:
-    return (yield from ask(side, lambda: looks.counts(None)))
+    return (yield from ask(side, lambda: queries.counts(None)))

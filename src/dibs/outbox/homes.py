@@ -17,8 +17,8 @@ from dibs.engines.sql import Query
 from dibs.engines.sqlite import file as sqlite
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.operations.scripts import Rows, run, run_async
 from dibs.outbox.statements import QUOTES, Place, Statements
-from dibs.scripts import Rows, run, run_async
 
 T = TypeVar("T")
 

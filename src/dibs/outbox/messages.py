@@ -9,7 +9,7 @@ from uuid import UUID
 
 from dibs.clock import from_micros
 from dibs.jobs import payload
-from dibs.scripts import Row
+from dibs.operations.scripts import Row
 
 
 class Status(StrEnum):

@@ -13,9 +13,9 @@ import msgspec
 
 from dibs.engines.sql import Query
 from dibs.errors import NotFound, Refused
+from dibs.operations.scripts import Row, Rows
 from dibs.outbox.messages import Message, Standing, Status, message
 from dibs.outbox.statements import Statements
-from dibs.scripts import Row, Rows
 
 T = TypeVar("T")
 Script = Generator[Query, Rows, T]

@@ -9,8 +9,8 @@ from typing import Any
 from dibs.engines.sql import read_blocks
 from dibs.engines.sqlite.engine import NOW as SQLITE_NOW
 from dibs.errors import BadRequest
+from dibs.operations.scripts import Rows
 from dibs.outbox.messages import COLUMNS
-from dibs.scripts import Rows
 
 _SPELLING = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")

@@ -13,7 +13,7 @@ from dibs.app import Dibs
 from dibs.engines.store import Operation, Store
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, StoreUnavailable
-from dibs.scripts import Rows, Script, Step
+from dibs.operations.scripts import Rows, Script, Step
 from dibs.sync import SyncDibs
 from dibs.testing.stores import placed
 

@@ -6,7 +6,7 @@ from uuid import UUID
 from dibs.core import MOST_FOUND, Core
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
-from dibs.scripts import Script
+from dibs.operations.scripts import Script
 
 
 def all_jobs(core: Core, **filter: Any) -> Script[list[Job]]:

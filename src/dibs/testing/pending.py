@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from dibs import upkeep
 from dibs.app import Dibs
 from dibs.core import Core
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.jobs.job import Job
+from dibs.operations import upkeep
+from dibs.operations.scripts import Script
 from dibs.registry import Registry
-from dibs.scripts import Script
 from dibs.sync import SyncDibs
 from dibs.tasks import Task
 from dibs.testing.looking import all_jobs

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dibs.claims import Holding
 from dibs.events import log
-from dibs.operations import Patience, Settled
+from dibs.operations.work import Patience, Settled
 from dibs.worker.trips import Done
 from dibs.worker.vigils import Vigil, Waiting
 

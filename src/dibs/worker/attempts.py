@@ -11,7 +11,7 @@ from dibs.claims import Claim, Holding
 from dibs.context import Context
 from dibs.errors import LeaseLost
 from dibs.jobs.states import Released
-from dibs.operations import Settled
+from dibs.operations.work import Settled
 from dibs.running import broken_off, not_committed, perform, settlement, surrounded
 from dibs.worker.processes import Processes, is_isolated
 

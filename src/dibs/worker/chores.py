@@ -3,10 +3,10 @@
 import math
 import random
 
-from dibs import upkeep
 from dibs.core import Core
 from dibs.errors import StoreUnavailable
-from dibs.scripts import Row
+from dibs.operations import upkeep
+from dibs.operations.scripts import Row
 from dibs.worker.strangers import Strangers, ready_lines
 
 PRUNE_EVERY = 600.0  # seconds

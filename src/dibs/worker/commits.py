@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from dibs import operations
 from dibs.callbacks import Fate
 from dibs.claims import Holding
 from dibs.clock import monotonic
@@ -21,7 +20,8 @@ from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
 from dibs.jobs.states import JobState
 from dibs.leases import Kept, Tell
-from dibs.operations import Settled, Standing
+from dibs.operations import work
+from dibs.operations.work import Settled, Standing
 from dibs.running import still_ours
 from dibs.worker.trips import Done
 from dibs.worker.vigils import Vigil, Waiting
@@ -103,7 +103,7 @@ class Commits:
 
     async def _look_at(self, group: list[Completion], lease: int) -> None:
         claims, sent_at = [completion.held.key for completion in group], monotonic()
-        standing = await self._core.store.run_async(lambda _: operations.renew(claims, lease))
+        standing = await self._core.store.run_async(lambda _: work.renew(claims, lease))
         for completion in group:
             await self._note(completion, standing.get(completion.held.key), sent_at)
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from dibs.clock import monotonic
-from dibs.contract import ECHO_HINT
 from dibs.engines.store import Store
 from dibs.engines.trouble import TryAgain
 from dibs.events import log
 from dibs.jobs.job import Job
+from dibs.operations.questions import ECHO_HINT
 
 ECHO_WITHIN = 3.0  # seconds after a tick
 SHORTEST_LOOK, LONGEST_LOOK = 0.02, 1.0  # seconds between two looks for work

@@ -10,8 +10,8 @@ no job waits longer than `LONGEST` for one.
 from collections.abc import Sequence
 
 from dibs.clock import monotonic
-from dibs.contract import Mark
 from dibs.jobs.job import Job
+from dibs.operations.questions import Mark
 
 SHARE = 10
 LONGEST = 1.0  # seconds

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from dibs.events import log
-from dibs.scripts import Script, Step
+from dibs.operations.scripts import Script, Step
 
 MOST_REMEMBERED = 1000  # kinds; whoever makes up more of them has heard enough
 

@@ -7,11 +7,11 @@ a schedule ticks, and after `poll` seconds at the latest.
 import random
 from collections.abc import Callable
 
-from dibs import upkeep
 from dibs.callbacks import Fate, swept_fates
 from dibs.clock import SECOND, monotonic
 from dibs.core import Core
-from dibs.upkeep import Upcoming
+from dibs.operations import upkeep
+from dibs.operations.upkeep import Upcoming
 from dibs.worker.chores import Chores
 from dibs.worker.cron import Cron
 from dibs.worker.listening import Hearing

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dibs import operations
 from dibs.claims import Holding
 from dibs.clock import monotonic
-from dibs.contract import Mark
 from dibs.core import Core
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
 from dibs.jobs.options import DEFAULT_LEASE
-from dibs.operations import Patience, Settled, Wish
-from dibs.scripts import Script
+from dibs.operations import work
+from dibs.operations.questions import Mark
+from dibs.operations.scripts import Script
+from dibs.operations.work import Patience, Settled, Wish
 from dibs.settings import lease_micros
 
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)
@@ -59,7 +59,7 @@ class Trips:
             if tries.number:  # a lock that was waited for long enough
                 return Trip(left=settled)
             left: list[Settled] = []
-            lost = yield from operations.settle_if_held(settled, left=left, patience=patience)
+            lost = yield from work.settle_if_held(settled, left=left, patience=patience)
             return Trip(lost=lost, left=left)
 
         return await self._core.store.run_async(script)
@@ -70,11 +70,11 @@ class Trips:
         jobs: list[Job] = []
         left: list[Settled] | None = [] if self._core.store.traits.locks_gates else None
         if not wish.limit:
-            lost = yield from operations.settle_if_held(settled, left=left)
+            lost = yield from work.settle_if_held(settled, left=left)
         elif not settled:
-            jobs = yield from operations.take(wish)
+            jobs = yield from work.take(wish)
         else:
-            lost, jobs = yield from operations.exchange(settled, wish, left=left)
+            lost, jobs = yield from work.exchange(settled, wish, left=left)
         return Trip(lost, self._core.holdings(jobs, asked_at), left or [])
 
     def _wish(self, places: int, line: Line | None, marks: Sequence[Mark]) -> Wish:

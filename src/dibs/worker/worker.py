@@ -15,12 +15,11 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dibs import stopping, upkeep
+from dibs import stopping
 from dibs.app import Dibs
 from dibs.callbacks import Fate, Teller
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
-from dibs.contract import STOP_HINT, split_hint
 from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
 from dibs.events import log
 from dibs.jobs.ids import worker_name
@@ -29,7 +28,9 @@ from dibs.jobs.payload import check_names, check_whole
 from dibs.jobs.states import Released
 from dibs.leases import Kept
 from dibs.lifespan import Doorway
-from dibs.operations import Patience, Settled
+from dibs.operations import upkeep
+from dibs.operations.questions import STOP_HINT, split_hint
+from dibs.operations.work import Patience, Settled
 from dibs.settings import Duration, span
 from dibs.worker.aside import Aside
 from dibs.worker.attempts import Attempts

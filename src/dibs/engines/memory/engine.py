@@ -14,13 +14,13 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, store_micros, to_micros
-from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.memory.gates import has_gate, is_gated
 from dibs.engines.memory.moves import Moving
 from dibs.engines.memory.shelves import UNSET, Line, Record, line_of
 from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
-from dibs.scripts import Row, Rows, Step
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
+from dibs.operations.scripts import Row, Rows, Step
 
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 

@@ -24,7 +24,7 @@ from dibs.jobs.states import (
     holds,
     in_the_way,
 )
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 

@@ -11,7 +11,7 @@ from dibs.clock import from_micros
 from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
 from dibs.engines.memory.steps import Stepped
 from dibs.jobs.states import WAITING, JobState
-from dibs.scripts import Rows
+from dibs.operations.scripts import Rows
 
 
 class Looking(Stepped):

@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from dibs.clock import from_micros
-from dibs.contract import GLANCED_COLUMNS
 from dibs.jobs.job import JOB_COLUMNS
 from dibs.jobs.states import JobState
-from dibs.scripts import Row
+from dibs.operations.questions import GLANCED_COLUMNS
+from dibs.operations.scripts import Row
 
 Record = dict[str, Any]
 Line = tuple[str, str]  # queue, kind

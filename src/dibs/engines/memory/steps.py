@@ -13,7 +13,7 @@ from dibs.engines.memory.gates import Gated, has_gate
 from dibs.engines.memory.shelves import Record
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState, by_time, doomed_by
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 

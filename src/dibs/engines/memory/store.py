@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dibs.contract import STOP_HINT
 from dibs.engines.listeners import Listeners
 from dibs.engines.memory.engine import Memory
 from dibs.engines.store import Operation
 from dibs.engines.tableless import Tableless
 from dibs.engines.trouble import Tries
 from dibs.errors import UnsupportedConnection
-from dibs.scripts import Rows, Step, run
+from dibs.operations.questions import STOP_HINT
+from dibs.operations.scripts import Rows, Step, run
 
 T = TypeVar("T")
 

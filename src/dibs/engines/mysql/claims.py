@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from dibs.clock import to_micros
-from dibs.contract import Mark
 from dibs.engines.mysql.gates import MysqlGates
 from dibs.engines.mysql.values import as_ids, as_json, as_moment, later
 from dibs.engines.sql import LOOKS, Plan, Query
 from dibs.jobs.states import JobState
-from dibs.scripts import Row, Rows
+from dibs.operations.questions import Mark
+from dibs.operations.scripts import Row, Rows
 
 # From how many (queue, kind) pairs on it is cheaper to walk those that exist.
 MOST_NAMED_LINES = 32

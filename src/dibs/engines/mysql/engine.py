@@ -13,7 +13,6 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import Traits
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.mysql.enqueue import is_one_insert
 from dibs.engines.mysql.gates import (
@@ -38,7 +37,8 @@ from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query
 from dibs.jobs.job import STORED_TYPES, StoredJob
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
-from dibs.scripts import Row, Rows, Step
+from dibs.operations.questions import Traits
+from dibs.operations.scripts import Row, Rows, Step
 
 # Fixed while one statement runs, in UTC whatever time zone the session has.
 NOW = "utc_timestamp(6)"

@@ -19,7 +19,7 @@ from dibs.engines.mysql.values import (
 from dibs.engines.sql import Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState
-from dibs.scripts import Row
+from dibs.operations.scripts import Row
 
 _UNIQUE, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "train", "slot"))
 

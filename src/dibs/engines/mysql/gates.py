@@ -14,7 +14,7 @@ from dibs.engines.mending import MendingEngine
 from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
 from dibs.engines.sql import Plan, Query
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 

@@ -24,7 +24,7 @@ from dibs.errors import (
     BadRequest,
     UnknownEngine,
 )
-from dibs.scripts import Rows, Step, run, run_async
+from dibs.operations.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import SETTLEMENT_COLUMNS, Mark
 from dibs.engines.mysql.claims import MysqlClaims
 from dibs.engines.mysql.enqueue import MysqlEnqueue
 from dibs.engines.mysql.gates import Key, gates_of, leave
@@ -12,7 +11,8 @@ from dibs.engines.mysql.values import as_json, as_moment, chunks, later
 from dibs.engines.sql import Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, put_back
-from dibs.scripts import Row
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Mark
+from dibs.operations.scripts import Row
 
 _PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", "train", "slot"))
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dibs.clock import monotonic
-from dibs.contract import STOP_HINT
 from dibs.engines.database import DatabaseStore
 from dibs.engines.listeners import Listeners
 from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
 from dibs.engines.mysql.trouble import store_name
 from dibs.engines.stepped import SteppedMySQL
 from dibs.engines.store import again, again_async
-from dibs.scripts import Rows, Step
+from dibs.operations.questions import STOP_HINT
+from dibs.operations.scripts import Rows, Step
 from dibs.settings import Settings
 
 # Seconds between two looks at who was asked to stop, where nobody announces it: the longer the more a look

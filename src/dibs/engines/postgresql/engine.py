@@ -6,7 +6,6 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import SETTLEMENT_COLUMNS, Traits, hint_of
 from dibs.engines.hints import Hints
 from dibs.engines.postgresql.gates import (
     PostgresGates,
@@ -20,7 +19,8 @@ from dibs.engines.postgresql.gates import (
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import LOOKS, Copy, Dialect, Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.scripts import Row, Step
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits, hint_of
+from dibs.operations.scripts import Row, Step
 
 SPELLINGS = {
     "now": "statement_timestamp()",

@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import SETTLEMENT_COLUMNS
 from dibs.engines.mending import MendingEngine
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.sql import LOOKS, Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, holds
-from dibs.scripts import Row, Rows
+from dibs.operations.questions import SETTLEMENT_COLUMNS
+from dibs.operations.scripts import Row, Rows
 
 ENOUGH_RACES = 20  # who meets a key and finds nobody this often points at a bug, not at luck
 

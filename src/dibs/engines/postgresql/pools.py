@@ -16,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 from dibs.clock import monotonic
-from dibs.contract import STOP_HINT
 from dibs.drift import SchemaProblem
 from dibs.engines.migrations import (
     LOCK_SECONDS,
@@ -35,7 +34,8 @@ from dibs.engines.schema_looks import look_at_postgresql
 from dibs.engines.sql import Copy, Query, placeholders
 from dibs.engines.trouble import TryAgain
 from dibs.errors import UnknownEngine
-from dibs.scripts import Rows, Step, run, run_async
+from dibs.operations.questions import STOP_HINT
+from dibs.operations.scripts import Rows, Step, run, run_async
 
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up

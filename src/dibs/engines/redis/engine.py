@@ -12,7 +12,6 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import ECHO_HINT, Traits
 from dibs.engines.hints import Hints, hints_for
 from dibs.engines.redis.facts import about_server, read_info
 from dibs.engines.redis.moves import RedisMoves
@@ -38,7 +37,8 @@ from dibs.engines.redis.values import MOST_AT_ONCE, micros
 from dibs.engines.redis.values import moment as time_of
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import WORKER_DIED
-from dibs.scripts import Row, Step
+from dibs.operations.questions import ECHO_HINT, Traits
+from dibs.operations.scripts import Row, Step
 
 _QUEUE, _RUN_AT = (NEW_JOB_COLUMNS.index(name) for name in ("queue", "run_at"))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dibs.scripts import Row
+from dibs.operations.scripts import Row
 
 OLDEST, OLDEST_VALKEY = "6.2", "7.2"
 

@@ -9,7 +9,7 @@ import msgspec
 
 from dibs.engines.redis.values import MOST_AT_ONCE, micros, moment
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 Plan = Generator[Any, Any, Rows]
 

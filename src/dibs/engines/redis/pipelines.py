@@ -13,7 +13,7 @@ from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.nodes import Nodes
 from dibs.errors import UnsupportedConnection
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.scripts import Row, Rows, Step
+from dibs.operations.scripts import Row, Rows, Step
 
 Colour = Literal["sync", "async"]
 

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from dibs.contract import STOP_HINT
 from dibs.engines.pooling import AsyncPool, SyncPool
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.nodes import Command, Nodes, driver
 from dibs.engines.redis.scripts import Call, IfAllowed
 from dibs.engines.trouble import TryAgain
-from dibs.scripts import Rows, Step, run, run_async
+from dibs.operations.questions import STOP_HINT
+from dibs.operations.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
 

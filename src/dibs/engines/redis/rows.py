@@ -8,7 +8,7 @@ from uuid import UUID
 from dibs.engines.redis.values import EPOCH, micros
 from dibs.engines.redis.values import moment as time_of
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 _RUN_AT = NEW_JOB_COLUMNS.index("run_at")
 

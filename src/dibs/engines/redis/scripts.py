@@ -8,9 +8,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dibs.contract import STOP_HINT
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, doomed_by
-from dibs.scripts import Rows
+from dibs.operations.questions import STOP_HINT
+from dibs.operations.scripts import Rows
 
 _USES = re.compile(r"-- uses: (.*)\n")
 _MODULE = re.compile(r"^return \{", re.MULTILINE)  # read only by those who need it

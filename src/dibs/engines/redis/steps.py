@@ -8,7 +8,7 @@ from dibs.engines.hints import hints_for
 from dibs.engines.redis.rows import new_row, stored_row
 from dibs.engines.redis.values import MOST_AT_ONCE
 from dibs.engines.redis.values import moment as time_of
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 Plan = Generator[Any, Any, Rows]
 About = tuple[UUID, str, str]  # id, name, on_failed

@@ -10,7 +10,7 @@ from dibs.engines.redis.pools import AsyncRedis, SyncRedis
 from dibs.engines.store import Operation, Pooled, again, again_async
 from dibs.engines.tableless import Tableless
 from dibs.engines.trouble import Tries
-from dibs.scripts import run, run_async
+from dibs.operations.scripts import run, run_async
 from dibs.settings import Settings
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
-from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query, Writers
@@ -19,7 +18,8 @@ from dibs.engines.sqlite.facts import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
-from dibs.scripts import Row, Rows, Step
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
+from dibs.operations.scripts import Row, Rows, Step
 
 # 3.40 has no 'subsec' modifier; a julian day is exact to the millisecond once it is rounded.
 NOW = "cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dibs.scripts import Row
+from dibs.operations.scripts import Row
 
 MOUNTS = Path("/proc/self/mounts")
 

@@ -19,7 +19,7 @@ from dibs.engines.sql import Copy, Query
 from dibs.engines.sqlite.engine import OLDEST, SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection
-from dibs.scripts import Rows, Step, run
+from dibs.operations.scripts import Rows, Step, run
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Any
 from dibs.engines.mending import MendingEngine
 from dibs.engines.sql import Plan, Query
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
-from dibs.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from dibs.contract import STOP_HINT
 from dibs.drift import SchemaProblem
 from dibs.engines.connections import bind_async, bind_sync, has_begun
 from dibs.engines.listeners import Listeners
@@ -16,7 +15,8 @@ from dibs.engines.stepped import SteppedSQLite
 from dibs.engines.store import Operation, again
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, UnsupportedConnection
-from dibs.scripts import Rows, Step, run, run_async
+from dibs.operations.questions import STOP_HINT
+from dibs.operations.scripts import Rows, Step, run, run_async
 from dibs.settings import Settings
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ import msgspec
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 
 from dibs.app import Dibs
-from dibs.changes import FIRST_SIGHT, LIVE, Topic
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
 from dibs.integrations.fastapi.asking import json, problem
@@ -27,8 +26,9 @@ from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import slot_from_text
 from dibs.jobs.states import JobState
-from dibs.pipelines import Pipeline
-from dibs.trains import Train
+from dibs.operations.pipelines import Pipeline
+from dibs.operations.queries import Train
+from dibs.operations.watch import FIRST_SIGHT, LIVE, Topic
 
 MOST_PER_PAGE = 200
 MOST_STREAMS = 10_000  # per process

@@ -21,9 +21,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dibs.changes import Change, Topic, mark, version
 from dibs.errors import DibsError, NotFound
 from dibs.jobs.job import Job
+from dibs.operations.watch import Change, Topic, mark, version
 from dibs.watching import Subscription, Watching, wake
 
 KEEP_ALIVE = 15.0  # seconds without a word

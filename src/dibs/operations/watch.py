@@ -16,8 +16,8 @@ import msgspec
 
 from dibs.jobs.job import Job, job_from_row
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.looks import find
-from dibs.scripts import Row, Script, Step
+from dibs.operations.queries import find
+from dibs.operations.scripts import Row, Script, Step
 
 MOST_LIVE = 10_000  # live jobs of a queue that are watched, the newest
 MOST_MEMBERS = 10_000  # jobs of a pipeline

@@ -9,9 +9,9 @@ from dibs.errors import NotFound
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import Job, job_from_row
 from dibs.jobs.states import JobState
-from dibs.scripts import Row, Script, Step
+from dibs.operations.scripts import Row, Script, Step
+from dibs.operations.upkeep import WorkerInfo, workers
 from dibs.text import numbered, spoken
-from dibs.upkeep import WorkerInfo, workers
 
 NOBODY = "no worker has been heard of lately"
 WHAT_TO_DO = "start one with `dibs work MODULE:APP`, or claim by hand"

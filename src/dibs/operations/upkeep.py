@@ -16,7 +16,7 @@ from dibs.clock import MILLISECOND, SECOND
 from dibs.jobs.ids import first_id_at
 from dibs.jobs.payload import decode
 from dibs.jobs.states import FINISHED, JobState
-from dibs.scripts import Row, Rows, Script, Step
+from dibs.operations.scripts import Row, Rows, Script, Step
 
 BATCH = 500  # rows per question
 GATES = 100  # per question that locks each of them

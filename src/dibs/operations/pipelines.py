@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from dibs.acts import change_all
 from dibs.errors import BadRequest, NotFound, Refused
 from dibs.jobs.ids import may_have_steps, new_pipeline_id, parse_id
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
 from dibs.jobs.states import FINISHED, JobState
-from dibs.operations import NewRow, new_job
-from dibs.scripts import Row, Rows, Script, Step
+from dibs.operations.manage import change_all
+from dibs.operations.scripts import Row, Rows, Script, Step
+from dibs.operations.work import NewRow, new_job
 
 PAGE = 1000
 ON_FAILED = ("cancel", "hold")

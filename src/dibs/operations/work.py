@@ -13,14 +13,14 @@ from uuid import UUID
 
 from msgspec import Struct, structs
 
-from dibs.contract import SETTLEMENT_COLUMNS, Mark
 from dibs.errors import LeaseLost
 from dibs.jobs.job import NEW_JOB_COLUMNS, STATES, Job, job_from_row
 from dibs.jobs.payload import decode
 from dibs.jobs.states import JobState
-from dibs.looks import current_ids
-from dibs.scripts import Row, Rows, Script, Step
-from dibs.upkeep import sweep
+from dibs.operations.queries import current_ids
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Mark
+from dibs.operations.scripts import Row, Rows, Script, Step
+from dibs.operations.upkeep import sweep
 
 T = TypeVar("T")
 
