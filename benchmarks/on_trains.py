@@ -14,7 +14,7 @@ from benchmarks.by_hand import jobs
 from dibs import Dibs, NewJob, Worker
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql import placeholders
+from dibs.engines.sql.engine import placeholders
 from dibs.operations.scripts import Step
 
 LENGTH = 2_000

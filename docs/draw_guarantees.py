@@ -23,7 +23,7 @@ from typing import Any
 
 from dibs.engines.memory.engine import Memory
 from dibs.engines.redis.engine import Redis
-from dibs.engines.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
+from dibs.engines.sql.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 from dibs.operations import questions
 from dibs.operations.questions import Traits
 

@@ -17,7 +17,7 @@ from benchmarks.bare import WISH, row
 from dibs import Dibs
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql import placeholders
+from dibs.engines.sql.engine import placeholders
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Step
 

@@ -5,7 +5,7 @@ from dibs.callbacks import JobEvent
 from dibs.claims import Claim, SyncClaim
 from dibs.context import Context, SyncContext
 from dibs.doctor import Finding, Level
-from dibs.drift import SchemaProblem
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import (
     BadRequest,
     ClaimInTransaction,

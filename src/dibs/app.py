@@ -14,8 +14,8 @@ from dibs.context import Context
 from dibs.core import Core
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.tables import drifted, uncompared
-from dibs.drift import SchemaProblem
 from dibs.echoes import echo_async
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.every import EveryDecorator
 from dibs.gates import Slots, Trains

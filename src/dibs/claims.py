@@ -13,7 +13,7 @@ from uuid import UUID
 
 from dibs.callbacks import Fate
 from dibs.clock import monotonic
-from dibs.engines.fences import Fence
+from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.jobs.failures import describe, error_entry
 from dibs.jobs.job import Job, NewJob

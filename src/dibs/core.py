@@ -12,8 +12,8 @@ from dibs.callbacks import Callbacks, Fate, cancelled_fates
 from dibs.claims import Holding
 from dibs.clock import SECOND, monotonic
 from dibs.doctor import Examined
+from dibs.engines.connect import connect
 from dibs.engines.store import Operation, Store
-from dibs.engines.stores import connect
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.events import Events

@@ -16,8 +16,8 @@ from dibs.claims import SyncClaim
 from dibs.core import Core
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.tables import drifted, uncompared
-from dibs.drift import SchemaProblem
 from dibs.echoes import echo
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.gates import SyncSlots, SyncTrains
 from dibs.jobs.job import Job, NewJob

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from dibs import BadRequest, Dibs, NewJob, SchemaOutdated
-from dibs.engines.schemas import schema_files, schema_version
+from dibs.engines.sql.schema_files import schema_files, schema_version
 from faces import Face, Make, needs, open_face
 from servers import MariaDB, PostgreSQL
 

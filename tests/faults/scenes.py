@@ -16,7 +16,7 @@ from typing import Any
 from rig import Place, age, answers_within, exchange, renew, together, write_after_the_look
 
 from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused
-from dibs.engines.sql import LOOKS
+from dibs.engines.sql.engine import LOOKS
 from dibs.operations import work
 from dibs.operations.questions import Mark
 from dibs.operations.scripts import Script

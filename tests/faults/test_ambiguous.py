@@ -15,11 +15,11 @@ from rig import Driven, Place, Places, age, face_of, together
 
 import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable
+from dibs.engines.mysql import errors as mysql_trouble
 from dibs.engines.mysql import pools as mysql_pools
-from dibs.engines.mysql import trouble as mysql_trouble
+from dibs.engines.postgresql import errors as postgresql_trouble
 from dibs.engines.postgresql import pools as postgresql_pools
-from dibs.engines.postgresql import trouble as postgresql_trouble
-from dibs.engines.redis import nodes as redis_nodes
+from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
 from dibs.engines.trouble import TryAgain

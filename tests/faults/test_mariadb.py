@@ -19,10 +19,10 @@ from rig import MysqlHands, Place, answers_within, blocks, wait_until
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app import SyncDibs
 from dibs.doctor import slowness
-from dibs.engines.mysql import pools, trouble
+from dibs.engines.mysql import errors, pools
+from dibs.engines.mysql.errors import error_number, judge
 from dibs.engines.mysql.pools import SESSION
-from dibs.engines.mysql.trouble import error_number, judge
-from dibs.engines.sql import placeholders
+from dibs.engines.sql.engine import placeholders
 from dibs.engines.trouble import TryAgain
 from servers import MariaDB
 
@@ -108,7 +108,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
             super().__init__(cause, *given, **named)
             numbers.append(error_number(cause))
 
-    monkeypatch.setattr(trouble, "TryAgain", Noted)
+    monkeypatch.setattr(errors, "TryAgain", Noted)
     return numbers
 
 

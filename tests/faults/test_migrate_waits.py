@@ -14,9 +14,9 @@ import pymysql
 import pytest
 
 from dibs import Dibs, StoreUnavailable
-from dibs.engines.migrations import MIGRATION_LOCK
 from dibs.engines.mysql.pools import connect_options
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.migrations import MIGRATION_LOCK
+from dibs.engines.sql.schema_files import schema_version
 from faces import open_face
 from stores_by_hand import bare_store, by_hand
 
@@ -54,7 +54,7 @@ def held(url: str) -> Iterator[Any]:
 def test_a_migration_that_waits_for_a_table_says_who_has_it_and_gives_up(
     outdated: str, face: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dibs.engines.migrations.LONGEST_WAIT", 5)
+    monkeypatch.setattr("dibs.engines.sql.migrations.LONGEST_WAIT", 5)
     with open_face(face, outdated) as app, held(outdated):
         with pytest.raises(StoreUnavailable, match=r"transaction .*open for .*then migrate again"):
             app.migrate()

@@ -15,7 +15,7 @@ from rig import Place, Places, blocks
 
 from dibs import Dibs, NewJob
 from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql import Query, placeholders
+from dibs.engines.sql.engine import Query, placeholders
 from dibs.operations.manage import FIRST_ID
 from dibs.operations.scripts import Step
 from servers import PostgreSQL

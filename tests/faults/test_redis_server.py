@@ -15,8 +15,8 @@ from rig import face_of, wait_until
 
 import proxy as proxies
 from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
-from dibs.engines.redis import nodes as redis_nodes
-from dibs.engines.redis.nodes import Nodes
+from dibs.engines.redis import connection as redis_nodes
+from dibs.engines.redis.connection import Nodes
 from dibs.engines.trouble import TryAgain
 from dibs.operations.questions import hint_of
 from naming import named

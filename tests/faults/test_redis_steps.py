@@ -13,7 +13,7 @@ import redis
 from rig import Place, age
 
 from dibs import Dibs, JobState, NewJob
-from dibs.engines.redis import steps
+from dibs.engines.redis import pipelines
 from dibs.operations import upkeep
 from redis_places import STORE, astray, break_script, call_once, misplaced
 
@@ -161,7 +161,7 @@ def test_a_job_that_is_deleted_half_way_has_still_succeeded(app: Dibs, client: r
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(pipelines, "MOST_AT_ONCE", 3)
 
 
 def several(app: Dibs) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from dibs import Dibs, NewJob, SyncDibs
 from dibs.cli import demo
 from dibs.cli.demo_records import QUEUE, Event, Log, Record, count
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.schema_files import schema_version
 from servers import PostgreSQL
 
 DIBS = [sys.executable, "-c", "from dibs.cli import main; main()"]
@@ -135,7 +135,7 @@ def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds() -> Non
         store.enqueue(*(NewJob("demo", queue=QUEUE) for _ in range(2)))
         crew = Slow(store, stops=8)
 
-        demo.kill_one(cast("demo.Crew", crew), store, 0, demo.choose_show(2, 1, silent=True))
+        demo.kill_one(cast("command.Crew", crew), store, 0, demo.choose_show(2, 1, silent=True))
 
     assert crew.killed
 

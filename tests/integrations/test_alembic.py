@@ -22,8 +22,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import dibs.integrations.alembic
 from dibs import BadRequest, Dibs, NewJob
-from dibs.engines import migrations, schemas
-from dibs.engines.schemas import schema_files, schema_version, statements
+from dibs.engines.sql import migrations
+from dibs.engines.sql import schema_files as schema_folder
+from dibs.engines.sql.schema_files import schema_files, schema_version, statements
 from guides import write_project
 from stores_by_hand import bare_store, by_hand, sqlalchemy_url
 
@@ -242,7 +243,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
         yield from schema_files(dialect)
         yield NEWEST + 1, NEXT
 
-    for module in (schemas, migrations, dibs.integrations.alembic):
+    for module in (schema_folder, migrations, dibs.integrations.alembic):
         monkeypatch.setattr(module, "schema_files", with_next)
     return NEWEST + 1
 

@@ -33,7 +33,7 @@ from django_tasks.signals import task_enqueued, task_finished, task_started
 
 import django_here
 from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worker
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.schema_files import schema_version
 from dibs.integrations.django import app, store
 from dibs.integrations.django.backend import DibsBackend, dibs_backends
 from dibs.integrations.django.management.commands import dibs as command

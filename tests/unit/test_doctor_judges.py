@@ -9,7 +9,7 @@ import pytest
 
 from dibs import Finding, Level, Queue, SchemaOutdated, StoreUnavailable, WorkerInfo
 from dibs.doctor import Backlog, Clock, Echo, Examined, judge, unwell
-from dibs.engines.sqlite.facts import file_system
+from dibs.engines.sqlite.doctor import file_system
 from naming import named
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

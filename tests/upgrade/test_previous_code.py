@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 
 import dibs.integrations.alembic  # noqa: F401 (adds the operations)
 from dibs import Dibs
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.schema_files import schema_version
 from stores_by_hand import bare_store, sqlalchemy_url
 
 ROOT = Path(__file__).parents[2]

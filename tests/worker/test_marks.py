@@ -15,7 +15,7 @@ import pytest
 from working import Apps, drain, wait_until, working
 
 from dibs import Dibs, Job, NewJob, Retry
-from dibs.engines.sql import placeholders
+from dibs.engines.sql.engine import placeholders
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import JOB_COLUMNS, job_from_row
 from dibs.operations.scripts import Step

@@ -10,9 +10,9 @@ from dibs.app import Dibs
 from dibs.cli.config import settings_of
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import print_json
-from dibs.engines.migrations import dialect_named
-from dibs.engines.schemas import schema_files
-from dibs.engines.sql import Dialect
+from dibs.engines.sql.engine import Dialect
+from dibs.engines.sql.migrations import dialect_named
+from dibs.engines.sql.schema_files import schema_files
 from dibs.settings import Settings
 
 EXAMPLE = "Example: dibs migrate --url postgresql://localhost/shop"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dibs.doctor.examined import Finding, Level
-from dibs.drift import SchemaProblem
+from dibs.engines.sql.schema_problems import SchemaProblem
 
 
 def drifted(problems: Sequence[SchemaProblem]) -> list[Finding]:

@@ -1,11 +1,14 @@
 """What an enqueue announces, and how often."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dibs.clock import monotonic
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.operations.questions import hint_of
+from dibs.operations.questions import SETTLEMENT_COLUMNS, STOP_HINT, hint_of
+from dibs.operations.scripts import Rows, Step
 
 _KIND, _QUEUE = NEW_JOB_COLUMNS.index("kind"), NEW_JOB_COLUMNS.index("queue")
 
@@ -36,3 +39,60 @@ class Hints:
         due = [queue for queue in hints if always or now - self._told.get(queue, -1.0) >= EVERY]
         self._told |= dict.fromkeys(due, now)
         return [hints[queue] for queue in due]
+
+
+# Questions after which a waiting worker may find something to do.
+ANNOUNCED = frozenset(
+    {
+        *("enqueue", "enqueue_pipeline", "retry", "recover", "set_queue", "echo", "delete"),
+        *("release_train", "arrive"),
+    }
+)
+MOVED = frozenset({"sweep", "enqueue_tick"})  # the same, if they moved anything
+
+_POLICY = NEW_JOB_COLUMNS.index("slot_policy")
+_TRAIN, _SLOT = SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot")
+
+
+class Listeners:
+    """Those of this process who wait for something new in a store that can't announce it itself."""
+
+    def __init__(self) -> None:
+        self._hear: list[Callable[[str], None]] = []
+
+    @contextmanager
+    def listening(self, hear: Callable[[str], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def announce(hint: str) -> None:
+            with suppress(RuntimeError):  # its loop has just ended
+                loop.call_soon_threadsafe(hear, hint)
+
+        self._hear.append(announce)
+        try:
+            yield
+        finally:
+            self._hear.remove(announce)
+
+    def announce(self, step: Step, rows: Rows) -> None:
+        if not self._hear:
+            return
+        if step.question in ANNOUNCED or (rows and step.question in MOVED):
+            self._tell(step.params.get("hint", ""))
+            if step.question == "enqueue" and any(job[_POLICY] == "preempt" for job in step.params["jobs"]):
+                self._tell(STOP_HINT)  # whoever has the slot
+        elif step.question == "cancel":
+            for worker in {row["worker"] for row in rows}:
+                self._tell("" if worker is None else STOP_HINT + worker)
+        elif step.question in ("settle", "exchange") and (
+            "steps" in step.params or any(map(_opens_gate, step.params["settlements"]))
+        ):
+            self._tell("")
+
+    def _tell(self, hint: str) -> None:
+        for hear in list(self._hear):
+            hear(hint)
+
+
+def _opens_gate(settlement: Sequence[Any]) -> bool:
+    return settlement[_TRAIN] is not None or settlement[_SLOT] is not None

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from dibs.drift import SchemaProblem
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Script

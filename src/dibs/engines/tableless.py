@@ -1,7 +1,7 @@
 """What stores without tables have in common: there is nothing to migrate, and nothing can be amiss."""
 
-from dibs.drift import SchemaProblem
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.schema_problems import SchemaProblem
 
 
 class Tableless:

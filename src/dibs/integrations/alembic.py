@@ -21,7 +21,8 @@ from alembic.operations import MigrateOperation, Operations
 from alembic.operations import ops as alembic_ops
 from sqlalchemy import inspect, text
 
-from dibs.engines.migrations import (
+from dibs.engines.sql.engine import Dialect
+from dibs.engines.sql.migrations import (
     MIGRATION_LOCK,
     check_version,
     dialect_named,
@@ -30,8 +31,7 @@ from dibs.engines.migrations import (
     table_names,
     undoing,
 )
-from dibs.engines.schemas import schema_files
-from dibs.engines.sql import Dialect
+from dibs.engines.sql.schema_files import schema_files
 from dibs.errors import UnknownEngine
 from dibs.settings import read_settings
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from dibs.engines.connections import ADAPTERS, NoTables, bind_queries, check_same_file
-from dibs.engines.mysql import trouble as mysql
-from dibs.engines.postgresql import trouble as postgresql
-from dibs.engines.sql import Query
+from dibs.engines.mysql import errors as mysql
+from dibs.engines.postgresql import errors as postgresql
+from dibs.engines.sql.engine import Query
+from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries, check_same_file
 from dibs.engines.sqlite import file as sqlite
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.sql import Query
+from dibs.engines.sql.engine import Query
 from dibs.errors import NotFound, Refused
 from dibs.operations.scripts import Row, Rows
 from dibs.outbox.messages import Message, Standing, Status, message

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from dibs.app import Dibs
 from dibs.core import Core
+from dibs.engines.connect import connect
 from dibs.engines.store import Store
-from dibs.engines.stores import connect
 from dibs.errors import BadRequest
 from dibs.sync import SyncDibs
 

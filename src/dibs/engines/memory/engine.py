@@ -16,7 +16,7 @@ import msgspec
 from dibs.clock import from_micros, store_micros, to_micros
 from dibs.engines.memory.gates import has_gate, is_gated
 from dibs.engines.memory.moves import Moving
-from dibs.engines.memory.shelves import UNSET, Line, Record, line_of
+from dibs.engines.memory.storage import UNSET, Line, Record, line_of
 from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.memory.shelves import Record, Shelves
+from dibs.engines.memory.storage import Record, Shelves
 from dibs.jobs.states import (
     LOOKED_AT,
     PATIENCE,

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from dibs.clock import from_micros, to_micros
 from dibs.engines.memory.gates import Gate, is_gated
-from dibs.engines.memory.looks import Looking
-from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
+from dibs.engines.memory.queries import Looking
+from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.jobs.states import JobState
 from dibs.operations.move import behind, by_train, key_of, placed, sorted_out

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dibs.engines.listeners import Listeners
+from dibs.engines.hints import Listeners
 from dibs.engines.memory.engine import Memory
 from dibs.engines.store import Operation
 from dibs.engines.tableless import Tableless

@@ -13,7 +13,6 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.mysql.enqueue import is_one_insert
 from dibs.engines.mysql.gates import (
     NOBODY_WAS_HERE,
@@ -33,8 +32,9 @@ from dibs.engines.mysql.values import (
     as_plain,
     chunks,
 )
-from dibs.engines.schemas import schema_version
-from dibs.engines.sql import Dialect, Plan, Query
+from dibs.engines.sql.engine import Dialect, Plan, Query
+from dibs.engines.sql.moves import MovingEngine, columns
+from dibs.engines.sql.schema_files import schema_version
 from dibs.jobs.job import STORED_TYPES, StoredJob
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
 from dibs.operations.questions import Traits

@@ -16,7 +16,7 @@ from dibs.engines.mysql.values import (
     later,
     text_size,
 )
-from dibs.engines.sql import Plan, Query
+from dibs.engines.sql.engine import Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.mending import MendingEngine
 from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
-from dibs.engines.sql import Plan, Query
+from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.gates import MendingEngine
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
 from dibs.operations.scripts import Row, Rows
 

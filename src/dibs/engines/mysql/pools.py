@@ -12,13 +12,13 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dibs.drift import SchemaProblem
-from dibs.engines.migrations import LOCK_SECONDS, MIGRATION_TIMEOUT, Holder, pending, schema_table
 from dibs.engines.mysql.engine import OLDEST, MySQL
-from dibs.engines.mysql.trouble import error_number, is_known_state, judge, lacks, store_name
-from dibs.engines.pooling import AsyncPool, SyncPool
-from dibs.engines.schema_looks import look_at_mysql
-from dibs.engines.sql import Copy, Query, placeholders
+from dibs.engines.mysql.errors import error_number, is_known_state, judge, lacks, store_name
+from dibs.engines.pools import AsyncPool, SyncPool
+from dibs.engines.sql.engine import Copy, Query, placeholders
+from dibs.engines.sql.migrations import LOCK_SECONDS, MIGRATION_TIMEOUT, Holder, pending, schema_table
+from dibs.engines.sql.schema_check import look_at_mysql
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.engines.trouble import TryAgain
 from dibs.errors import (
     BadRequest,

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dibs.clock import monotonic
-from dibs.engines.database import DatabaseStore
-from dibs.engines.listeners import Listeners
+from dibs.engines.hints import Listeners
+from dibs.engines.mysql.errors import store_name
 from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
-from dibs.engines.mysql.trouble import store_name
-from dibs.engines.stepped import SteppedMySQL
+from dibs.engines.sql.stepped import SteppedMySQL
+from dibs.engines.sql.store import DatabaseStore
 from dibs.engines.store import again, again_async
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.sql import Writers
+from dibs.engines.sql.engine import Writers
 from dibs.jobs.states import JobState
 
 # What is sent in one statement: the server refuses more than its max_allowed_packet (16 MiB on MariaDB),

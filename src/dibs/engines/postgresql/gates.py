@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.mending import MendingEngine
-from dibs.engines.moves import MovingEngine, columns
-from dibs.engines.sql import LOOKS, Plan, Query
+from dibs.engines.sql.engine import LOOKS, Plan, Query
+from dibs.engines.sql.gates import MendingEngine
+from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, holds
 from dibs.operations.questions import SETTLEMENT_COLUMNS

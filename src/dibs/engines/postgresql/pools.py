@@ -16,8 +16,12 @@ from typing import Any
 from uuid import uuid4
 
 from dibs.clock import monotonic
-from dibs.drift import SchemaProblem
-from dibs.engines.migrations import (
+from dibs.engines.pools import AsyncPool, SyncPool
+from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.errors import is_ending, is_hopeless, judge, refused, store_name
+from dibs.engines.postgresql.poolers import BEGIN, Manners
+from dibs.engines.sql.engine import Copy, Query, placeholders
+from dibs.engines.sql.migrations import (
     LOCK_SECONDS,
     MIGRATION_LOCK,
     MIGRATION_TIMEOUT,
@@ -26,12 +30,8 @@ from dibs.engines.migrations import (
     schema_table,
     table_names,
 )
-from dibs.engines.pooling import AsyncPool, SyncPool
-from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.poolers import BEGIN, Manners
-from dibs.engines.postgresql.trouble import is_ending, is_hopeless, judge, refused, store_name
-from dibs.engines.schema_looks import look_at_postgresql
-from dibs.engines.sql import Copy, Query, placeholders
+from dibs.engines.sql.schema_check import look_at_postgresql
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.engines.trouble import TryAgain
 from dibs.errors import UnknownEngine
 from dibs.operations.questions import STOP_HINT

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from dibs.engines.database import DatabaseStore
+from dibs.engines.postgresql.errors import store_name
 from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
-from dibs.engines.postgresql.trouble import store_name
-from dibs.engines.stepped import SteppedPostgreSQL
+from dibs.engines.sql.stepped import SteppedPostgreSQL
+from dibs.engines.sql.store import DatabaseStore
 from dibs.errors import BadRequest
 from dibs.settings import Settings
 

@@ -13,28 +13,29 @@ from uuid import UUID
 import msgspec
 
 from dibs.engines.hints import Hints, hints_for
-from dibs.engines.redis.facts import about_server, read_info
+from dibs.engines.redis.doctor import about_server, read_info
 from dibs.engines.redis.moves import RedisMoves
+from dibs.engines.redis.pipelines import RedisSteps
 from dibs.engines.redis.rows import (
+    MOST_AT_ONCE,
     claimed_rows,
     distinct_states,
     glanced_row,
     id_or_none,
     id_rows,
     job_row,
+    micros,
     new_row,
     setting,
     settlement_rows,
     standings,
     stored_row,
+    time_of,
     upcoming_rows,
     whole,
     worker_row,
 )
 from dibs.engines.redis.scripts import Call, IfAllowed, Plan, lua_script
-from dibs.engines.redis.steps import RedisSteps
-from dibs.engines.redis.values import MOST_AT_ONCE, micros
-from dibs.engines.redis.values import moment as time_of
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import WORKER_DIED
 from dibs.operations.questions import ECHO_HINT, Traits

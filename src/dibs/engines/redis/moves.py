@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.redis.values import MOST_AT_ONCE, micros, moment
+from dibs.engines.redis.rows import MOST_AT_ONCE, micros, time_of
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.operations.scripts import Row, Rows
 
@@ -87,7 +87,7 @@ def _moved_text(flat: str) -> str:
 
 _FROM_FIELD: dict[type, Callable[[str], Any]] = {
     **{type: type for type in (UUID, int, float, str)},
-    datetime: moment,
+    datetime: time_of,
 }
 
 

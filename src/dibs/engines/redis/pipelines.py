@@ -1,91 +1,113 @@
-"""Pipelines that the caller owns: what dibs is asked goes along with the caller's own EXEC.
+"""Pipelines on Redis: how they are stored, in pieces if they are large, and what is told of them (ADR 18)."""
 
-A pipeline answers nothing before it is executed. So an enqueue answers with the job as it was asked for,
-and a settle takes it that the claim still holds: if not, the EXEC itself replies with an error (LEASELOST).
-Redis undoes nothing: what else is in that EXEC is done all the same.
-"""
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+from uuid import UUID
 
-from collections.abc import Callable
-from typing import Any, Literal
+from dibs.engines.hints import hints_for
+from dibs.engines.redis.rows import MOST_AT_ONCE, new_row, stored_row, time_of
+from dibs.operations.scripts import Row, Rows
 
-from dibs.clock import from_micros, store_micros
-from dibs.engines.redis.engine import Redis
-from dibs.engines.redis.nodes import Nodes
-from dibs.errors import UnsupportedConnection
-from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.operations.scripts import Row, Rows, Step
+Plan = Generator[Any, Any, Rows]
+About = tuple[UUID, str, str]  # id, name, on_failed
+Edge = tuple[UUID, float, UUID]  # child, place, parent
 
-Colour = Literal["sync", "async"]
-
-# Classes by their qualified name, so that redis-py need not be there; the attribute that says whether the
-# commands are sent as one transaction.
-PIPELINES: dict[str, tuple[Colour, str]] = {
-    "redis.client.Pipeline": ("sync", "transaction"),
-    "redis.asyncio.client.Pipeline": ("async", "is_transaction"),
-}
-
-_RUN_AT, _DELAY = (NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay"))
+MOST_EDGES = 1000  # of one piece
+_FOR_ALL = 0.5  # the place of the pipeline itself, before every parent
 
 
-def bind_pipeline(within: object, engine: Redis, nodes: Nodes, colour: Colour) -> Callable[[Step], Rows]:
-    """Answer steps by adding script calls to the caller's pipeline."""
-    pipeline: Any = _checked(within, nodes, colour)
+class RedisSteps:
+    """The answers about pipelines whose jobs wait for each other."""
 
-    def execute(step: Step) -> Rows:
-        match step.question:
-            case "get":
-                return []  # the script looks for itself
-            case "enqueue":
-                calls = engine.enqueue_calls(**step.params)
-                rows = [_as_asked(job) for job in step.params["jobs"]]
-            case "enqueue_pipeline":
-                calls = engine.enqueue_pipeline_calls(**step.params)
-                waiting = {child for _, child in step.params["edges"]}
-                rows = [_as_asked(job, waits=job[0] in waiting) for job in step.params["jobs"]]
-            case "settle":
-                calls = [engine.settle_or_raise(**step.params)]
-                rows = [{"id": settlement[0]} for settlement in step.params["settlements"]]
-            case question:
-                raise UnsupportedConnection(f"{question} can't be part of a pipeline; leave within= out")
+    call: Callable[..., Any]
+    ask: Callable[..., Any]
+    all_of: Callable[..., Any]
+
+    def _enqueue_pipeline(
+        self, pipeline: About, edges: Sequence[tuple[UUID, UUID]], jobs: Sequence[tuple[Any, ...]]
+    ) -> Plan:
+        rows: list[Row] = []
+        calls = self.enqueue_pipeline_calls(pipeline, edges, jobs)
         for call in calls:
-            # Never by digest: a server that has not seen the script would fail in the middle of the EXEC.
-            pipeline.eval(call.script.text, 1, engine.key, call.argument)
+            reply = yield from self.all_of(call)
+            if not reply:
+                return []  # it is known
+            now, *answers = reply
+            part = jobs[len(rows) : len(rows) + len(answers)]
+            rows += [
+                stored_row(job[0], answer, time_of(now)) for job, answer in zip(part, answers, strict=True)
+            ]
+        return rows if len(calls) == 1 else (yield from self._as_they_are(rows))
+
+    def enqueue_pipeline_calls(
+        self, pipeline: About, edges: Sequence[tuple[UUID, UUID]], jobs: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """One; or pieces, in which who waits for nobody waits for the pipeline, and one that ends them."""
+        given = {"pipeline": pipeline, "wake": []}
+        wake = list(hints_for(jobs).values())
+        pieces = list(_pieces(jobs, edges))
+        waiting = {child for _, child in edges}
+        if len(pieces) == 1:
+            [(part, known)] = pieces
+            whole = {"jobs": part, "edges": known, "is_piece": False, "is_whole": True}
+            return [self.call("enqueue_pipeline", **{**given, **whole, "wake": wake})]
+        calls = [
+            self.call(
+                "enqueue_pipeline",
+                **given,
+                jobs=part,
+                edges=[*known, *((job[0], _FOR_ALL, pipeline[0]) for job in part if job[0] not in waiting)],
+                is_piece=True,
+                is_whole=False,
+            )
+            for part, known in pieces
+        ]
+        end = {"jobs": [], "edges": [], "is_piece": True, "is_whole": True, "wake": wake}
+        return [*calls, self.call("enqueue_pipeline", **{**given, **end})]
+
+    def _as_they_are(self, rows: Sequence[Row]) -> Plan:
+        """Those that wait for nobody were let go after all of them had been stored."""
+        states: dict[str, str] = {}
+        for first in range(0, len(rows), MOST_AT_ONCE):
+            ids = [row["id"] for row in rows[first : first + MOST_AT_ONCE]]
+            states |= {id: state for id, state, *_ in (yield self.call("settled", ids=ids))}
+        return [{**row, "state": states.get(str(row["id"]), row["state"])} for row in rows]
+
+    def _parents(self, jobs: Sequence[UUID]) -> Plan:
+        rows: list[Row] = []
+        for first in range(0, len(jobs), MOST_AT_ONCE):
+            found = yield self.call("parents", jobs=jobs[first : first + MOST_AT_ONCE])
+            rows += [
+                {"child": UUID(child), "parent": UUID(parent), "met": bool(met)}
+                for child, parent, met in found
+            ]
         return rows
 
-    return execute
+    def _pipelines(self, ids: Sequence[UUID] | None) -> Plan:
+        rows: list[Row] = []
+        after: str | None = None
+        while after != "" and len(rows) < MOST_AT_ONCE:
+            after, *found = yield self.call("pipelines", ids=ids, after=after)
+            rows += [{"id": UUID(id), "name": name, "on_failed": on_failed} for id, name, on_failed in found]
+        return rows
 
 
-def _as_asked(job: tuple[Any, ...], *, waits: bool = False) -> Row:
-    """How the job will be, with the time of this process for that of the store."""
-    now = store_micros()
-    run_at = job[_RUN_AT] or from_micros(now + (job[_DELAY] or 0))
-    state = "blocked" if waits else "ready" if run_at <= from_micros(now) else "scheduled"
-    times = {"run_at": run_at, "enqueued_at": from_micros(now)}
-    return {"id": job[0], "holder": job[0], "is_new": True, "state": state, **times}
-
-
-def _checked(within: object, nodes: Nodes, colour: Colour) -> Any:
-    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(within).__mro__)
-    known = next((PIPELINES[name] for name in names if name in PIPELINES), None)
-    if known is None:
-        raise UnsupportedConnection(_refusal(within, "it is no pipeline that dibs knows"))
-    own_colour, transactional = known
-    pipeline: Any = within
-    if own_colour != colour:
-        other = "app.sync" if own_colour == "sync" else "the async app"
-        raise UnsupportedConnection(_refusal(within, f"it belongs to {other}"))
-    if not getattr(pipeline, transactional):
-        raise UnsupportedConnection(_refusal(within, "it was made with transaction=False"))
-    if pipeline.watching and not pipeline.explicit_transaction:
-        raise UnsupportedConnection(_refusal(within, "it is watching keys; call its multi() first"))
-    database = str(pipeline.connection_pool.connection_kwargs.get("db", 0))
-    if database != nodes.database:
-        raise UnsupportedConnection(
-            _refusal(within, f"it leads to database {database} and the app's store is {nodes.name}")
-        )
-    return pipeline
-
-
-def _refusal(within: object, why: str) -> str:
-    name = f"{type(within).__module__}.{type(within).__qualname__}"
-    return f"can't work within {name}: {why}; pass a transactional pipeline of redis-py, of the app's store"
+def _pieces(
+    jobs: Sequence[tuple[Any, ...]], edges: Sequence[tuple[UUID, UUID]]
+) -> Iterator[tuple[list[Any], list[Edge]]]:
+    """Jobs and whom they wait for, as many as one script stores."""
+    by_child: dict[UUID, list[Edge]] = {}
+    for place, (parent, child) in enumerate(edges, 1):
+        by_child.setdefault(child, []).append((child, place, parent))
+    part: list[Any] = []
+    known: list[Edge] = []
+    for job in jobs:
+        if len(part) == MOST_AT_ONCE or len(known) >= MOST_EDGES:
+            yield part, known
+            part, known = [], []
+        part.append(new_row(job))
+        known += by_child.get(job[0], [])
+        while len(known) > MOST_EDGES:  # of the last job: it waits, since nothing goes before all is there
+            yield part, known[:MOST_EDGES]
+            part, known = [], known[MOST_EDGES:]
+    yield part, known

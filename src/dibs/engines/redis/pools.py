@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from dibs.engines.pooling import AsyncPool, SyncPool
+from dibs.engines.pools import AsyncPool, SyncPool
+from dibs.engines.redis.connection import Command, Nodes, driver
 from dibs.engines.redis.engine import Redis
-from dibs.engines.redis.nodes import Command, Nodes, driver
 from dibs.engines.redis.scripts import Call, IfAllowed
 from dibs.engines.trouble import TryAgain
 from dibs.operations.questions import STOP_HINT

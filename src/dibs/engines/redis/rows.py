@@ -1,12 +1,10 @@
 """What scripts are told and what they reply, between the rows of the contract and the text of Redis."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.redis.values import EPOCH, micros
-from dibs.engines.redis.values import moment as time_of
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.scripts import Row, Rows
 
@@ -151,3 +149,17 @@ def worker_row(flat: Sequence[str]) -> Row:
     row |= {name: int(row[name]) for name in ("concurrency", "running")}
     row |= {name: time_of(row[name]) for name in ("started_at", "seen_at")}
     return row | {"queues": row["queues"] or None}
+
+
+MOST_AT_ONCE = 1000  # jobs that one script stores
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def micros(moment: datetime) -> str:
+    return str((moment - EPOCH) // _MICROSECOND)
+
+
+def time_of(micros: str) -> datetime:
+    return EPOCH + timedelta(microseconds=int(micros))

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from dibs.engines.redis.connection import Nodes
 from dibs.engines.redis.engine import Redis
-from dibs.engines.redis.nodes import Nodes
-from dibs.engines.redis.pipelines import bind_pipeline
 from dibs.engines.redis.pools import AsyncRedis, SyncRedis
+from dibs.engines.redis.within import bind_pipeline
 from dibs.engines.store import Operation, Pooled, again, again_async
 from dibs.engines.tableless import Tableless
 from dibs.engines.trouble import Tries

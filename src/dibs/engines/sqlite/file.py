@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from dibs.drift import SchemaProblem
-from dibs.engines.inherited import inherited
-from dibs.engines.migrations import pending, schema_table
-from dibs.engines.schema_looks import look_at_sqlite
-from dibs.engines.schemas import schema_version
-from dibs.engines.sql import Copy, Query
+from dibs.engines.pools import inherited
+from dibs.engines.sql.engine import Copy, Query
+from dibs.engines.sql.migrations import pending, schema_table
+from dibs.engines.sql.schema_check import look_at_sqlite
+from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.engines.sqlite.engine import OLDEST, SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection

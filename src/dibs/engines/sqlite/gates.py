@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from dibs.engines.mending import MendingEngine
-from dibs.engines.sql import Plan, Query
+from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.gates import MendingEngine
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
 from dibs.operations.scripts import Row, Rows
 

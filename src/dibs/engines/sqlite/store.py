@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from dibs.drift import SchemaProblem
-from dibs.engines.connections import bind_async, bind_sync, has_begun
-from dibs.engines.listeners import Listeners
-from dibs.engines.schemas import schema_version
+from dibs.engines.hints import Listeners
+from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.stepped import SteppedSQLite
+from dibs.engines.sql.within import bind_async, bind_sync, has_begun
 from dibs.engines.sqlite.file import SqliteFile
-from dibs.engines.stepped import SteppedSQLite
 from dibs.engines.store import Operation, again
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, UnsupportedConnection

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from dibs.app import Dibs
-from dibs.engines.stores import connect
+from dibs.engines.connect import connect
 from dibs.integrations.django.transactions import in_transaction
 from dibs.jobs.job import Job, NewJob
 

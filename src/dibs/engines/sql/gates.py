@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.engines.sql.engine import Plan, Query, SqlEngine
 
 Key = tuple[str, str]  # "train" or "slot", and its name
 

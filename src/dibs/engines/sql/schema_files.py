@@ -7,7 +7,7 @@ from importlib.resources import files
 
 def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
     """(version, SQL) of each migration, oldest first."""
-    folder = files(__package__).joinpath(dialect, "schema")
+    folder = files("dibs.engines").joinpath(dialect, "schema")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):  # beside them there may be the folder `down`
             yield int(file.name.split("_")[0]), file.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from dibs.engines.postgresql.poolers import NOT_PREPARED, PREPARED_TWICE
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.schema_files import schema_version
 from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import NotPermitted, SchemaOutdated, StoreRefused, StoreUnavailable
 

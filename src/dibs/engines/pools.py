@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dibs.engines.inherited import inherited
-
 # What an error of a driver means to whoever asked.
 Judge = Callable[[BaseException], BaseException]
 
@@ -180,3 +178,6 @@ class SyncPool(ABC):
     def _drop(self, connection: Any) -> None:
         """Close it at once."""
         self._end(connection)
+
+
+inherited: list[object] = []

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from dibs.engines.redis.facts import OLDEST, read_info
+from dibs.engines.redis.doctor import OLDEST, read_info
 from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable, UnknownEngine, UnsafeStore
 

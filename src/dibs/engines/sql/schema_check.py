@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
-from dibs.drift import Look, SchemaProblem, compare
-from dibs.engines.migrations import pending, table_names
-from dibs.engines.schemas import schema_version
-from dibs.engines.sql import Dialect, Query
+from dibs.engines.sql.engine import Dialect, Query
+from dibs.engines.sql.migrations import pending, table_names
+from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.schema_problems import Look, SchemaProblem, compare
 
 # Yields a statement of its own, or the name of a block, and is sent the rows.
 Looking = Generator[str | Query, Any, list[SchemaProblem]]

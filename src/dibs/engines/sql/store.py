@@ -5,10 +5,10 @@ import time
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from dibs.drift import SchemaProblem
-from dibs.engines.connections import Engine, bind_async, bind_sync
-from dibs.engines.migrations import Holder, Patience
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.migrations import Holder, Patience
+from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.within import Engine, bind_async, bind_sync
 from dibs.engines.store import Operation, Pooled, again, again_async
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import DibsError, SchemaOutdated

@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros
-from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
-from dibs.engines.memory.steps import Stepped
+from dibs.engines.memory.pipelines import Stepped
+from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.states import WAITING, JobState
 from dibs.operations.scripts import Rows
 

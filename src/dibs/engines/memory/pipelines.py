@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.memory.gates import Gated, has_gate
-from dibs.engines.memory.shelves import Record
+from dibs.engines.memory.storage import Record
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState, by_time, doomed_by
 from dibs.operations.scripts import Row, Rows

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.connections import Adapter, Colour, known_adapter
-from dibs.engines.sql import Query
+from dibs.engines.sql.engine import Query
+from dibs.engines.sql.within import Adapter, Colour, known_adapter
 from dibs.errors import BadRequest, LeaseLost, UnsupportedConnection
 from dibs.operations.scripts import Rows
 

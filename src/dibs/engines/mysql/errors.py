@@ -7,7 +7,7 @@ again from its start.
 
 from urllib.parse import unquote, urlsplit
 
-from dibs.engines.schemas import schema_version
+from dibs.engines.sql.schema_files import schema_version
 from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import (
     NotPermitted,

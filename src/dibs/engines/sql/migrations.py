@@ -13,8 +13,8 @@ from importlib.resources import files
 from dibs.clock import monotonic
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.schemas import schema_files, schema_version, statements
-from dibs.engines.sql import Dialect
+from dibs.engines.sql.engine import Dialect
+from dibs.engines.sql.schema_files import schema_files, schema_version, statements
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.trouble import TryAgain
 from dibs.errors import BadRequest, StoreUnavailable

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from dibs.engines.sql import Plan, Query, SqlEngine
+from dibs.engines.sql.engine import Plan, Query, SqlEngine
 from dibs.jobs.job import StoredJob, read_stored, stored_text
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.move import behind, by_train, key_of, placed, sorted_out

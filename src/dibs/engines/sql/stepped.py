@@ -8,8 +8,8 @@ import msgspec
 
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql import Plan, Query
-from dibs.engines.sql_steps import SqlSteps
+from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.pipelines import SqlSteps
 from dibs.engines.sqlite.engine import SQLite
 from dibs.operations.scripts import Rows
 

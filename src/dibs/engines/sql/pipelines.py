@@ -11,8 +11,8 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.moves import MovingEngine
-from dibs.engines.sql import Plan, Query
+from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.moves import MovingEngine
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, doomed_by

@@ -1,0 +1,1 @@
+"""What the SQL engines share: blocks, gates, pipelines, moves, migrations, the caller's connections."""
