@@ -13,8 +13,8 @@ from dibs.claims import Claim, with_docs
 from dibs.context import Context
 from dibs.core import Core
 from dibs.doctor import Finding, judge, unwell
-from dibs.doctor.tables import drifted, uncompared
-from dibs.echoes import echo_async
+from dibs.doctor.servers import drifted, uncompared
+from dibs.doctor.wakeup_check import echo_async
 from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.every import EveryDecorator

@@ -15,8 +15,8 @@ from dibs.callbacks import Fate, cancel_fates, swept_fates
 from dibs.claims import SyncClaim
 from dibs.core import Core
 from dibs.doctor import Finding, judge, unwell
-from dibs.doctor.tables import drifted, uncompared
-from dibs.echoes import echo
+from dibs.doctor.servers import drifted, uncompared
+from dibs.doctor.wakeup_check import echo
 from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.gates import SyncSlots, SyncTrains

@@ -18,7 +18,7 @@ from rig import MysqlHands, Place, answers_within, blocks, wait_until
 
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app import SyncDibs
-from dibs.doctor import slowness
+from dibs.doctor import performance
 from dibs.engines.mysql import errors, pools
 from dibs.engines.mysql.errors import error_number, judge
 from dibs.engines.mysql.pools import SESSION
@@ -331,7 +331,7 @@ def test_the_doctor_sees_how_a_server_is_set() -> None:
 def test_the_doctor_sees_a_transaction_that_is_open_for_long(
     store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slowness, "A_MINUTE", 0)
+    monkeypatch.setattr(performance, "A_MINUTE", 0)
     with contextlib.closing(store.connect()) as connection:
         connection.begin()
         connection.execute("select * from dibs_jobs for update")

@@ -6,8 +6,8 @@
 import re
 from collections.abc import Iterator
 
-from dibs.doctor import room, servers, slowness, work
-from dibs.doctor.examined import Backlog, Clock, Echo, Examined, Finding, Level, examine
+from dibs.doctor import backlog, capacity, performance, servers
+from dibs.doctor.facts import Backlog, Clock, Echo, Examined, Finding, Level, examine
 from dibs.errors import DibsError, SchemaOutdated
 
 __all__ = ["Backlog", "Clock", "Echo", "Examined", "Finding", "Level", "examine", "judge", "unwell"]
@@ -26,18 +26,18 @@ def judge(examined: Examined, echo: Echo | None, schema: int) -> list[Finding]:
         *servers.isolation(examined),
         servers.judge_clock(examined.clock),
         *servers.wake_ups(examined, echo),
-        *slowness.held_back(examined),
-        *slowness.tables(examined),
-        *room.file(examined),
-        *room.memory(examined),
-        *room.connections(examined),
-        *work.workers(examined),
-        *work.waiting(examined),
-        *work.unknown_kinds(examined),
-        *work.expired(examined),
-        *work.paused(examined),
-        *work.held(examined),
-        *work.departed(examined),
+        *performance.held_back(examined),
+        *performance.tables(examined),
+        *capacity.file(examined),
+        *capacity.memory(examined),
+        *capacity.connections(examined),
+        *backlog.workers(examined),
+        *backlog.waiting(examined),
+        *backlog.unknown_kinds(examined),
+        *backlog.expired(examined),
+        *backlog.paused(examined),
+        *backlog.held(examined),
+        *backlog.departed(examined),
     ]
 
 

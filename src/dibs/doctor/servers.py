@@ -1,9 +1,10 @@
 """How a server is set up: does it keep what it acknowledged, can it be written to, what time is it there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dibs.doctor.examined import Clock, Echo, Examined, Finding, Level
+from dibs.doctor.facts import Clock, Echo, Examined, Finding, Level
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.text import spoken
 
 
@@ -188,3 +189,18 @@ def wake_ups(examined: Examined, echo: Echo | None) -> Iterator[Finding]:
     else:
         level = Level.ok if echo.seconds < 0.5 else Level.note
         yield Finding(level, "wake-ups", f"a hint comes back after {spoken(echo.seconds)}")
+
+
+def drifted(problems: Sequence[SchemaProblem]) -> list[Finding]:
+    """A table, column or index that is missing or wrong; the version has a finding of its own."""
+    return [
+        Finding(Level.problem, "schema", str(one), "make it again, by hand or from a copy")
+        for one in problems
+        if one.what != "version"
+    ]
+
+
+def uncompared(error: Exception) -> Finding:
+    """A standby, or a user who may not make temporary tables: nothing is wrong with the store itself."""
+    sentence = f"the tables were not compared with what they should be ({str(error).splitlines()[0]})"
+    return Finding(Level.note, "schema", sentence, "ask `dibs migrate --check` as a user who may")

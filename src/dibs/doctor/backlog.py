@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from dibs.doctor.examined import Examined, Finding, Level
+from dibs.doctor.facts import Examined, Finding, Level
 from dibs.operations.upkeep import WorkerInfo
 from dibs.text import numbered, spoken
 

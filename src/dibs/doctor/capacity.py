@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dibs.doctor.examined import Examined, Finding, Level
+from dibs.doctor.facts import Examined, Finding, Level
 from dibs.text import spoken_size
 
 NETWORK = (
