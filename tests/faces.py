@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 import pytest
 
 from dibs import Claim, Dibs, Job, NewJob, Task
+from dibs.app.collections import NewPipeline, Pipelines, Slots, Trains
 from dibs.clock import SECOND
-from dibs.gates import Slots, Trains
 from dibs.operations import upkeep, work
-from dibs.pipeline_faces import NewPipeline, Pipelines
 
 T = TypeVar("T")
 

@@ -1,9 +1,14 @@
 """dibs: many workers share one store of work; no job is done twice at once, and none is lost."""
 
-from dibs.app import Dibs
-from dibs.callbacks import JobEvent
-from dibs.claims import Claim, SyncClaim
-from dibs.context import Context, SyncContext
+from dibs.app.callbacks import JobEvent
+from dibs.app.claims import Claim, SyncClaim
+from dibs.app.collections import NewPipeline, SyncNewPipeline
+from dibs.app.context import Context, SyncContext
+from dibs.app.dibs import Dibs
+from dibs.app.running import Cancel, Fail, Snooze
+from dibs.app.schedules import ScheduleInfo
+from dibs.app.sync import SyncDibs
+from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
 from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import (
@@ -30,11 +35,6 @@ from dibs.operations.questions import Traits
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Change
 from dibs.operations.why import Why
-from dibs.pipeline_faces import NewPipeline, SyncNewPipeline
-from dibs.running import Cancel, Fail, Snooze
-from dibs.schedules import ScheduleInfo
-from dibs.sync import SyncDibs
-from dibs.tasks import SyncTask, Task
 from dibs.worker import Worker
 
 __all__ = [

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from dibs import NewJob
+from dibs.app.schedules import enqueue_due, last_ticks
 from dibs.operations.scripts import Script, Step
-from dibs.schedules import enqueue_due, last_ticks
 from faces import Face, needs
 
 START = datetime(2026, 5, 1, 10, tzinfo=UTC)

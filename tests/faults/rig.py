@@ -27,7 +27,7 @@ import psycopg
 import pymysql
 
 from dibs import Dibs, NewJob
-from dibs.claims import Claim
+from dibs.app.claims import Claim
 from dibs.operations import upkeep, work
 from dibs.operations.scripts import Script, Step
 from dibs.operations.work import Wish

@@ -16,11 +16,11 @@ from typing import Any
 from rig import Place, age, answers_within, exchange, renew, together, write_after_the_look
 
 from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused
+from dibs.app.schedules import enqueue_due
 from dibs.engines.sql.engine import LOOKS
 from dibs.operations import work
 from dibs.operations.questions import Mark
 from dibs.operations.scripts import Script
-from dibs.schedules import enqueue_due
 
 AT_ONCE_SECONDS = 1.0
 

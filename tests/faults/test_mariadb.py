@@ -17,7 +17,7 @@ import pytest
 from rig import MysqlHands, Place, answers_within, blocks, wait_until
 
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
-from dibs.app import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.doctor import performance
 from dibs.engines.mysql import errors, pools
 from dibs.engines.mysql.errors import error_number, judge

@@ -9,7 +9,7 @@ import scenes
 from rig import Place, exchange, face_of
 
 from dibs import Dibs, Job, NewJob
-from dibs.claims import Holding, SyncClaim
+from dibs.app.claims import Holding, SyncClaim
 from dibs.clock import monotonic
 
 # What PostgreSQL 15 answered with 50 rows: the planner puts the locking subselect on the inner side

@@ -43,7 +43,7 @@ from hypothesis.stateful import (
 )
 
 from dibs import NewJob
-from dibs.claims import Holding, SyncClaim
+from dibs.app.claims import Holding, SyncClaim
 from dibs.clock import monotonic
 from dibs.jobs.states import (
     FINISHED,

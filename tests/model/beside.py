@@ -22,7 +22,7 @@ import psycopg
 import redis
 
 from dibs import Dibs, DibsError, Job, Retry
-from dibs.claims import SyncClaim
+from dibs.app.claims import SyncClaim
 from dibs.clock import SECOND
 from dibs.operations import upkeep
 from redis_places import break_script, misplaced, places

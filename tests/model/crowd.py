@@ -18,7 +18,7 @@ from uuid import UUID
 from history import History, Told, Took
 
 from dibs import Dibs, LeaseLost, NewJob, Refused
-from dibs.claims import SyncClaim
+from dibs.app.claims import SyncClaim
 
 WORKERS = 6
 DRAIN_SECONDS = 20

@@ -8,8 +8,16 @@ import pytest
 import dibs
 import dibs.testing.sync
 from dibs import Claim, Context, Dibs, SyncClaim, SyncContext, SyncDibs, SyncTask, Task, testing
-from dibs.gates import Slots, SyncSlots, SyncTrains, Trains
-from dibs.pipeline_faces import NewPipeline, Pipelines, SyncNewPipeline, SyncPipelines
+from dibs.app.collections import (
+    NewPipeline,
+    Pipelines,
+    Slots,
+    SyncNewPipeline,
+    SyncPipelines,
+    SyncSlots,
+    SyncTrains,
+    Trains,
+)
 
 ONLY_ASYNC = {"sync", "job", "every", "on"}  # registering is the same for both faces
 WHOLE = [
@@ -136,7 +144,7 @@ def test_watching_is_iterated_over_on_either_face() -> None:
 
 def _blocking(annotation: str) -> str:
     twin = annotation.replace("SyncClaim", "Claim").replace("SyncNewPipeline", "NewPipeline")
-    return twin.replace("dibs.claims.", "").replace("AsyncIter", "Iter")
+    return twin.replace("dibs.app.claims.", "").replace("AsyncIter", "Iter")
 
 
 def test_the_helpers_for_tests_have_two_faces() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dibs import Dibs, NewJob, Worker, leases
+from dibs import Dibs, NewJob, Worker
+from dibs.app import leases
 
 
 def test_the_next_beat_does_not_wait_for_the_thread_of_the_last_one_to_end(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, Context, Dibs, Task
+from dibs.app.schedules import BATCH, MOST_CAUGHT_UP, Move, due
 from dibs.jobs.schedules import Cron, Interval
-from dibs.schedules import BATCH, MOST_CAUGHT_UP, Move, due
 
 HOURLY = Cron("0 * * * *")
 EVERY_SECOND = Cron("* * * * * *")

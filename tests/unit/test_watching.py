@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from dibs import Change, Dibs, NewJob, StoreUnavailable, watching
+from dibs import Change, Dibs, NewJob, StoreUnavailable
+from dibs.app import watching
+from dibs.app.watching import MOST_PENDING, Pace, Subscription
 from dibs.engines.memory.store import MemoryStore
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job
 from dibs.operations.scripts import Rows, Step
 from dibs.operations.watch import mark, version
-from dibs.watching import MOST_PENDING, Pace, Subscription
 
 
 class CountingStore(MemoryStore):

@@ -6,7 +6,8 @@ import pytest
 from fastapi import FastAPI
 from serving import make_web
 
-from dibs import Dibs, watching
+from dibs import Dibs
+from dibs.app import watching
 from dibs.engines.memory.store import MemoryStore
 
 

@@ -12,13 +12,13 @@ from fastapi import Depends, FastAPI, Header
 from serving import EventReader, make_web, on_a_port
 
 from dibs import Dibs, NewJob
+from dibs.app.watching import MOST_PENDING, Subscription
 from dibs.engines.memory.engine import Memory
 from dibs.integrations.fastapi import lifespan, streams
 from dibs.integrations.fastapi.streams import Teller, encode_summary
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Rows, Step
 from dibs.operations.watch import FIRST_SIGHT, Change
-from dibs.watching import MOST_PENDING, Subscription
 
 
 @pytest.fixture

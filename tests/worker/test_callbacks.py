@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from working import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
-from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry, callbacks
+from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry
+from dibs.app import callbacks
 from dibs.worker.ticks import Ticks
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")

@@ -14,10 +14,10 @@ import pytest
 from working import Apps, drain, holds_for, is_idle, running, wait_until, working
 
 from dibs import Context, Dibs, Job, Worker
+from dibs.app.schedules import Ticked, enqueue_due
 from dibs.clock import SECOND
 from dibs.operations import upkeep
 from dibs.operations.scripts import Rows, Script, Step
-from dibs.schedules import Ticked, enqueue_due
 from dibs.worker.cron import Cron
 
 EVERY_SECOND = "* * * * * *"

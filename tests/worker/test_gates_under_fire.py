@@ -15,7 +15,7 @@ import pytest
 from working import Process, Record, Run, boot_time, look, processes, read_record
 
 from dibs import Dibs, Job, NewJob
-from dibs.app import SyncDibs
+from dibs.app.dibs import SyncDibs
 
 LITTLE = 40
 FULL_SIZE = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -158,7 +158,7 @@ async def test_a_late_note_hears_that_the_job_was_lost(
     app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody_looks(app, monkeypatch)
-    monkeypatch.setattr("dibs.progress.EVERY", 2.0)  # so that the note still waits when the job is taken
+    monkeypatch.setattr("dibs.app.context.EVERY", 2.0)  # so that the note still waits when the job is taken
     ended = threading.Event()
 
     async def awaited(ctx: Context) -> None:

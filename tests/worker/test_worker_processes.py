@@ -12,7 +12,7 @@ import pytest
 from working import Process, boot_time, look, processes, read_record, write_jobs
 
 from dibs import Dibs, NewJob
-from dibs.app import SyncDibs
+from dibs.app.dibs import SyncDibs
 from servers import MariaDB, PgBouncer, PostgreSQL, Server
 
 LEASE = 1

@@ -5,11 +5,11 @@ from typing import TypeVar
 
 import typer
 
+from dibs.app.sync import SyncDibs
 from dibs.cli.config import open_store
 from dibs.cli.printing import complain, print_json
 from dibs.errors import NotFound, Refused
 from dibs.log_format import one_line
-from dibs.sync import SyncDibs
 
 Name = TypeVar("Name")
 T = TypeVar("T")

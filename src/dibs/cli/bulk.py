@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from dibs.app.sync import SyncDibs
 from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import open_store
 from dibs.cli.options import bad_usage
 from dibs.cli.printing import print_json
 from dibs.errors import DibsError
 from dibs.jobs.states import FINISHED, JobState
-from dibs.sync import SyncDibs
 from dibs.text import numbered, spoken
 
 LOOK = 0.5  # seconds between two looks at how many are left

@@ -11,13 +11,13 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
 from dibs.cli.options import blaming_who_typed
 from dibs.cli.printing import without_password
 from dibs.cli.reading import read
 from dibs.errors import BadRequest
 from dibs.settings import Settings, read_settings
-from dibs.sync import SyncDibs
 
 
 class ToolDibs(msgspec.Struct, kw_only=True):

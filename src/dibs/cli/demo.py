@@ -17,13 +17,13 @@ from uuid import UUID
 import msgspec
 import typer
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
 from dibs.cli.demo_records import QUEUE, Counts, Log, Tail, claims_in_hand, count
 from dibs.cli.demo_show import Show, choose_show
 from dibs.cli.options import AsJson
 from dibs.clock import monotonic
 from dibs.jobs.job import NewJob
-from dibs.sync import SyncDibs
 
 EXAMPLE = "Example: dibs demo --jobs 20000 --workers 8"
 BATCH = 10

@@ -4,7 +4,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.cli.config import given
 from dibs.cli.options import AsJson, Url
 from dibs.cli.printing import print_json

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import typer
 
+from dibs.app.sync import SyncDibs
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage, duration, json_object, moment
 from dibs.cli.options import pipeline_id as read_pipeline_id
@@ -14,7 +15,6 @@ from dibs.cli.printing import note, print_json
 from dibs.errors import Refused
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import SLOT_POLICIES
-from dibs.sync import SyncDibs
 
 EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail --delay 10m"""
 

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.outbox import Outbox, Relay
 from dibs.worker import Worker
 from dibs.worker.health import (

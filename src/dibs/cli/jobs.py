@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 import typer
 
+from dibs.app.sync import SyncDibs
 from dibs.cli import bulk
 from dibs.cli.acting import change_each
 from dibs.cli.config import open_store, store_name
@@ -40,7 +41,6 @@ from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import JobState
 from dibs.log_format import one_line, safe
 from dibs.operations.why import Why
-from dibs.sync import SyncDibs
 
 app = typer.Typer(
     help="Look at jobs, and retry, cancel, recover or delete them.",

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.cli.config import settings_of
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import print_json

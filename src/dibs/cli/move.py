@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.cli.asking import refuse_unless_agreed
 from dibs.cli.config import given
 from dibs.cli.options import AsJson, bad_usage, duration, not_empty

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dibs.app.sync import SyncDibs
 from dibs.cli.config import open_store, store_name
 from dibs.cli.options import AsJson, Url, as_typed, bad_usage, hand_on
 from dibs.cli.printing import note, print_json, print_table, some
@@ -13,7 +14,6 @@ from dibs.jobs.payload import check_name
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line
 from dibs.operations.queries import Queue
-from dibs.sync import SyncDibs
 
 app = typer.Typer(
     invoke_without_command=True,

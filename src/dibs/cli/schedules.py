@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from dibs.app.schedules import ScheduleInfo
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, bad_usage
 from dibs.cli.printing import moment, note, print_json, print_table
 from dibs.cli.work import load_app
 from dibs.jobs.schedules import Cron, Rule
-from dibs.schedules import ScheduleInfo
 
 EXAMPLE = "Example: dibs schedules jobs:app"
 

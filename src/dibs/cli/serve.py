@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.cli.config import given
 from dibs.cli.lines import set_up
 from dibs.cli.options import AsJson, Url, bad_usage

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.cli.loading import load
 from dibs.cli.options import AsJson, hand_on, not_empty
 from dibs.cli.printing import print_json, without_password

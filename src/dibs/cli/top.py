@@ -21,7 +21,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
 from dibs.cli.config import given, store_name
 from dibs.cli.options import AsJson, Url, duration
 from dibs.cli.printing import STYLES, print_json
@@ -33,7 +34,6 @@ from dibs.log_format import one_line
 from dibs.operations.queries import Queue
 from dibs.operations.scripts import Script, Step
 from dibs.operations.upkeep import WorkerInfo
-from dibs.sync import SyncDibs
 from dibs.text import spoken
 
 EXAMPLE = "Example: dibs top --interval 1s, or dibs top --once --json"

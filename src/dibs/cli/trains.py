@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from dibs.app.sync import SyncDibs
 from dibs.cli.acting import change_each
 from dibs.cli.config import open_store
 from dibs.cli.options import AsJson, Url, as_typed, hand_on, url_again
@@ -17,7 +18,6 @@ from dibs.jobs.payload import check_name
 from dibs.jobs.states import JobState
 from dibs.log_format import one_line
 from dibs.operations.queries import Train
-from dibs.sync import SyncDibs
 
 app = typer.Typer(
     invoke_without_command=True,

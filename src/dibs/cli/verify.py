@@ -19,7 +19,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
 from dibs.cli.config import given
 from dibs.cli.options import AsJson, Url, bad_usage, not_empty
 from dibs.cli.printing import complain, print_json
@@ -29,7 +30,6 @@ from dibs.clock import monotonic
 from dibs.errors import Refused
 from dibs.jobs.job import NewJob
 from dibs.operations.scripts import Script, Step
-from dibs.sync import SyncDibs
 from dibs.text import numbered
 
 EXAMPLE = "Example: dibs verify postgresql://localhost/shop"

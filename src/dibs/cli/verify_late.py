@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from dibs.claims import SyncClaim
+from dibs.app.claims import SyncClaim
+from dibs.app.sync import SyncDibs
 from dibs.cli.verify_history import KIND, Event, Line, Writer
 from dibs.clock import monotonic
 from dibs.errors import DibsError, LeaseLost
 from dibs.jobs.job import NewJob
-from dibs.sync import SyncDibs
 
 LATE, HEIR = "verify-late", "verify-heir"
 SHORT_LEASE, LEASE = 0.3, 30.0  # seconds

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.cli.choices import Choices
 from dibs.cli.config import given
 from dibs.cli.health import Answering, health_of_processes, health_of_worker

@@ -23,14 +23,14 @@ import msgspec
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
+from dibs.app.registry import Registry
 from dibs.errors import BadRequest
 from dibs.events import NAMES, Event
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob
 from dibs.jobs.options import DEFAULTS
 from dibs.jobs.states import Outcome, Raised, Retry, settle
 from dibs.operations.work import NewRow
-from dibs.registry import Registry
 
 __all__ = ["instrument", "running"]
 

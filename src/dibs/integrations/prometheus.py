@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
 from dibs.integrations.exposition import CONTENT_TYPE, Durations, Labels, series

@@ -12,7 +12,7 @@ it finds noted: a job that departed is delivered, one that had arrived is not st
 if it was done and pruned meanwhile.
 """
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.engines.store import Operation
 from dibs.moving.alone import alone, alone_sync
 from dibs.moving.carrying import moving

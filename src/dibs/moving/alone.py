@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
-from dibs.app import Dibs
-from dibs.claims import Holding
+from dibs.app.claims import Holding
+from dibs.app.dibs import Dibs
 from dibs.clock import SECOND
 from dibs.errors import DibsError, Refused
 from dibs.jobs.job import Job, NewJob

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.engines.trouble import Tries
 from dibs.operations import queries
 from dibs.operations.scripts import Rows, Script, Step

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
 from dibs.engines.store import Operation, Store
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, StoreUnavailable
 from dibs.operations.scripts import Rows, Script, Step
-from dibs.sync import SyncDibs
 from dibs.testing.stores import placed
 
 T = TypeVar("T")

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dibs.app import Dibs
-from dibs.core import Core
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
+from dibs.app.tasks import Task
+from dibs.app.verbs import Core
 from dibs.errors import BadRequest
 from dibs.jobs import payload
 from dibs.jobs.job import Job
-from dibs.sync import SyncDibs
-from dibs.tasks import Task
 from dibs.testing.looking import all_jobs
 
 MOST_SHOWN = 5

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from dibs.core import MOST_FOUND, Core
+from dibs.app.verbs import MOST_FOUND, Core
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
 from dibs.operations.scripts import Script

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from dibs.app import Dibs
-from dibs.core import Core
+from dibs.app.dibs import Dibs
+from dibs.app.registry import Registry
+from dibs.app.sync import SyncDibs
+from dibs.app.tasks import Task
+from dibs.app.verbs import Core
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.jobs.job import Job
 from dibs.operations import upkeep
 from dibs.operations.scripts import Script
-from dibs.registry import Registry
-from dibs.sync import SyncDibs
-from dibs.tasks import Task
 from dibs.testing.looking import all_jobs
 from dibs.text import numbered
 

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from dibs.app import Dibs
-from dibs.core import Core
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
+from dibs.app.verbs import Core
 from dibs.engines.connect import connect
 from dibs.engines.store import Store
 from dibs.errors import BadRequest
-from dibs.sync import SyncDibs
 
 AnyApp = TypeVar("AnyApp", bound=Dibs | SyncDibs)
 

@@ -6,14 +6,14 @@ job move with it: `run_at` of a job that is due in an hour lies fifty minutes ah
 
 from datetime import timedelta
 
-from dibs.app import Dibs
-from dibs.core import Core
+from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
+from dibs.app.verbs import Core
 from dibs.errors import BadRequest, Refused
 from dibs.jobs.ids import worker_name
 from dibs.operations import upkeep
 from dibs.operations.upkeep import Swept
 from dibs.settings import Duration, micros
-from dibs.sync import SyncDibs
 
 
 def virtual_time(app: Dibs | SyncDibs) -> "VirtualClock":

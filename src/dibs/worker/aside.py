@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from dibs.claims import Holding
+from dibs.app.claims import Holding
 from dibs.events import log
 from dibs.operations.work import Patience, Settled
 from dibs.worker.trips import Done

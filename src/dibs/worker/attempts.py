@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from dibs.app import Dibs
-from dibs.claims import Claim, Holding
-from dibs.context import Context
+from dibs.app.claims import Claim, Holding
+from dibs.app.context import Context
+from dibs.app.dibs import Dibs
+from dibs.app.running import broken_off, not_committed, perform, settlement, surrounded
 from dibs.errors import LeaseLost
 from dibs.jobs.states import Released
 from dibs.operations.work import Settled
-from dibs.running import broken_off, not_committed, perform, settlement, surrounded
 from dibs.worker.processes import Processes, is_isolated
 
 

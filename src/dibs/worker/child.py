@@ -20,17 +20,16 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from dibs.app import Dibs
-from dibs.claims import CancelAsked, Claim, Holding
-from dibs.context import Context
-from dibs.core import Core
+from dibs.app.claims import CancelAsked, Claim, Holding
+from dibs.app.context import Context, Progress
+from dibs.app.dibs import Dibs
+from dibs.app.lifespan import Lifespan
+from dibs.app.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
+from dibs.app.verbs import Core
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
 from dibs.jobs.failures import describe
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import CancelledBy, Outcome
-from dibs.lifespan import Lifespan
-from dibs.progress import Progress
-from dibs.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
 from dibs.worker import messages, places
 from dibs.worker.messages import Answer, Completed, Load, Ready, Run, Said, Stop, ToWorker, Unable
 

@@ -3,7 +3,7 @@
 import math
 import random
 
-from dibs.core import Core
+from dibs.app.verbs import Core
 from dibs.errors import StoreUnavailable
 from dibs.operations import upkeep
 from dibs.operations.scripts import Row

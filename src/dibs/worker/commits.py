@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from dibs.callbacks import Fate
-from dibs.claims import Holding
+from dibs.app.callbacks import Fate
+from dibs.app.claims import Holding
+from dibs.app.leases import Kept, Tell
+from dibs.app.running import still_ours
+from dibs.app.verbs import Core
 from dibs.clock import monotonic
-from dibs.core import Core
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
 from dibs.jobs.states import JobState
-from dibs.leases import Kept, Tell
 from dibs.operations import work
 from dibs.operations.work import Settled, Standing
-from dibs.running import still_ours
 from dibs.worker.trips import Done
 from dibs.worker.vigils import Vigil, Waiting
 

@@ -3,7 +3,7 @@
 import random
 from datetime import datetime
 
-from dibs.core import Core
+from dibs.app.verbs import Core
 
 JITTER = 0.05  # seconds; of many workers that wait for one tick, most find it taken and write nothing
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import copy_context
 
-from dibs.claims import Holding
+from dibs.app.claims import Holding
 
 
 class Lanes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.errors import BadRequest
 
 MAIN = "__main__"

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Self
 
-from dibs.claims import Holding
+from dibs.app.claims import Holding
+from dibs.app.context import Context
+from dibs.app.leases import MARGIN
 from dibs.clock import SECOND
-from dibs.context import Context
 from dibs.errors import DibsError
 from dibs.events import log
 from dibs.jobs.states import Outcome
-from dibs.leases import MARGIN
 from dibs.worker import messages
 from dibs.worker.messages import (
     Answer,

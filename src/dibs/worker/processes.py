@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dibs.app import Dibs
-from dibs.claims import Holding
-from dibs.context import Context
+from dibs.app.claims import Holding
+from dibs.app.context import Context
+from dibs.app.dibs import Dibs
+from dibs.app.running import uncancel
+from dibs.app.tasks import Task
 from dibs.errors import BadRequest
 from dibs.jobs.states import Outcome
-from dibs.running import uncancel
-from dibs.tasks import Task
 from dibs.worker.places import Place, find_place
 from dibs.worker.process import Process, ProcessEnded
 

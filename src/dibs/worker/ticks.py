@@ -7,9 +7,9 @@ a schedule ticks, and after `poll` seconds at the latest.
 import random
 from collections.abc import Callable
 
-from dibs.callbacks import Fate, swept_fates
+from dibs.app.callbacks import Fate, swept_fates
+from dibs.app.verbs import Core
 from dibs.clock import SECOND, monotonic
-from dibs.core import Core
 from dibs.operations import upkeep
 from dibs.operations.upkeep import Upcoming
 from dibs.worker.chores import Chores

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dibs.claims import Holding
+from dibs.app.claims import Holding
+from dibs.app.verbs import Core
 from dibs.clock import monotonic
-from dibs.core import Core
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
 from dibs.jobs.options import DEFAULT_LEASE

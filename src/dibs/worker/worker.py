@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from dibs import stopping
-from dibs.app import Dibs
-from dibs.callbacks import Fate, Teller
-from dibs.claims import Holding
+from dibs.app.callbacks import Fate, Teller
+from dibs.app.claims import Holding
+from dibs.app.dibs import Dibs
+from dibs.app.leases import Kept
+from dibs.app.lifespan import Doorway
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
 from dibs.events import log
@@ -26,8 +28,6 @@ from dibs.jobs.ids import worker_name
 from dibs.jobs.job import Job
 from dibs.jobs.payload import check_names, check_whole
 from dibs.jobs.states import Released
-from dibs.leases import Kept
-from dibs.lifespan import Doorway
 from dibs.operations import upkeep
 from dibs.operations.questions import STOP_HINT, split_hint
 from dibs.operations.work import Patience, Settled

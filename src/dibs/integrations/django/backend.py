@@ -14,7 +14,7 @@ from django.db import close_old_connections, connections
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from dibs.context import Context
+from dibs.app.context import Context
 from dibs.errors import BadRequest
 from dibs.integrations.django import store
 from dibs.integrations.django.tasks_api import (

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.engines.connect import connect
 from dibs.integrations.django.transactions import in_transaction
 from dibs.jobs.job import Job, NewJob

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.errors import BadRequest
 from dibs.events import log
 from dibs.settings import Duration

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from fastapi import APIRouter, Body, Path, Query, Request, Response
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
 from dibs.integrations.fastapi.asking import json, problem

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from fastapi import APIRouter
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.integrations.fastapi import models, routes
 from dibs.integrations.fastapi.asking import BoundedRoute
 from dibs.integrations.fastapi.permissions import Permission, guards

@@ -21,10 +21,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dibs.app.watching import Subscription, Watching, wake
 from dibs.errors import DibsError, NotFound
 from dibs.jobs.job import Job
 from dibs.operations.watch import Change, Topic, mark, version
-from dibs.watching import Subscription, Watching, wake
 
 KEEP_ALIVE = 15.0  # seconds without a word
 SEND_PATIENCE = 30.0  # seconds for a client to take what it is sent

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
-from dibs.app import Dibs
+from dibs.app.dibs import Dibs
 from dibs.integrations.fastapi import lifespan, router
 from dibs.integrations.service.access import Access
 from dibs.integrations.service.gate import Gate

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dibs.callbacks import Fate
+from dibs.app.callbacks import Fate
 from dibs.clock import monotonic
 from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
@@ -22,7 +22,7 @@ from dibs.operations.work import Settled, Standing, lease_lost
 from dibs.settings import Duration, span
 
 if TYPE_CHECKING:
-    from dibs.core import Core
+    from dibs.app.verbs import Core
 
 
 class CancelAsked(Exception):

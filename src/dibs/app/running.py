@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-from dibs.claims import CancelAsked, Claim, Holding, StopAsked, SyncClaim
-from dibs.context import Context
-from dibs.core import Around, Core
+from dibs.app.claims import CancelAsked, Claim, Holding, StopAsked, SyncClaim
+from dibs.app.context import Context
+from dibs.app.registry import Registry
+from dibs.app.tasks import Task
+from dibs.app.verbs import Around, Core
 from dibs.engines.store import Operation
 from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
 from dibs.jobs.job import Job
 from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.operations.work import Settled
-from dibs.registry import Registry
 from dibs.settings import Duration
-from dibs.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

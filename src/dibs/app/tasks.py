@@ -3,13 +3,16 @@
 import inspect
 import string
 import sys
+import types
+import typing
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import cached_property, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from dibs import annotations
+from dibs.app.context import Context
 from dibs.errors import BadRequest
 from dibs.jobs import payload
 from dibs.jobs.job import Job, NewJob
@@ -45,7 +48,7 @@ class Task(Generic[P, R]):
         self.kind = payload.check_name(kind, "kind")
         self.options = options
         self.signature = Signature(function, kind)
-        self.is_async = any(map(inspect.iscoroutinefunction, (function, annotations.body_of(function))))
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, body_of(function))))
         self.timeout = seconds(options.timeout, "timeout")
         self._enqueue_one = enqueue_one
         self._enqueue_one_sync = enqueue_one_sync
@@ -171,7 +174,7 @@ class Signature:
     """The arguments a kind takes: by name, as JSON, checked against the annotations."""
 
     def __init__(self, function: Callable[..., Any], kind: str) -> None:
-        body = annotations.body_of(function)
+        body = body_of(function)
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise BadRequest(f"{kind!r} yields, so calling it runs nothing: a job's handler returns")
         self._kind = kind
@@ -179,7 +182,7 @@ class Signature:
         self.context: str | None = None
         self._open_ended = False
         fields: list[tuple[str, Any, Any]] = []
-        hints = annotations.resolve(function, kind)
+        hints = resolve(function, kind)
         for parameter in inspect.signature(function).parameters.values():
             self._take(parameter, hints[parameter.name], fields)
         self.names = tuple(name for name, *_ in fields)
@@ -228,9 +231,9 @@ class Signature:
                     f"{self._kind!r}: argument {parameter.name!r} has no name to store it under; "
                     "jobs take arguments that can be given by name"
                 )
-            case _ if annotations.is_context(hint) and self.context is not None:
+            case _ if is_context(hint) and self.context is not None:
                 raise BadRequest(f"{self._kind!r} asks for its Context twice: one of them will do")
-            case _ if annotations.is_context(hint):
+            case _ if is_context(hint):
                 self.context = parameter.name
             case inspect.Parameter.VAR_KEYWORD:
                 self._open_ended = True
@@ -248,3 +251,82 @@ def _texts(template: Any) -> Iterator[str]:
     elif isinstance(template, tuple | list):
         for part in template:
             yield from _texts(part)
+
+
+def resolve(function: Callable[..., Any], kind: str) -> dict[str, Any]:
+    """The type of each argument; one that can't be found out is `Any`, with a warning that names it."""
+    body = body_of(function)
+    module = getattr(inspect.unwrap(body), "__globals__", {})
+    around = _around(body, module)
+    hints: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation is inspect.Parameter.empty:
+            hints[name] = Any
+            continue
+        try:
+            hints[name] = _known_to_msgspec(_evaluated(parameter.annotation, module, around))
+        except Exception as error:  # an annotation is code of whoever wrote it, and may raise anything
+            hints[name] = Any
+            _warn(body, f"argument {name!r} of {kind!r}", parameter.annotation, error)
+    return hints
+
+
+def body_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call runs in the end: behind a `partial`, and of an object that can be called its `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def is_context(hint: Any) -> bool:
+    """Whether an argument is the context: also one that may be None, and one with something noted on it."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return is_context(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return all(one is types.NoneType or is_context(one) for one in typing.get_args(hint))
+    return hint is Context
+
+
+def _evaluated(annotation: Any, module: Mapping[str, Any], around: Mapping[str, Any]) -> Any:
+    """`Context` is known to everybody: many import it only for their type checker."""
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    return typing.get_type_hints(holder, {"Context": Context, **module}, dict(around), include_extras=True)[
+        "it"
+    ]
+
+
+def _around(function: Callable[..., Any], module: Mapping[str, Any]) -> dict[str, Any]:
+    """The names in the functions that this one is written in, while they run: their classes and imports."""
+    names: dict[str, Any] = {}
+    place = getattr(function, "__qualname__", "")
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals is module and place.startswith(f"{frame.f_code.co_qualname}."):
+            names = {**frame.f_locals, **names}
+        frame = frame.f_back
+    return names
+
+
+def _known_to_msgspec(hint: Any) -> Any:
+    """The annotation, or Any where it can't be checked (a union of two types that look alike in JSON)."""
+    if is_context(hint):
+        return hint
+    try:
+        payload.decoder(hint)
+    except TypeError:
+        return Any
+    return hint
+
+
+def _warn(function: Callable[..., Any], argument: str, annotation: Any, error: Exception) -> None:
+    """Told at the function itself, for that is what has to change."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    words = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    warnings.warn_explicit(
+        f"{argument} is not checked: its annotation {words!r} can't be resolved ({error}); "
+        "import what it names where it runs, not only under TYPE_CHECKING",
+        UserWarning,
+        filename=getattr(code, "co_filename", "<unknown>"),
+        lineno=getattr(code, "co_firstlineno", 1),
+        module=getattr(function, "__module__", None),
+    )

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from dibs.app.tasks import Task
 from dibs.errors import BadRequest
 from dibs.jobs import payload
 from dibs.jobs.ids import is_version_7, parse_id
@@ -23,7 +24,6 @@ from dibs.jobs.options import (
 )
 from dibs.operations.work import NewRow
 from dibs.settings import Settings, lease_micros, micros
-from dibs.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

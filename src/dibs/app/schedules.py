@@ -5,19 +5,23 @@ only who moves it from where it was seen enqueues: so a tick is never enqueued a
 has long finished, by no number of workers, whatever their clocks say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
+from dibs.app.context import Context
+from dibs.app.registry import Registry
+from dibs.app.tasks import Task
 from dibs.errors import BadRequest
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.payload import check_name
 from dibs.jobs.schedules import Rule
 from dibs.operations.scripts import Script, Step
 from dibs.operations.work import distinct, new_job
-from dibs.registry import Registry
-from dibs.tasks import Task
+
+if TYPE_CHECKING:
+    from dibs.app.verbs import Core
 
 Missed = Literal["latest", "all", "skip"]
 
@@ -214,3 +218,35 @@ def _info(name: str, schedule: Schedule | None, last_tick: datetime | None) -> S
         last_tick=last_tick,
         next_tick=None if last_tick is None else next(schedule.rule.after(last_tick), None),
     )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class EveryDecorator:
+    """Goes on what `@app.job` made; a plain function becomes a job by it."""
+
+    def __init__(self, core: "Core", job: Callable[[Any], Task[..., Any]], about: Mapping[str, Any]) -> None:
+        self._core = core
+        self._job = job
+        self._about = about
+
+    @overload
+    def __call__(self, function: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    def __call__(self, function: Any, /) -> Any:
+        task = function if isinstance(function, Task) else self._implied(function)
+        if self._core.registry.tasks.get(task.kind) is not task:
+            raise BadRequest(f"{task.kind!r} is not a job of this app; put @app.every on what @app.job made")
+        self._core.schedules.add(Schedule(task=task, **self._about))
+        return task
+
+    def _implied(self, function: Any) -> Task[..., Any]:
+        task = self._job(function)
+        self._core.schedules.implied.add(task)
+        return task

@@ -15,12 +15,14 @@ from uuid import UUID
 from dibs.clock import id_millis, monotonic
 from dibs.errors import DibsError, NotFound, StoreUnavailable
 from dibs.events import Event, Events, log
-from dibs.jobs.ids import first_id_at
+from dibs.jobs.ids import first_id_at, parse_id
+from dibs.jobs.job import Job
 from dibs.jobs.states import JobState
 from dibs.operations.watch import Change, Seen, Topic, look, tell
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store
+
 
 QUICKEST_LOOK, QUICK_LOOK, SLOWEST_LOOK = 0.05, 0.25, 1.0  # seconds between two looks
 SHARE, HURRIED_SHARE = 20, 4  # a look may take one part in so many of the time
@@ -282,3 +284,29 @@ class Pace:
         self._pause = QUICKEST_LOOK if changed else min(self._pause * 1.5, longest)
         least = max(QUICKEST_LOOK, cost * HURRIED_SHARE)
         return least, max(self._pause, least, cost * SHARE)
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two looks
+
+
+class Looks:
+    """The looks of one call."""
+
+    def __init__(self, id: UUID | str, timeout: float | None) -> None:
+        self._id = parse_id(id)
+        self._deadline = None if timeout is None else monotonic() + timeout
+        self._timeout = timeout
+        self._pause = FIRST_PAUSE
+
+    def over(self, job: Job | None) -> bool:
+        if job is None:
+            raise NotFound(self._id)
+        if job.is_finished:
+            return True
+        if self._deadline is not None and monotonic() >= self._deadline:
+            raise TimeoutError(f"job {job.id} is still {job.state} after {self._timeout} s")
+        return False
+
+    def pause(self) -> float:
+        pause, self._pause = self._pause, min(self._pause * 1.5, LONGEST_PAUSE)
+        return pause if self._deadline is None else max(min(pause, self._deadline - monotonic()), 0)

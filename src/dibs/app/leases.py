@@ -18,7 +18,7 @@ from dibs.events import log
 from dibs.operations import work
 
 if TYPE_CHECKING:
-    from dibs.claims import Holding
+    from dibs.app.claims import Holding
     from dibs.engines.store import Store
 
 # Called, from a thread, with the claim whose standing has changed.

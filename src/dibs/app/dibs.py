@@ -8,35 +8,32 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from dibs.callbacks import C, Fate, cancel_fates, swept_fates
-from dibs.claims import Claim, with_docs
-from dibs.context import Context
-from dibs.core import Core
+from dibs.app.callbacks import C, Fate, cancel_fates, swept_fates
+from dibs.app.claims import Claim, with_docs
+from dibs.app.collections import NewPipeline, Pipelines, Slots, Trains
+from dibs.app.context import Context
+from dibs.app.lifespan import Lifespan, Resources
+from dibs.app.running import claim_or_give_back, handler_for, run_claimed
+from dibs.app.schedules import EveryDecorator, Missed, ScheduleInfo
+from dibs.app.sync import SyncDibs
+from dibs.app.tasks import Task
+from dibs.app.verbs import Core
+from dibs.app.watching import Looks, wake
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.servers import drifted, uncompared
 from dibs.doctor.wakeup_check import echo_async
 from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
-from dibs.every import EveryDecorator
-from dibs.gates import Slots, Trains
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import Options, Using, with_options
 from dibs.jobs.schedules import rule
 from dibs.jobs.states import Retry
-from dibs.lifespan import Lifespan, Resources
 from dibs.operations.queries import Queue
 from dibs.operations.questions import Traits
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Change, Topic
 from dibs.operations.why import Why
-from dibs.pipeline_faces import NewPipeline, Pipelines
-from dibs.running import claim_or_give_back, handler_for, run_claimed
-from dibs.schedules import Missed, ScheduleInfo
 from dibs.settings import Duration, Keep, read_settings, seconds
-from dibs.sync import SyncDibs
-from dibs.tasks import Task
-from dibs.waiting import Looks
-from dibs.watching import wake
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,8 +8,15 @@ from typing import Any
 from uuid import UUID
 
 from dibs import doctor
-from dibs.callbacks import Callbacks, Fate, cancelled_fates
-from dibs.claims import Holding
+from dibs.app.callbacks import Callbacks, Fate, cancelled_fates
+from dibs.app.claims import Holding
+from dibs.app.context import Later
+from dibs.app.leases import Keeper
+from dibs.app.lifespan import Lifespan
+from dibs.app.registry import Registry
+from dibs.app.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
+from dibs.app.settling import Settler
+from dibs.app.watching import Watching
 from dibs.clock import SECOND, monotonic
 from dibs.doctor import Examined
 from dibs.engines.connect import connect
@@ -23,8 +30,6 @@ from dibs.jobs.ids import may_have_steps, parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import DEFAULT_LEASE, slot_name
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
-from dibs.leases import Keeper
-from dibs.lifespan import Lifespan
 from dibs.operations import manage, pipelines, queries, upkeep, work
 from dibs.operations.pipelines import Pipeline, Plan
 from dibs.operations.queries import Queue, Train
@@ -33,12 +38,7 @@ from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Topic
 from dibs.operations.why import Why, explain
 from dibs.operations.work import NewRow, Settled, Standing, Wish
-from dibs.progress import Later
-from dibs.registry import Registry
-from dibs.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
 from dibs.settings import Duration, Settings, lease_micros, span
-from dibs.settling import Settler
-from dibs.watching import Watching
 
 MOST_FOUND = 1000
 # Entered around each handler that runs, with its job; what it yields is told the outcome, and passes it on.

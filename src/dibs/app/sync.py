@@ -11,26 +11,25 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from dibs.callbacks import Fate, cancel_fates, swept_fates
-from dibs.claims import SyncClaim
-from dibs.core import Core
+from dibs.app.callbacks import Fate, cancel_fates, swept_fates
+from dibs.app.claims import SyncClaim
+from dibs.app.collections import SyncNewPipeline, SyncPipelines, SyncSlots, SyncTrains
+from dibs.app.running import handler_for, run_job_sync
+from dibs.app.schedules import ScheduleInfo
+from dibs.app.verbs import Core
+from dibs.app.watching import Looks
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.servers import drifted, uncompared
 from dibs.doctor.wakeup_check import echo
 from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
-from dibs.gates import SyncSlots, SyncTrains
 from dibs.jobs.job import Job, NewJob
 from dibs.operations.queries import Queue
 from dibs.operations.questions import Traits
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Change, Topic
 from dibs.operations.why import Why
-from dibs.pipeline_faces import SyncNewPipeline, SyncPipelines
-from dibs.running import handler_for, run_job_sync
-from dibs.schedules import ScheduleInfo
 from dibs.settings import Duration, seconds
-from dibs.waiting import Looks
 
 
 class SyncDibs:
