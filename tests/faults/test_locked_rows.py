@@ -14,7 +14,7 @@ import scenes
 from rig import Place, age, answers_within, renew, together, wait_until
 
 from dibs import Dibs, LeaseLost, NewJob, Worker
-from dibs.worker import vigils
+from dibs.worker import open_transactions
 from proxy import FaultProxy
 from servers import PostgreSQL
 
@@ -328,7 +328,7 @@ def test_an_open_enqueue_that_meets_a_running_job_leaves_it_its_lease(locking: P
 def test_a_job_whose_gate_stays_locked_keeps_its_lease_and_says_why(
     locking: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vigils, "LONG", 0.5)
+    monkeypatch.setattr(open_transactions, "LONG", 0.5)
     producer = locking.app()
     with _Working(locking, NewJob("held", train="t")) as work:
         with contextlib.closing(locking.connect()) as connection, connection.transaction():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dibs.jobs.ids import new_id
-from dibs.worker.aside import Aside
+from dibs.worker.open_transactions import Aside
 
 
 def late(train: str) -> tuple[Any, Any]:

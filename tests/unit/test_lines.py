@@ -15,7 +15,7 @@ from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli.lines import JsonLines, PlainLines, set_up
 from dibs.events import NAMES, Event, Events
 from dibs.log_format import LEVELS, NOTICE, SIGNS, line, swept_line
-from dibs.worker.strangers import Strangers
+from dibs.worker.upkeep import Strangers
 from naming import named
 
 ERRORS = json.dumps(

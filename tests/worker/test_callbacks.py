@@ -14,7 +14,7 @@ from working import Apps, drain, finished, nobody_looks, take_back, wait_until, 
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry
 from dibs.app import callbacks
-from dibs.worker.ticks import Ticks
+from dibs.worker.upkeep import Ticks
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
 

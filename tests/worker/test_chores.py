@@ -14,7 +14,7 @@ from working import finished, working
 from dibs import Dibs, NewJob
 from dibs.operations import upkeep
 from dibs.operations.scripts import Row, Rows, Script
-from dibs.worker import chores
+from dibs.worker import upkeep as worker_upkeep
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> str:
 async def test_a_worker_lets_a_train_go_on_whose_head_was_deleted_by_hand(
     app: Dibs, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "MEND_EVERY", 0.0)
+    monkeypatch.setattr(worker_upkeep, "MEND_EVERY", 0.0)
 
     @app.job
     async def work() -> None: ...
@@ -42,7 +42,7 @@ async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "GATES", 2)
-    monkeypatch.setattr(chores, "PAGES", 2)
+    monkeypatch.setattr(worker_upkeep, "PAGES", 2)
     looks: list[tuple[int, list[str]]] = []
     mend = upkeep.mend
 
@@ -53,7 +53,7 @@ async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
 
     monkeypatch.setattr(upkeep, "mend", looked)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
-    mine = chores.Chores(app._core, None)
+    mine = worker_upkeep.Chores(app._core, None)
 
     for second in range(25):
         await mine.do(second)
@@ -68,21 +68,21 @@ async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
 
 async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "GATES", 2)
-    monkeypatch.setattr(chores, "PAGES", 1)
+    monkeypatch.setattr(worker_upkeep, "PAGES", 1)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
     for name in ("one", "other", "third"):
         await app._core.store.run_async(
             lambda _, name=name: upkeep.tick(name, None, [], concurrency=1, running=0)
         )
-    mine = chores.Chores(app._core, None)
+    mine = worker_upkeep.Chores(app._core, None)
 
     await mine.do(0.0)
 
-    assert mine.seconds(0.0) == 3 * chores.PAUSE
+    assert mine.seconds(0.0) == 3 * worker_upkeep.PAUSE
 
 
 async def test_a_worker_removes_what_need_not_be_kept(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chores, "PRUNE_EVERY", 0.0)
+    monkeypatch.setattr(worker_upkeep, "PRUNE_EVERY", 0.0)
     asked = []
     monkeypatch.setattr(app._core, "retention", lambda: asked.append("retention") or [])
 

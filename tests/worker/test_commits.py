@@ -236,7 +236,7 @@ async def test_what_a_handler_raised_outlives_a_store_that_is_away_for_a_moment(
 async def test_who_waits_long_for_a_transaction_says_which_job_it_is(
     apps: Apps, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dibs.worker.vigils.LONG", 0.2)
+    monkeypatch.setattr("dibs.worker.open_transactions.LONG", 0.2)
     app, elsewhere = apps(), apps()
 
     async with completing(app, url, _refuse) as work:

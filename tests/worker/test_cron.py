@@ -18,7 +18,7 @@ from dibs.app.schedules import Ticked, enqueue_due
 from dibs.clock import SECOND
 from dibs.operations import upkeep
 from dibs.operations.scripts import Rows, Script, Step
-from dibs.worker.cron import Cron
+from dibs.worker.upkeep import Cron
 
 EVERY_SECOND = "* * * * * *"
 SOON = 1.0  # seconds after its tick by which a job has begun, on a busy machine

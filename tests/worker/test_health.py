@@ -18,7 +18,7 @@ import pytest
 from working import Process, look, processes, read_record, wait_until, write_jobs
 
 from dibs import Dibs, NewJob, StoreUnavailable, Worker
-from dibs.worker import health, pulse
+from dibs.worker import health
 from dibs.worker.health import Health, answering
 from servers import free_port
 
@@ -207,19 +207,19 @@ async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
 
 
 def test_silence_of_the_store_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = pulse.Pulse()
+    noted = health.Pulse()
     noted.becomes("working")
     noted.beats()
-    now = pulse.monotonic()
+    now = health.monotonic()
 
-    monkeypatch.setattr(pulse, "monotonic", lambda: now + 35)
+    monkeypatch.setattr(health, "monotonic", lambda: now + 35)
     assert noted.health(10, {}).reason is None
-    monkeypatch.setattr(pulse, "monotonic", lambda: now + 41)
+    monkeypatch.setattr(health, "monotonic", lambda: now + 41)
     assert noted.health(10, {}).reason == "nothing was heard from the store for 41 s"
 
 
 def test_not_hearing_is_only_a_note() -> None:
-    noted = pulse.Pulse()
+    noted = health.Pulse()
     noted.becomes("working")
     noted.beats()
 

@@ -18,7 +18,7 @@ import pytest
 from working import Apps, drain, finished, look, processes, wait_until, working
 
 from dibs import BadRequest, Dibs, NewJob, Worker
-from dibs.worker import processes as pool
+from dibs.worker.isolation import pool as pool
 
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 colours = pytest.mark.parametrize("colour", ["", "_awaited"], ids=["plain", "async"])

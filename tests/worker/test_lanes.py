@@ -13,7 +13,7 @@ import pytest
 from working import drain, finished, working
 
 from dibs import Dibs, Worker
-from dibs.worker.trips import Trip
+from dibs.worker.exchange import Trip
 
 colour: ContextVar[str] = ContextVar("colour", default="none")
 

@@ -19,7 +19,7 @@ from dibs.engines.sql.engine import placeholders
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import JOB_COLUMNS, job_from_row
 from dibs.operations.scripts import Step
-from dibs.worker import marks
+from dibs.worker import exchange
 
 on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 where_it_pays = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
@@ -65,7 +65,7 @@ async def test_a_drain_leaves_nothing_behind_its_marks(
     app: Dibs, asked: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the priorities and kinds, some of them tried more than once."""
-    monkeypatch.setattr(marks, "SHARE", 1e9)
+    monkeypatch.setattr(exchange, "SHARE", 1e9)
     ran: set[int] = set()
 
     async def work(n: int) -> None:
@@ -200,8 +200,8 @@ def test_marks_are_of_the_last_job_in_each_line_and_forgotten_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(marks, "monotonic", lambda: now)
-    noted = marks.Marks(pay=True)
+    monkeypatch.setattr(exchange, "monotonic", lambda: now)
+    noted = exchange.Marks(pay=True)
     assert noted.get() == []
 
     red, blue, later = _job(3), _job(2, "other"), _job(1)
@@ -217,12 +217,12 @@ def test_marks_are_of_the_last_job_in_each_line_and_forgotten_in_time(
 
     noted.ended([red], full=True, told=[], took=5)
     assert [mark[4] for mark in noted.get()] == [red.id]
-    now += marks.LONGEST
+    now += exchange.LONGEST
     assert noted.get() == []
 
 
 def test_a_claim_that_comes_back_short_leaves_no_mark() -> None:
-    noted = marks.Marks(pay=True)
+    noted = exchange.Marks(pay=True)
     noted.ended([_job(1)], full=True, told=[], took=1)
     noted.ended([_job(1)], full=False, told=noted.get(), took=1)
 
@@ -230,7 +230,7 @@ def test_a_claim_that_comes_back_short_leaves_no_mark() -> None:
 
 
 def test_where_it_does_not_pay_there_are_no_marks() -> None:
-    noted = marks.Marks(pay=False)
+    noted = exchange.Marks(pay=False)
     noted.ended([_job(1)], full=True, told=[], took=1)
 
     assert noted.get() == []

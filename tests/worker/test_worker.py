@@ -41,7 +41,7 @@ from dibs import (
     StoreUnavailable,
     Worker,
 )
-from dibs.worker.trips import Trips
+from dibs.worker.exchange import Trips
 from naming import named
 
 TOO_LONG = ("TimeoutError", "it took longer than its timeout of 0.2 s")

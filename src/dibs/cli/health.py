@@ -18,15 +18,7 @@ from typing import Any
 from dibs.app.dibs import Dibs
 from dibs.outbox import Outbox, Relay
 from dibs.worker import Worker
-from dibs.worker.health import (
-    Health,
-    Metrics,
-    answering,
-    answering_on,
-    ask_all,
-    ask_for_metrics,
-    cant_answer,
-)
+from dibs.worker.health import Health, Metrics, answering, answering_on, ask_all, ask_for_metrics, cant_answer
 
 HEALTH_SOCKET = "DIBS_HEALTH_SOCKET"  # from a supervisor to its processes
 

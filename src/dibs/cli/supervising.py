@@ -18,8 +18,8 @@ from pathlib import Path
 from dibs.cli.health import HEALTH_SOCKET
 from dibs.clock import monotonic
 from dibs.events import log
-from dibs.stopping import unhandle_signals
 from dibs.text import spoken
+from dibs.worker.signals import unhandle_signals
 
 UP_PIPE = "DIBS_UP_PIPE"  # from a supervisor to its processes
 LOOK_EVERY = 0.1  # seconds

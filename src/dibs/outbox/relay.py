@@ -9,7 +9,6 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 
-from dibs import stopping
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable
 from dibs.jobs import payload
@@ -21,6 +20,7 @@ from dibs.outbox.events import log
 from dibs.outbox.outbox import Outbox
 from dibs.outbox.wakeups import listen
 from dibs.settings import Duration, lease_micros, span
+from dibs.worker import signals
 
 SHORTEST_REST, LONGEST_REST = 0.02, 2.0  # seconds between two looks at an empty outbox
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds between two tries to reach a broker or the database
@@ -70,7 +70,7 @@ class Relay:
         """
         loop = asyncio.get_running_loop()
         self._begin()
-        handled = stopping.handle_signals(loop, self.stop) if handle_signals else []
+        handled = signals.handle_signals(loop, self.stop) if handle_signals else []
         ears = loop.create_task(self._hear())
         try:
             async with asyncio.TaskGroup() as routes:
@@ -82,7 +82,7 @@ class Relay:
             ears.cancel()
             with suppress(asyncio.CancelledError):
                 await ears
-            stopping.unhandle_signals(loop, handled)
+            signals.unhandle_signals(loop, handled)
             self._stopping.clear()
 
     def _begin(self) -> None:

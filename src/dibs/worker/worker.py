@@ -15,7 +15,6 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dibs import stopping
 from dibs.app.callbacks import Fate, Teller
 from dibs.app.claims import Holding
 from dibs.app.dibs import Dibs
@@ -32,18 +31,15 @@ from dibs.operations import upkeep
 from dibs.operations.questions import STOP_HINT, split_hint
 from dibs.operations.work import Patience, Settled
 from dibs.settings import Duration, span
-from dibs.worker.aside import Aside
-from dibs.worker.attempts import Attempts
-from dibs.worker.commits import Commits
-from dibs.worker.health import Health
-from dibs.worker.lanes import Lanes
+from dibs.worker import signals
+from dibs.worker.exchange import USUAL_LEASE, Done, Line, Marks, Trips
+from dibs.worker.health import Health, Pulse
+from dibs.worker.isolation.importing import refuse_while_loading
+from dibs.worker.isolation.pool import is_isolated
 from dibs.worker.listening import Hearing, Suspicion
-from dibs.worker.marks import Marks
-from dibs.worker.places import refuse_while_loading
-from dibs.worker.processes import is_isolated
-from dibs.worker.pulse import Pulse
-from dibs.worker.ticks import SOON, Ticks
-from dibs.worker.trips import USUAL_LEASE, Done, Line, Trips
+from dibs.worker.open_transactions import Aside, Commits
+from dibs.worker.runner import Attempts, Lanes
+from dibs.worker.upkeep import SOON, Ticks
 
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
@@ -127,7 +123,7 @@ class Worker:
         self._aside.open()
         self._commits.open()
         self._loop = loop = asyncio.get_running_loop()
-        handled = stopping.handle_signals(loop, self.stop) if handle_signals else []
+        handled = signals.handle_signals(loop, self.stop) if handle_signals else []
         self._teller = Teller(self._core.callbacks, self._core.store)
         self._ticks.open(self._teller.tell)
         deaf = self._hear_losses()
@@ -147,7 +143,7 @@ class Worker:
             await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
             unsettled = (held for held, _ in (*self._done, *left))
             self._core.keeper.drop(*unsettled, *self._lanes.held())  # swept when their leases end
-            stopping.unhandle_signals(loop, handled)
+            signals.unhandle_signals(loop, handled)
             await self._attempts.close()
             with suppress(DibsError):
                 await self._core.store.run_async(lambda _: upkeep.leave(self.name))

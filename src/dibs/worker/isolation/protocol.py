@@ -10,7 +10,7 @@ import msgspec
 from dibs.jobs import payload
 from dibs.jobs.job import Job, NewJob, not_a_new_job
 from dibs.jobs.states import CancelledBy, Outcome, Raised, Snoozed, Succeeded
-from dibs.worker.places import Place
+from dibs.worker.isolation.importing import Place
 
 HEADER = 4  # bytes
 LONGEST = 2**31

@@ -30,8 +30,8 @@ from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUna
 from dibs.jobs.failures import describe
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import CancelledBy, Outcome
-from dibs.worker import messages, places
-from dibs.worker.messages import Answer, Completed, Load, Ready, Run, Said, Stop, ToWorker, Unable
+from dibs.worker.isolation import importing, protocol
+from dibs.worker.isolation.protocol import Answer, Completed, Load, Ready, Run, Said, Stop, ToWorker, Unable
 
 PR_SET_PDEATHSIG = 1
 ERRORS = {error.__name__: error for error in (BadRequest, LeaseLost, StoreRefused, StoreUnavailable)}
@@ -50,7 +50,7 @@ def main() -> None:
     assert isinstance(first, Load)
     sys.argv[:] = first.arguments
     try:
-        app = places.load(first.place)
+        app = importing.load(first.place)
     except BaseException as error:
         line.send(Unable(_reason(error)))
         return
@@ -110,13 +110,13 @@ class Line:
 
     def send(self, message: ToWorker) -> None:
         with self._sending:
-            self._connection.sendall(messages.frame(message))
+            self._connection.sendall(protocol.frame(message))
 
-    def receive(self) -> messages.ToChild | None:
+    def receive(self) -> protocol.ToChild | None:
         """The next message; None when the worker is gone."""
-        header = self._read(messages.HEADER)
-        body = None if header is None else self._read(messages.length_of(header))
-        return None if body is None else messages.read_in_child(body)
+        header = self._read(protocol.HEADER)
+        body = None if header is None else self._read(protocol.length_of(header))
+        return None if body is None else protocol.read_in_child(body)
 
     def _read(self, length: int) -> bytes | None:
         with suppress(OSError):
@@ -156,7 +156,7 @@ class Child:
         with self._unstopped():
             self._line.send(message)
 
-    def ask(self, note: messages.Progress | messages.Parents) -> "Future[Answer]":
+    def ask(self, note: protocol.Progress | protocol.Parents) -> "Future[Answer]":
         """Answers come in the order of the questions."""
         asked: Future[Answer] = Future()
         self._asked.append(asked)
@@ -202,9 +202,9 @@ class Child:
         if outcome is None:
             return
         try:
-            message = messages.ended(outcome, children, self._core.settings.max_payload)
+            message = protocol.ended(outcome, children, self._core.settings.max_payload)
         except Exception as error:
-            message = messages.ended(_raised(held, error), [], 0)
+            message = protocol.ended(_raised(held, error), [], 0)
         self.tell(message)
 
     # -- being told -----------------------------------------------------------------------------
@@ -267,10 +267,10 @@ class IsolatedContext(Context):
 
     async def parents(self) -> list[Job]:
         """Of the worker's store: memory is there only."""
-        return _mind(await asyncio.wrap_future(self._child.ask(messages.Parents()))).jobs
+        return _mind(await asyncio.wrap_future(self._child.ask(protocol.Parents()))).jobs
 
     def _parents_sync(self) -> list[Job]:
-        return _mind(self._child.ask(messages.Parents()).result()).jobs
+        return _mind(self._child.ask(protocol.Parents()).result()).jobs
 
     async def complete(self, result: Any = None, *, within: Any) -> None:
         if within is None:
@@ -296,7 +296,7 @@ class IsolatedProgress(Progress):
 
     def _ask(self, fraction: float, message: str | None) -> "Future[Answer]":
         self._held.core.check_progress(fraction, message)  # complains here about what can't be noted
-        return self._child.ask(messages.Progress(fraction, message))
+        return self._child.ask(protocol.Progress(fraction, message))
 
 
 def _mind(answer: Answer) -> Answer:

@@ -88,3 +88,30 @@ class Trips:
             kinds=list(registry.tasks) if line is None else [line[1]],
             marks=marks,
         )
+
+
+SHARE = 10
+LONGEST = 1.0  # seconds
+
+
+class Marks:
+    """The last job claimed in each line, while that is worth knowing."""
+
+    def __init__(self, *, pay: bool) -> None:
+        self._pay = pay
+        self._lines: dict[tuple[str, str], Mark] = {}
+        self._until = 0.0
+
+    def get(self) -> list[Mark]:
+        """What the next claim may be told; nothing when it is time to look from the beginning."""
+        return list(self._lines.values()) if monotonic() < self._until else []
+
+    def ended(self, jobs: Sequence[Job], *, full: bool, told: Sequence[Mark], took: float) -> None:
+        """A claim took these jobs, in this order, in so many seconds; `full` when there may be more."""
+        if not full or not self._pay:
+            self._until = 0.0
+            return
+        if not told:
+            self._lines, self._until = {}, monotonic() + min(SHARE * took, LONGEST)
+        for line, job in {(job.queue, job.kind): job for job in jobs}.items():
+            self._lines[line] = Mark(*line, job.priority, job.run_at, job.id)

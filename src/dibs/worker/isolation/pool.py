@@ -22,8 +22,8 @@ from dibs.app.running import uncancel
 from dibs.app.tasks import Task
 from dibs.errors import BadRequest
 from dibs.jobs.states import Outcome
-from dibs.worker.places import Place, find_place
-from dibs.worker.process import Process, ProcessEnded
+from dibs.worker.isolation.importing import Place, find_place
+from dibs.worker.isolation.process import Process, ProcessEnded
 
 STARTING = 60.0  # seconds for importing the app
 IDLE = 60.0  # seconds that a process without a job is kept

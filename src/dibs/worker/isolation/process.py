@@ -20,8 +20,9 @@ from dibs.clock import SECOND
 from dibs.errors import DibsError
 from dibs.events import log
 from dibs.jobs.states import Outcome
-from dibs.worker import messages
-from dibs.worker.messages import (
+from dibs.worker.isolation import protocol
+from dibs.worker.isolation.importing import Place
+from dibs.worker.isolation.protocol import (
     Answer,
     Completed,
     Ended,
@@ -37,13 +38,12 @@ from dibs.worker.messages import (
     ToWorker,
     Unable,
 )
-from dibs.worker.places import Place
 
 PATIENCE = 2.0  # seconds from SIGTERM to SIGKILL
 LAST_WORDS = 0.5  # seconds to read what a dead process still said
 
 # The path is set before anything of ours is imported: whatever this process could import, that one can.
-BOOT = "import sys; sys.path[:] = sys.argv[3:]; from dibs.worker.child import main; main()"
+BOOT = "import sys; sys.path[:] = sys.argv[3:]; from dibs.worker.isolation.child import main; main()"
 
 
 class ProcessEnded(Exception):
@@ -176,13 +176,13 @@ class Process:
 
     def _tell(self, message: ToChild) -> None:
         if not self._listening.done():
-            self._writer.write(messages.frame(message))
+            self._writer.write(protocol.frame(message))
 
     async def _listen(self) -> None:
         try:
             while True:
-                length = messages.length_of(await self._reader.readexactly(messages.HEADER))
-                await self._take(messages.read_in_worker(await self._reader.readexactly(length)))
+                length = protocol.length_of(await self._reader.readexactly(protocol.HEADER))
+                await self._take(protocol.read_in_worker(await self._reader.readexactly(length)))
         except (EOFError, OSError, asyncio.CancelledError):
             pass
         except Exception as error:
@@ -210,9 +210,9 @@ class Process:
                 held.core.keeper.drop(held)
                 held.is_settled_as("succeeded")
             case Ended() if self._job is not None:
-                self._job[1].chain(*messages.children_of(message))
+                self._job[1].chain(*protocol.children_of(message))
                 self._job = None
-                self._outcome.set_result(messages.outcome_of(message))
+                self._outcome.set_result(protocol.outcome_of(message))
 
 
 async def _answered(asked: Awaitable[Answer]) -> Answer:
