@@ -9,9 +9,9 @@ from uuid import UUID
 from dibs import Dibs, Job
 from dibs.jobs.job import StoredJob, read_stored
 from dibs.moving import Moved
-from dibs.moving.carrying import moving
-from dibs.moving.reports import Way
+from dibs.moving.report import Way
 from dibs.moving.steps import Ask
+from dibs.moving.transfer import moving
 from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Step
 from faces import Face

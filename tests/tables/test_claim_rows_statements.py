@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from users_tables import Report, Seat, task
 
-from dibs.tables import strategies, sync, trouble
-from dibs.tables.targets import wanted
+from dibs.tables import errors, strategies, sync
+from dibs.tables.model import wanted
 
 READY = Report.status == "ready"
 TAKEN = {"status": "taken", "attempts": Report.attempts + 1}
@@ -230,7 +230,7 @@ def test_an_error_in_the_middle_undoes_the_whole(desk: Desk, strategy: Any) -> N
 def test_after_many_tries_the_servers_own_error_is_raised(
     desk: Desk, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(errors, "PAUSES", (0.0, 0.0, 0.0))
     desk.add(Report(id=1))
 
     with refusing(desk, 1213, times=99) as refused, pytest.raises(OperationalError, match="1213"):
@@ -339,7 +339,7 @@ def test_only_what_was_undone_is_tried_again() -> None:
     def error(code: int) -> DBAPIError:
         return DBAPIError("", None, pymysql.err.OperationalError(code, "x"))
 
-    assert [trouble.may_try_again(error(code)) for code in (1213, 1205, 1020, 1064, 2013)] == [
+    assert [errors.may_try_again(error(code)) for code in (1213, 1205, 1020, 1064, 2013)] == [
         True,
         True,
         True,

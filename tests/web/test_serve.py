@@ -24,8 +24,8 @@ from dibs import Dibs, NewJob
 from dibs.cli import app as cli
 from dibs.clock import SECOND
 from dibs.integrations.service import Access, make_service
-from dibs.integrations.service import guesses as guessing
-from dibs.integrations.service.guesses import MOST_WRONG, Guesses
+from dibs.integrations.service import auth as guessing
+from dibs.integrations.service.auth import MOST_WRONG, Guesses
 from dibs.operations import upkeep
 
 TOKEN, READ_TOKEN, BASIC = "t0ken-of-a-writer", "t0ken-of-a-reader", "alice:pass:word"

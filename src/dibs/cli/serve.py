@@ -148,7 +148,7 @@ def _address(place: socket.socket) -> str:
 
 
 def _hosts(host: str, allowed: list[str]) -> list[str]:
-    from dibs.integrations.service.serving import LOOPBACK
+    from dibs.integrations.service.app import LOOPBACK
 
     return [*LOOPBACK, host, socket.gethostname(), *allowed]
 

@@ -14,11 +14,11 @@ if it was done and pruned meanwhile.
 
 from dibs.app.dibs import Dibs
 from dibs.engines.store import Operation
-from dibs.moving.alone import alone, alone_sync
-from dibs.moving.carrying import moving
-from dibs.moving.comparing import give_all_back, introduce, looking, without_mover
-from dibs.moving.reports import KeyTaken, Moved, Planned, Running, Told, Way
+from dibs.moving.checks import give_all_back, introduce, looking, without_mover
+from dibs.moving.lock import alone, alone_sync
+from dibs.moving.report import KeyTaken, Moved, Planned, Running, Told, Way
 from dibs.moving.steps import run, run_async
+from dibs.moving.transfer import moving
 from dibs.operations.pipelines import refuse_open_pipelines
 from dibs.settings import Duration
 

@@ -11,11 +11,10 @@ from dibs.jobs import payload
 from dibs.jobs.ids import new_id, parse_id
 from dibs.jobs.states import Retry
 from dibs.outbox import operations
+from dibs.outbox.database import Home, Operation
 from dibs.outbox.events import OutboxEvents
-from dibs.outbox.homes import Home, Operation
 from dibs.outbox.messages import Message, Standing, Status
 from dibs.outbox.operations import Claimed, Wish
-from dibs.outbox.traces import with_trace
 from dibs.settings import MIB, Duration, lease_micros, span
 
 DEFAULT_BROKER = "default"
@@ -244,3 +243,16 @@ def _attempts(number: int) -> int:
 
 def _batch(batch: int) -> int:
     return payload.check_whole(batch, "batch", 1, 1_000_000)
+
+
+def with_trace(headers: dict[str, str]) -> dict[str, str]:
+    """The headers with the current trace context, unless the caller gave one."""
+    if "traceparent" in headers:
+        return headers
+    try:
+        from opentelemetry.propagate import inject
+    except ImportError:
+        return headers
+    carried: dict[str, str] = {}
+    inject(carried)
+    return {**carried, **headers}

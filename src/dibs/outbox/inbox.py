@@ -8,7 +8,7 @@ from uuid import UUID
 from dibs.jobs import payload
 from dibs.jobs.ids import new_id
 from dibs.outbox import operations
-from dibs.outbox.homes import Home, Operation, home
+from dibs.outbox.database import Home, Operation, home
 from dibs.outbox.messages import Message
 from dibs.outbox.statements import Place
 from dibs.settings import Duration, span

@@ -6,8 +6,8 @@ from uuid import UUID
 
 from dibs.jobs.states import Retry
 from dibs.outbox.core import DEFAULT_BROKER, Messages, OutboxCore
+from dibs.outbox.database import home
 from dibs.outbox.events import OutboxEvents
-from dibs.outbox.homes import home
 from dibs.outbox.messages import Message, Standing
 from dibs.outbox.statements import Place
 from dibs.outbox.sync import SyncOutbox

@@ -13,12 +13,12 @@ from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable
 from dibs.jobs import payload
 from dibs.jobs.ids import worker_name
-from dibs.outbox.batches import Batch
 from dibs.outbox.brokers import Broker, BrokerRefused, Brokers, BrokerUnavailable, make_broker
 from dibs.outbox.core import OutboxCore, said
 from dibs.outbox.events import log
+from dibs.outbox.notify import listen
 from dibs.outbox.outbox import Outbox
-from dibs.outbox.wakeups import listen
+from dibs.outbox.publishing import Batch
 from dibs.settings import Duration, lease_micros, span
 from dibs.worker import signals
 

@@ -10,8 +10,8 @@ if importlib.util.find_spec("sqlalchemy") is None:
         "dibs.tables needs SQLAlchemy: pip install 'dibs[sqlalchemy]'", name="sqlalchemy"
     )
 
-from dibs.tables.awaited import Claims, claim_rows
+from dibs.tables.asynchronous import Claims, claim_rows
+from dibs.tables.clock import Moment, store_time
 from dibs.tables.leases import Claimable, RowsLost
-from dibs.tables.moments import Moment, store_time
 
 __all__ = ["Claimable", "Claims", "Moment", "RowsLost", "claim_rows", "store_time"]

@@ -27,9 +27,9 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, scoped_session
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, LeaseLost, UnsupportedConnection
 from dibs.settings import Duration, lease_micros, span
-from dibs.tables.moments import Moment, store_time
+from dibs.tables.clock import Moment, store_time
+from dibs.tables.model import Key, Target, order_of, target_of
 from dibs.tables.strategies import batches
-from dibs.tables.targets import Key, Target, order_of, target_of
 
 TOKEN = "_dibs_token"  # noqa: S105
 

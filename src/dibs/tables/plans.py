@@ -13,7 +13,7 @@ from sqlalchemy.sql.expression import ClauseElement, Executable
 
 from dibs.doctor import Finding, Level
 from dibs.tables.leases import Leases
-from dibs.tables.targets import wanted
+from dibs.tables.model import wanted
 
 TOPIC = "claim"
 

@@ -20,9 +20,9 @@ from sqlalchemy.schema import CreateIndex, ExecutableDDLElement
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
+from dibs.tables.clock import Moment
 from dibs.tables.leases import Leases
-from dibs.tables.moments import Moment
-from dibs.tables.targets import Target, target_of, terms
+from dibs.tables.model import Target, target_of, terms
 
 
 class AddColumn(ExecutableDDLElement):

@@ -12,12 +12,12 @@ from dibs.clock import monotonic
 from dibs.doctor import Finding
 from dibs.jobs.ids import worker_name
 from dibs.settings import Duration
-from dibs.tables.claiming import Claiming, StrategyName
+from dibs.tables.clock import Moment, store_time
+from dibs.tables.errors import Tries, breath
 from dibs.tables.leases import Claimable, HeldWrite, Leases, RowsLost
-from dibs.tables.moments import Moment, store_time
-from dibs.tables.places import Given, check_engine
 from dibs.tables.plans import judged
-from dibs.tables.trouble import Tries, breath
+from dibs.tables.session import Given, check_engine
+from dibs.tables.strategies import Claiming, StrategyName
 
 __all__ = ["Claimable", "Claims", "Moment", "RowsLost", "claim_rows", "store_time"]
 

@@ -12,7 +12,7 @@ from dibs.app.verbs import Core
 from dibs.errors import BadRequest
 from dibs.jobs import payload
 from dibs.jobs.job import Job
-from dibs.testing.looking import all_jobs
+from dibs.testing.pending import all_jobs
 
 MOST_SHOWN = 5
 PARTIAL = ("args", "meta", "tags")  # what is asked for must be in there; more may be

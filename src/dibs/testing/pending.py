@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from dibs.app.dibs import Dibs
 from dibs.app.registry import Registry
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
-from dibs.app.verbs import Core
+from dibs.app.verbs import MOST_FOUND, Core
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.jobs.job import Job
 from dibs.operations import upkeep
 from dibs.operations.scripts import Script
-from dibs.testing.looking import all_jobs
 from dibs.text import numbered
 
 MOST_JOBS = 1000
@@ -186,3 +186,13 @@ def _refuse_loop() -> None:
         "run_pending of dibs.testing.sync would block this event loop: "
         "use `from dibs.testing import run_pending` and await it"
     )
+
+
+def all_jobs(core: Core, **filter: Any) -> Script[list[Job]]:
+    """All jobs that match, with the filters of `find`, oldest first."""
+    jobs: list[Job] = []
+    after: UUID | None = None
+    while page := (yield from core.find(MOST_FOUND, after, **filter)(Tries())):
+        jobs += page
+        after = page[-1].id
+    return jobs[::-1]

@@ -12,7 +12,7 @@ if importlib.util.find_spec("fastapi") is None:
     )
 
 
-from dibs.integrations.fastapi.living import lifespan
-from dibs.integrations.fastapi.routing import router
+from dibs.integrations.fastapi.lifespan import lifespan
+from dibs.integrations.fastapi.router import router
 
 __all__ = ["lifespan", "router"]

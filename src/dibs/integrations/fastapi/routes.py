@@ -12,8 +12,8 @@ from fastapi import APIRouter, Body, Path, Query, Request, Response
 from dibs.app.dibs import Dibs
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
-from dibs.integrations.fastapi.asking import json, problem
 from dibs.integrations.fastapi.permissions import Guards, Scope
+from dibs.integrations.fastapi.requests import json, problem
 from dibs.integrations.fastapi.streams import (
     EventStream,
     FirstSight,

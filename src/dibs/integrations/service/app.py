@@ -9,8 +9,8 @@ from starlette.middleware import Middleware
 
 from dibs.app.dibs import Dibs
 from dibs.integrations.fastapi import lifespan, router
-from dibs.integrations.service.access import Access
-from dibs.integrations.service.gate import Gate
+from dibs.integrations.service.auth import Access
+from dibs.integrations.service.middleware import Gate
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

@@ -12,7 +12,7 @@ from dibs.clock import SECOND, monotonic
 from dibs.errors import StoreUnavailable
 from dibs.outbox.brokers import Broker, BrokerUnavailable
 from dibs.outbox.core import OutboxCore, said
-from dibs.outbox.homes import Operation
+from dibs.outbox.database import Operation
 from dibs.outbox.messages import Message, Status
 from dibs.text import spoken
 

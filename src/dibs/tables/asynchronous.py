@@ -14,11 +14,11 @@ from dibs.doctor import Finding
 from dibs.errors import UnsupportedConnection
 from dibs.jobs.ids import worker_name
 from dibs.settings import Duration
-from dibs.tables.claiming import Claiming, StrategyName
+from dibs.tables.errors import Tries, breath
 from dibs.tables.leases import HeldWrite, Leases, RowsLost
-from dibs.tables.places import check_engine
 from dibs.tables.plans import judged
-from dibs.tables.trouble import Tries, breath
+from dibs.tables.session import check_engine
+from dibs.tables.strategies import Claiming, StrategyName
 
 AsyncGiven = AsyncEngine | AsyncConnection | AsyncSession | async_scoped_session[Any]
 T = TypeVar("T")

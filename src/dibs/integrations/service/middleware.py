@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dibs.integrations.fastapi.asking import problem
+from dibs.integrations.fastapi.requests import problem
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OURS = ("same-origin", "none")  # what a browser says of a request from our own pages, or typed by its user

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import DBAPIError
 
 from dibs.errors import BadRequest
-from dibs.tables.targets import Target
+from dibs.tables.model import Target
 
 PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0)  # seconds between tries
 

@@ -6,8 +6,8 @@ from uuid import UUID
 from dibs.clock import monotonic
 from dibs.jobs.job import read_stored
 from dibs.jobs.states import JobState
-from dibs.moving.comparing import compare, copy_settings, copy_ticks, introduce
-from dibs.moving.reports import KeyTaken, Log, Moved, Way
+from dibs.moving.checks import compare, copy_settings, copy_ticks, introduce
+from dibs.moving.report import KeyTaken, Log, Moved, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, Rest, ask, counts, departed, question
 from dibs.operations import upkeep
 from dibs.operations.scripts import Rows

@@ -6,8 +6,8 @@ from fastapi import APIRouter
 
 from dibs.app.dibs import Dibs
 from dibs.integrations.fastapi import models, routes
-from dibs.integrations.fastapi.asking import BoundedRoute
 from dibs.integrations.fastapi.permissions import Permission, guards
+from dibs.integrations.fastapi.requests import BoundedRoute
 from dibs.integrations.prometheus import Metrics, OwnOutbox, Relayed
 
 ROOM = 64 * 1024  # bytes of a body beside the arguments

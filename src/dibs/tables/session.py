@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Dialect, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from dibs.errors import ClaimInTransaction, UnsupportedConnection
-from dibs.tables.targets import Target
+from dibs.tables.model import Target
 
 AUTOCOMMIT = "AUTOCOMMIT"
 Given = Engine | Connection | Session | scoped_session[Any]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from dibs.outbox.homes import Home
+from dibs.outbox.database import Home
 
 Hear = Callable[[str], None]
 
