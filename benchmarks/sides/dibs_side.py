@@ -6,7 +6,7 @@ import time
 from protocol import Marks, main
 
 from dibs import Dibs, Worker
-from dibs.cli.work import spare_the_collector
+from dibs.cli.commands.work import spare_the_collector
 
 
 class Side:

@@ -9,9 +9,9 @@ from rig import mutate
 from test_mutants import FENCE, HELD
 
 from dibs import Dibs
-from dibs.cli import verify_late
-from dibs.cli.verify_history import Verdict, Writer, judge, read_lines
-from dibs.cli.verify_late import come_late
+from dibs.cli.verify import late_writes
+from dibs.cli.verify.history import Verdict, Writer, judge, read_lines
+from dibs.cli.verify.late_writes import come_late
 
 MUTANTS = {
     "sqlite-settle": ("settle_ended", "and job.token = :token", ""),
@@ -36,7 +36,7 @@ def verdict_on(app: Dibs, folder: Path) -> Verdict:
 
 @pytest.fixture
 def app(url: str, monkeypatch: pytest.MonkeyPatch) -> Dibs:
-    monkeypatch.setattr(verify_late, "SHORT_LEASE", LEASE)
+    monkeypatch.setattr(late_writes, "SHORT_LEASE", LEASE)
     return Dibs(url)
 
 
@@ -46,7 +46,7 @@ def test_who_comes_late_changes_nothing(app: Dibs, tmp_path: Path) -> None:
     app.sync.close()
 
     assert verdict.is_good, verdict
-    assert verdict.refused == len(verify_late.SETTLES) + len(verify_late.WRITES)
+    assert verdict.refused == len(late_writes.SETTLES) + len(late_writes.WRITES)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ import pytest
 from commands import CLOSED, UNKNOWN, answer, dibs, enqueue, failed, let_pass, lines, running
 
 from dibs import Dibs, Job, NewJob, SyncDibs
-from dibs.cli import app, bulk
-from dibs.cli.options import duration
+from dibs.cli import app
+from dibs.cli._support import bulk
+from dibs.cli._support.options import duration
 from dibs.jobs.ids import new_id
 from dibs.operations.upkeep import tick
 from servers import PostgreSQL

@@ -13,7 +13,7 @@ import pytest
 from commands import UNKNOWN, dibs, lines
 
 from dibs import Dibs, NewJob
-from dibs.cli.options import url_again
+from dibs.cli._support.options import url_again
 from servers import PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -142,7 +142,7 @@ def test_an_app_that_does_not_load_is_their_affair(
 
 
 def test_tables_without_sqlalchemy_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dibs.cli.tables.find_spec", lambda _: None)
+    monkeypatch.setattr("dibs.cli.commands.tables.find_spec", lambda _: None)
 
     assert "pip install 'dibs[sqlalchemy]'" in complaint("tables", "sql", "shop:Report")
 

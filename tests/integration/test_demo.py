@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from dibs import Dibs, NewJob, SyncDibs
-from dibs.cli import demo
-from dibs.cli.demo_records import QUEUE, Event, Log, Record, count
+from dibs.cli.demo import command
+from dibs.cli.demo.records import QUEUE, Event, Log, Record, count
 from dibs.engines.sql.schema_files import schema_version
 from servers import PostgreSQL
 
@@ -135,7 +135,7 @@ def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds() -> Non
         store.enqueue(*(NewJob("demo", queue=QUEUE) for _ in range(2)))
         crew = Slow(store, stops=8)
 
-        demo.kill_one(cast("command.Crew", crew), store, 0, demo.choose_show(2, 1, silent=True))
+        command.kill_one(cast("command.Crew", crew), store, 0, command.choose_show(2, 1, silent=True))
 
     assert crew.killed
 

@@ -22,7 +22,7 @@ from commands import CLOSED, answer, dibs, enqueue, failed, lines, running
 from rich.console import Console
 
 from dibs import JobState, SyncDibs
-from dibs.cli.top import Counting, Frame, draw, draw_away, look
+from dibs.cli.commands.top import Counting, Frame, draw, draw_away, look
 from servers import PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

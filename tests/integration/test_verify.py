@@ -10,8 +10,8 @@ import pytest
 from commands import dibs, lines
 
 from dibs import Dibs
-from dibs.cli import verify
-from dibs.cli.verify_history import Verdict
+from dibs.cli.verify import command
+from dibs.cli.verify.history import Verdict
 from servers import MariaDB, PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -61,7 +61,7 @@ def test_a_broken_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     broken = Verdict(
         double_claims=1, late_writes=0, tokens_not_growing=0, lost=2, claims=9, came_back=1, refused=0
     )
-    monkeypatch.setattr(verify, "judge", lambda *_: broken)
+    monkeypatch.setattr(command, "judge", lambda *_: broken)
 
     done = dibs("verify", "--url", "sqlite:///own.db", "--jobs", "50", "--kills", "0", "--freezes", "0")
 

@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from dibs import BadRequest
-from dibs.cli.choices import Choices
-from dibs.cli.config import from_pyproject, without_password
+from dibs.cli._support.config import from_pyproject, without_password
+from dibs.cli._support.work_options import Choices
 
 NOTHING = (None, None, None, None, None)
 

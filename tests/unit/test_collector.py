@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dibs.cli.work import YOUNG, spare_the_collector
+from dibs.cli.commands.work import YOUNG, spare_the_collector
 
 
 @pytest.fixture(autouse=True)

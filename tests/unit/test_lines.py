@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, Job, NewJob, SyncDibs
-from dibs.cli.lines import JsonLines, PlainLines, set_up
+from dibs.cli._support.log_output import JsonLines, PlainLines, set_up
 from dibs.events import NAMES, Event, Events
 from dibs.log_format import LEVELS, NOTICE, SIGNS, line, swept_line
 from dibs.worker.upkeep import Strangers

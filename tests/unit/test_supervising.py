@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from dibs.cli import supervising
-from dibs.cli.supervising import TRIES, Supervisor
+from dibs.cli._support import supervisor
+from dibs.cli._support.supervisor import TRIES, Supervisor
 
 
 class Child:
@@ -50,8 +50,8 @@ class Watched:
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     Child.started = []
-    monkeypatch.setattr(supervising, "Child", Child)
-    monkeypatch.setattr(supervising, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "Child", Child)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
 
 
 def test_processes_that_never_come_up_are_given_up() -> None:
@@ -104,7 +104,7 @@ def test_one_that_works_is_not_taken_down_with_those_that_never_come_up() -> Non
 
 
 def test_who_dies_again_and_again_is_replaced_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "FIRST_PAUSE", 1.0)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
     [place] = Watched(1).supervisor._places
 
     def buried(*, lived: float = 1.0) -> float:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from dibs.cli.verify_history import Line, Verdict, Writer, judge, read_lines
+from dibs.cli.verify.history import Line, Verdict, Writer, judge, read_lines
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 JOB, OTHER = UUID(int=1), UUID(int=2)

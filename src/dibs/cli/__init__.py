@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dibs.cli import (
-    demo,
+from dibs.cli._support.options import Url
+from dibs.cli._support.printing import complain
+from dibs.cli.commands import (
     doctor,
     enqueue,
     jobs,
@@ -24,12 +25,11 @@ from dibs.cli import (
     tables,
     top,
     trains,
-    verify,
     why,
     work,
 )
-from dibs.cli.options import Url
-from dibs.cli.printing import complain
+from dibs.cli.demo import command as demo
+from dibs.cli.verify import command as verify
 from dibs.errors import DibsError
 
 PANELS = {

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dibs.app.claims import SyncClaim
 from dibs.app.sync import SyncDibs
-from dibs.cli.verify_history import KIND, Event, Line, Writer
+from dibs.cli.verify.history import KIND, Event, Line, Writer
 from dibs.clock import monotonic
 from dibs.errors import DibsError, LeaseLost
 from dibs.jobs.job import NewJob

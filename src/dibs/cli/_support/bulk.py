@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from dibs.app.sync import SyncDibs
-from dibs.cli.asking import refuse_unless_agreed
-from dibs.cli.config import open_store
-from dibs.cli.options import bad_usage
-from dibs.cli.printing import print_json
+from dibs.cli._support.config import open_store
+from dibs.cli._support.confirm import refuse_unless_agreed
+from dibs.cli._support.options import bad_usage
+from dibs.cli._support.printing import print_json
 from dibs.errors import DibsError
 from dibs.jobs.states import FINISHED, JobState
 from dibs.text import numbered, spoken

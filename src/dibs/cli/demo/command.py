@@ -19,9 +19,9 @@ import typer
 
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
-from dibs.cli.demo_records import QUEUE, Counts, Log, Tail, claims_in_hand, count
-from dibs.cli.demo_show import Show, choose_show
-from dibs.cli.options import AsJson
+from dibs.cli._support.options import AsJson
+from dibs.cli.demo.records import QUEUE, Counts, Log, Tail, claims_in_hand, count
+from dibs.cli.demo.show import Show, choose_show
 from dibs.clock import monotonic
 from dibs.jobs.job import NewJob
 
@@ -111,7 +111,7 @@ class Crew:
     def __init__(self, folder: Path, url: str, size: int, seed: int) -> None:
         self._files = [folder / f"worker-{n + 1}.jsonl" for n in range(size)]
         self._commands = [
-            [sys.executable, "-m", "dibs.cli.demo_worker", url, self.name(n), str(file), f"{seed}:{n}"]
+            [sys.executable, "-m", "dibs.cli.demo.worker", url, self.name(n), str(file), f"{seed}:{n}"]
             for n, file in enumerate(self._files)
         ]
         self._tails = [Tail(file) for file in self._files]

@@ -10,11 +10,20 @@ from uuid import UUID
 import msgspec
 import typer
 
-from dibs.cli.config import settings_of
-from dibs.cli.health import Answering, health_of_relay
-from dibs.cli.lines import set_up
-from dibs.cli.options import AsJson, UntilIdle, Url, as_typed, bad_usage, blaming_who_typed, duration, hand_on
-from dibs.cli.printing import complain, moment, note, print_json, print_table, without_password
+from dibs.cli._support.config import settings_of
+from dibs.cli._support.health import Answering, health_of_relay
+from dibs.cli._support.log_output import set_up
+from dibs.cli._support.options import (
+    AsJson,
+    UntilIdle,
+    Url,
+    as_typed,
+    bad_usage,
+    blaming_who_typed,
+    duration,
+    hand_on,
+)
+from dibs.cli._support.printing import complain, moment, note, print_json, print_table, without_password
 from dibs.clock import monotonic
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
 from dibs.jobs.ids import parse_id

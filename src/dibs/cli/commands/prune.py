@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from dibs.cli import bulk
-from dibs.cli.options import AsJson, Url, bad_usage, duration
+from dibs.cli._support import bulk
+from dibs.cli._support.options import AsJson, Url, bad_usage, duration
 from dibs.jobs.states import FINISHED, JobState
 
 EXAMPLE = "Example: dibs prune --older-than 7d --state succeeded --yes"

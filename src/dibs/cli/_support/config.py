@@ -13,9 +13,9 @@ import typer
 
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
-from dibs.cli.options import blaming_who_typed
-from dibs.cli.printing import without_password
-from dibs.cli.reading import read
+from dibs.cli._support.options import blaming_who_typed
+from dibs.cli._support.printing import without_password
+from dibs.cli._support.values import read
 from dibs.errors import BadRequest
 from dibs.settings import Settings, read_settings
 

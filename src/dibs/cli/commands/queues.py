@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli.config import open_store, store_name
-from dibs.cli.options import AsJson, Url, as_typed, bad_usage, hand_on
-from dibs.cli.printing import note, print_json, print_table, some
+from dibs.cli._support.config import open_store, store_name
+from dibs.cli._support.options import AsJson, Url, as_typed, bad_usage, hand_on
+from dibs.cli._support.printing import note, print_json, print_table, some
 from dibs.jobs.payload import check_name
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line

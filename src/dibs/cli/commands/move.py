@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dibs.app.dibs import Dibs
-from dibs.cli.asking import refuse_unless_agreed
-from dibs.cli.config import given
-from dibs.cli.options import AsJson, bad_usage, duration, not_empty
-from dibs.cli.printing import complain, note, print_json, without_password
+from dibs.cli._support.config import given
+from dibs.cli._support.confirm import refuse_unless_agreed
+from dibs.cli._support.options import AsJson, bad_usage, duration, not_empty
+from dibs.cli._support.printing import complain, note, print_json, without_password
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
 from dibs.text import numbered

@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.text import Text
 
 from dibs.app.dibs import Dibs
-from dibs.cli.config import given
-from dibs.cli.options import AsJson, Url
-from dibs.cli.printing import print_json
+from dibs.cli._support.config import given
+from dibs.cli._support.options import AsJson, Url
+from dibs.cli._support.printing import print_json
 from dibs.doctor import Finding, Level
 from dibs.log_format import one_line
 

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from dibs.cli.options import bad_usage
+from dibs.cli._support.options import bad_usage
 from dibs.errors import BadRequest
 
 

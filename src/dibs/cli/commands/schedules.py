@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from dibs.app.schedules import ScheduleInfo
-from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Url, bad_usage
-from dibs.cli.printing import moment, note, print_json, print_table
-from dibs.cli.work import load_app
+from dibs.cli._support.config import open_store
+from dibs.cli._support.options import AsJson, Url, bad_usage
+from dibs.cli._support.printing import moment, note, print_json, print_table
+from dibs.cli.commands.work import load_app
 from dibs.jobs.schedules import Cron, Rule
 
 EXAMPLE = "Example: dibs schedules jobs:app"

@@ -2,9 +2,9 @@
 
 import typer
 
-from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Id, Url
-from dibs.cli.printing import print_json
+from dibs.cli._support.config import open_store
+from dibs.cli._support.options import AsJson, Id, Url
+from dibs.cli._support.printing import print_json
 from dibs.log_format import one_line
 
 EXAMPLE = "Example: dibs why 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"

@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli import bulk
-from dibs.cli.acting import change_each
-from dibs.cli.config import open_store, store_name
-from dibs.cli.options import (
+from dibs.cli._support import bulk
+from dibs.cli._support.batch import change_each
+from dibs.cli._support.config import open_store, store_name
+from dibs.cli._support.options import (
     All,
     AsJson,
     Id,
@@ -35,7 +35,7 @@ from dibs.cli.options import (
     job_id,
     url_again,
 )
-from dibs.cli.printing import json_text, moment, note, print_json, print_table
+from dibs.cli._support.printing import json_text, moment, note, print_json, print_table
 from dibs.errors import NotFound
 from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import JobState

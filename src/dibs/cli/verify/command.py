@@ -21,11 +21,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
-from dibs.cli.config import given
-from dibs.cli.options import AsJson, Url, bad_usage, not_empty
-from dibs.cli.printing import complain, print_json
-from dibs.cli.verify_history import KIND, Verdict, Writer, judge, read_lines
-from dibs.cli.verify_late import come_late
+from dibs.cli._support.config import given
+from dibs.cli._support.options import AsJson, Url, bad_usage, not_empty
+from dibs.cli._support.printing import complain, print_json
+from dibs.cli.verify.history import KIND, Verdict, Writer, judge, read_lines
+from dibs.cli.verify.late_writes import come_late
 from dibs.clock import monotonic
 from dibs.errors import Refused
 from dibs.jobs.job import NewJob
@@ -176,7 +176,7 @@ class Trial:
         command = [
             sys.executable,
             "-m",
-            "dibs.cli.verify_worker",
+            "dibs.cli.verify.worker",
             self._queue,
             name,
             str(file),

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
-from dibs.cli.config import given, store_name
-from dibs.cli.options import AsJson, Url, duration
-from dibs.cli.printing import STYLES, print_json
+from dibs.cli._support.config import given, store_name
+from dibs.cli._support.options import AsJson, Url, duration
+from dibs.cli._support.printing import STYLES, print_json
 from dibs.clock import monotonic
 from dibs.errors import StoreUnavailable
 from dibs.jobs.job import Job

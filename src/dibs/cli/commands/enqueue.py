@@ -7,11 +7,11 @@ from uuid import UUID
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Url, bad_usage, duration, json_object, moment
-from dibs.cli.options import pipeline_id as read_pipeline_id
-from dibs.cli.options import slot as slot_key
-from dibs.cli.printing import note, print_json
+from dibs.cli._support.config import open_store
+from dibs.cli._support.options import AsJson, Url, bad_usage, duration, json_object, moment
+from dibs.cli._support.options import pipeline_id as read_pipeline_id
+from dibs.cli._support.options import slot as slot_key
+from dibs.cli._support.printing import note, print_json
 from dibs.errors import Refused
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import SLOT_POLICIES

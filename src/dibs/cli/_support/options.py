@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import typer
 
-from dibs.cli.printing import complain, without_password
+from dibs.cli._support.printing import complain, without_password
 from dibs.errors import BadRequest
 from dibs.jobs.ids import parse_id
 from dibs.jobs.options import slot_from_text

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dibs.app.dibs import Dibs
-from dibs.cli.config import given
-from dibs.cli.lines import set_up
-from dibs.cli.options import AsJson, Url, bad_usage
-from dibs.cli.printing import note, print_json, without_password
+from dibs.cli._support.config import given
+from dibs.cli._support.log_output import set_up
+from dibs.cli._support.options import AsJson, Url, bad_usage
+from dibs.cli._support.printing import note, print_json, without_password
 from dibs.errors import BadRequest
 from dibs.text import numbered
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 from dibs import Dibs, LeaseLost, StoreUnavailable, SyncClaim, SyncDibs
-from dibs.cli.verify_history import KIND, Line, Writer
+from dibs.cli.verify.history import KIND, Line, Writer
 
 BATCH = 5
 LONGEST_WORK = 0.01  # seconds

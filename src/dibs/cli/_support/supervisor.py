@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dibs.cli.health import HEALTH_SOCKET
+from dibs.cli._support.health import HEALTH_SOCKET
 from dibs.clock import monotonic
 from dibs.events import log
 from dibs.text import spoken

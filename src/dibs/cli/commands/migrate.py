@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from dibs.app.dibs import Dibs
-from dibs.cli.config import settings_of
-from dibs.cli.options import AsJson, Url, bad_usage
-from dibs.cli.printing import print_json
+from dibs.cli._support.config import settings_of
+from dibs.cli._support.options import AsJson, Url, bad_usage
+from dibs.cli._support.printing import print_json
 from dibs.engines.sql.engine import Dialect
 from dibs.engines.sql.migrations import dialect_named
 from dibs.engines.sql.schema_files import schema_files

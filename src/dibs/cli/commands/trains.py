@@ -8,10 +8,10 @@ import msgspec
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli.acting import change_each
-from dibs.cli.config import open_store
-from dibs.cli.options import AsJson, Url, as_typed, hand_on, url_again
-from dibs.cli.printing import moment, note, print_json, print_table
+from dibs.cli._support.batch import change_each
+from dibs.cli._support.config import open_store
+from dibs.cli._support.options import AsJson, Url, as_typed, hand_on, url_again
+from dibs.cli._support.printing import moment, note, print_json, print_table
 from dibs.errors import NotFound, Refused
 from dibs.jobs.job import Job
 from dibs.jobs.payload import check_name

@@ -6,8 +6,8 @@ from typing import TypeVar
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli.config import open_store
-from dibs.cli.printing import complain, print_json
+from dibs.cli._support.config import open_store
+from dibs.cli._support.printing import complain, print_json
 from dibs.errors import NotFound, Refused
 from dibs.log_format import one_line
 

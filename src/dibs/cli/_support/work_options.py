@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import msgspec
 
-from dibs.cli.config import table_in
-from dibs.cli.options import bad_usage, blaming_who_typed
-from dibs.cli.reading import from_text, read
+from dibs.cli._support.config import table_in
+from dibs.cli._support.options import bad_usage, blaming_who_typed
+from dibs.cli._support.values import from_text, read
 from dibs.errors import BadRequest
 from dibs.jobs.payload import check_name
 

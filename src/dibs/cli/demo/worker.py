@@ -10,7 +10,7 @@ import sys
 import time
 
 from dibs import Dibs, LeaseLost, SyncClaim, SyncDibs
-from dibs.cli.demo_records import QUEUE, Recorder
+from dibs.cli.demo.records import QUEUE, Recorder
 from dibs.clock import monotonic
 
 LEASE = 3.0  # seconds: so soon after a kill the jobs of the dead come back

@@ -13,14 +13,14 @@ from typing import Annotated
 import typer
 
 from dibs.app.dibs import Dibs
-from dibs.cli.choices import Choices
-from dibs.cli.config import given
-from dibs.cli.health import Answering, health_of_processes, health_of_worker
-from dibs.cli.lines import set_up
-from dibs.cli.loading import load
-from dibs.cli.options import UntilIdle, Url, bad_usage, duration
-from dibs.cli.printing import some, without_password
-from dibs.cli.supervising import is_supervised, signals_of_supervisor, supervise, tell_supervisor
+from dibs.cli._support.config import given
+from dibs.cli._support.health import Answering, health_of_processes, health_of_worker
+from dibs.cli._support.importing import load
+from dibs.cli._support.log_output import set_up
+from dibs.cli._support.options import UntilIdle, Url, bad_usage, duration
+from dibs.cli._support.printing import some, without_password
+from dibs.cli._support.supervisor import is_supervised, signals_of_supervisor, supervise, tell_supervisor
+from dibs.cli._support.work_options import Choices
 from dibs.clock import monotonic
 from dibs.errors import BadRequest
 from dibs.events import Event, log

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from dibs.app.dibs import Dibs
-from dibs.cli.loading import load
-from dibs.cli.options import AsJson, hand_on, not_empty
-from dibs.cli.printing import print_json, without_password
+from dibs.cli._support.importing import load
+from dibs.cli._support.options import AsJson, hand_on, not_empty
+from dibs.cli._support.printing import print_json, without_password
 from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
 
 EXAMPLE = "Example: dibs tables sql shop:Report --url postgresql://localhost/shop"

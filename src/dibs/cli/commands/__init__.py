@@ -1,0 +1,1 @@
+"""The commands of `dibs`, one module each."""

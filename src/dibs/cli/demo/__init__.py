@@ -1,0 +1,1 @@
+"""`dibs demo`: several processes share jobs on a SQLite file, and one is killed."""

@@ -1,0 +1,1 @@
+"""`dibs verify`: a torture test on the user's own database."""
