@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dibs.app.signals import unhandle_signals
 from dibs.cli._support.health import HEALTH_SOCKET
 from dibs.clock import monotonic
 from dibs.events import log
 from dibs.text import spoken
-from dibs.worker.signals import unhandle_signals
 
 UP_PIPE = "DIBS_UP_PIPE"  # from a supervisor to its processes
 LOOK_EVERY = 0.1  # seconds
