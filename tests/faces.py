@@ -20,7 +20,8 @@ import pytest
 from dibs import Claim, Dibs, Job, NewJob, Task
 from dibs.app.collections import NewPipeline, Pipelines, Slots, Trains
 from dibs.clock import SECOND
-from dibs.operations import upkeep, work
+from dibs.operations import upkeep
+from dibs.operations.scripts import Step
 
 T = TypeVar("T")
 
@@ -238,7 +239,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
 
 
 def _now() -> Any:
-    [row] = yield work.Step("now", {})
+    [row] = yield Step("now", {})
     return row["now"]
 
 

@@ -5,15 +5,15 @@ from uuid import UUID
 
 from dibs import NewJob
 from dibs.jobs.states import Raised, Released, Succeeded
-from dibs.operations import work
-from dibs.operations.work import Wish
+from dibs.operations.claim import ClaimRequest
+from dibs.operations.settle import exchange
 from faces import Face, Make
 
 WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}
 
 
 def _exchange(app: Face, settlements: list, limit: int = 1, **wish: Any) -> tuple[list[UUID], list]:
-    lost, jobs = app.ask(lambda: work.exchange(settlements, Wish(**WISH, limit=limit, **wish)))
+    lost, jobs = app.ask(lambda: exchange(settlements, ClaimRequest(**WISH, limit=limit, **wish)))
     return [one.id for one in lost], jobs
 
 

@@ -12,7 +12,8 @@ from dibs import BadRequest, Context, Dibs, Job, NewJob, NotFound, Refused
 from dibs.clock import SECOND
 from dibs.jobs.ids import new_id
 from dibs.moving import give_back_sync, move_sync
-from dibs.operations.work import Wish, exchange
+from dibs.operations.claim import ClaimRequest
+from dibs.operations.settle import exchange
 from faces import Face, Make
 from movers import ELSEWHERE, put
 
@@ -916,7 +917,7 @@ def exchanged(app: Face, claim: Any, limit: int) -> tuple[Any, ...]:
     """What a worker asks that has succeeded with one job and wants more."""
     held = claim._held
     one = held.settled_by(held.succeeded(None))
-    wish = Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=limit)
+    wish = ClaimRequest(worker="pod-a", lease=60 * SECOND, leases={}, limit=limit)
     taken: tuple[Any, ...] = app.ask(lambda: exchange([one], wish))
     return taken
 
@@ -932,7 +933,7 @@ def test_an_exchange_may_claim_whom_its_settlements_let_go(app: Face) -> None:
 def settled_together(app: Face, pipeline: Drawn, kinds: str) -> None:
     helds = [pipeline.claim(kind)._held for kind in kinds]
     ones = [held.settled_by(held.succeeded(None)) for held in helds]
-    app.ask(lambda: exchange(ones, Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
+    app.ask(lambda: exchange(ones, ClaimRequest(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -980,7 +981,7 @@ def test_who_is_after_one_that_failed_and_one_superseded_for_that_turn_names_the
         succeeded.settled_by(succeeded.succeeded(None)),
     ]
 
-    app.ask(lambda: exchange(ones, Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
+    app.ask(lambda: exchange(ones, ClaimRequest(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
 
     assert [pipeline.state(kind) for kind in "abc"] == ["cancelled", "failed", "cancelled"]
     assert str(pipeline.new["b"].id) in str(pipeline.job("c").message)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dibs import BadRequest, LeaseLost
-from dibs.operations import work
+from dibs.operations.settle import renew
 from faces import Face, Make
 
 
@@ -85,7 +85,7 @@ def test_several_claims_are_renewed_in_one_question(app: Face, make: Make) -> No
     lost.succeed()
     claims = [(claim.job.id, claim.token) for claim in [*held, lost]]
 
-    standing = app.ask(lambda: work.renew(claims, 90_000_000))
+    standing = app.ask(lambda: renew(claims, 90_000_000))
 
     assert set(standing) == {(claim.job.id, claim.token) for claim in held}
 

@@ -11,7 +11,9 @@ from dibs import BadRequest, Job, LeaseLost, NewJob
 from dibs.clock import SECOND
 from dibs.jobs.states import LOOKED_AT, Released
 from dibs.operations import upkeep
-from dibs.operations.work import Wish, exchange
+from dibs.operations.claim import ClaimRequest
+from dibs.operations.claim import claim as claim_script
+from dibs.operations.settle import exchange
 from faces import Face, Make
 from movers import put as ask
 
@@ -218,13 +220,12 @@ def test_a_paused_queue_gives_nothing_of_a_slot_either(app: Face) -> None:
 
 
 def test_of_two_racing_claims_of_siblings_exactly_one_wins(app: Face) -> None:
-    from dibs.operations.work import Wish, claim
 
     for round in range(5):
         jobs = [put(app, f"s{round}") for _ in range(2)]
-        wishes = [Wish(worker="w", lease=60_000_000, leases={}, id=job.id) for job in jobs]
+        wishes = [ClaimRequest(worker="w", lease=60_000_000, leases={}, id=job.id) for job in jobs]
 
-        answers = app.race_to_ask(*[lambda wish=wish: claim(wish) for wish in wishes])
+        answers = app.race_to_ask(*[lambda wish=wish: claim_script(wish) for wish in wishes])
 
         assert sorted(map(len, answers)) == [0, 1]
         loser = jobs[0] if not answers[0] else jobs[1]
@@ -380,7 +381,7 @@ def test_of_two_jobs_of_a_slot_that_are_released_together_only_who_was_asked_to_
     app.enqueue(*[NewJob("work", slot="s", slot_policy="preempt", slot_limit=limit) for limit in (1, 2)])
     released = [claim._held.settled_by(Released()) for claim in claims]
 
-    app.ask(lambda: exchange(released, Wish(worker="pod-a", lease=SECOND, leases={}, limit=0)))
+    app.ask(lambda: exchange(released, ClaimRequest(worker="pod-a", lease=SECOND, leases={}, limit=0)))
 
     assert states(app, *(claim.job for claim in claims)) == ["cancelled", "blocked"]
 

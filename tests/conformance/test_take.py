@@ -7,8 +7,7 @@ import pytest
 
 from dibs import Job, NewJob
 from dibs.clock import SECOND
-from dibs.operations import work
-from dibs.operations.work import Wish
+from dibs.operations.claim import ClaimRequest, take
 from faces import Face, Make
 
 
@@ -16,7 +15,7 @@ def _take(
     app: Face, limit: int = 10, *, queue: str = "default", kind: str = "work", **wish: Any
 ) -> list[Job]:
     asked = {"worker": "pod-a", "lease": 60 * SECOND, "leases": {}, **wish}
-    return app.ask(lambda: work.take(Wish(limit=limit, queues=[queue], kinds=[kind], **asked)))
+    return app.ask(lambda: take(ClaimRequest(limit=limit, queues=[queue], kinds=[kind], **asked)))
 
 
 def test_an_empty_line_gives_nothing(app: Face) -> None:
@@ -77,9 +76,11 @@ def test_a_limited_queue_never_runs_more_than_its_limit(app: Face, most: int) ->
 
 def test_of_many_who_take_the_same_line_each_gets_jobs_of_its_own(app: Face) -> None:
     jobs = app.enqueue(*(NewJob("work") for _ in range(40)))
-    wish = Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=5, queues=["default"], kinds=["work"])
+    wish = ClaimRequest(
+        worker="pod-a", lease=60 * SECOND, leases={}, limit=5, queues=["default"], kinds=["work"]
+    )
 
-    answers = app.race_to_ask(*[lambda: work.take(wish)] * 10)
+    answers = app.race_to_ask(*[lambda: take(wish)] * 10)
 
     taken = [job.id for answer in answers for job in answer]
     assert len(taken) == len(set(taken))

@@ -641,7 +641,7 @@ def test_enqueueing_the_same_job_again_gives_it_no_second_place(app: Face) -> No
 
 def test_those_who_enqueue_at_once_make_one_head(app: Face) -> None:
     def put() -> Any:
-        from dibs.operations.work import enqueue
+        from dibs.operations.enqueue import enqueue
 
         row = app.app._core.registry.prepare(NewJob("work", train="t"))
         return enqueue([row], fresh=True)

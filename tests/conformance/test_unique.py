@@ -9,7 +9,8 @@ import pytest
 
 from dibs import BadRequest, NewJob, Refused
 from dibs.clock import SECOND
-from dibs.operations.work import Wish, exchange
+from dibs.operations.claim import ClaimRequest
+from dibs.operations.settle import exchange
 from faces import Face, Make
 
 
@@ -109,7 +110,7 @@ def test_of_jobs_chained_by_several_with_one_key_the_last_that_replaces_counts(a
         for n, claim in enumerate(app.claim(limit=3))
     ]
 
-    app.ask(lambda: exchange(ones, Wish(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
+    app.ask(lambda: exchange(ones, ClaimRequest(worker="pod-a", lease=60 * SECOND, leases={}, limit=0)))
 
     [found] = app.find(kind="work")
     assert found.args == {"n": 2}

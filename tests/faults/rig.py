@@ -28,9 +28,12 @@ import pymysql
 
 from dibs import Dibs, NewJob
 from dibs.app.claims import Claim
-from dibs.operations import upkeep, work
+from dibs.operations import upkeep
+from dibs.operations.claim import ClaimRequest
 from dibs.operations.scripts import Script, Step
-from dibs.operations.work import Wish
+from dibs.operations.settle import Renewal
+from dibs.operations.settle import exchange as exchange_script
+from dibs.operations.settle import renew as renew_script
 from servers import mysql_connection
 
 T = TypeVar("T")
@@ -129,10 +132,10 @@ def age(app: Dibs, seconds: float) -> None:
     app._core.store.run(lambda _: upkeep.age(round(seconds * 1_000_000)))
 
 
-def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, work.Standing]:
+def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, Renewal]:
     """Renew all of these in one statement, as the keeper does."""
     pairs = [(claim.job.id, claim.token) for claim in claims]
-    standing = app._core.store.run(lambda _: work.renew(pairs, round(lease * 1_000_000)))
+    standing = app._core.store.run(lambda _: renew_script(pairs, round(lease * 1_000_000)))
     return {id: one for (id, _), one in standing.items()}
 
 
@@ -141,8 +144,8 @@ def exchange(
 ) -> tuple[list[Any], list[Any]]:
     """Let these claims succeed, with these children, and claim the next ones, in one commit."""
     settled = [app._core.settlement(claim._held, claim._held.succeeded(None), then) for claim in claims]
-    asked = Wish(worker="exchanger", lease=60_000_000, leases={}, **wish)
-    lost, jobs = app._core.store.run(lambda _: work.exchange(settled, asked))
+    asked = ClaimRequest(worker="exchanger", lease=60_000_000, leases={}, **wish)
+    lost, jobs = app._core.store.run(lambda _: exchange_script(settled, asked))
     return [one.id for one in lost], jobs
 
 

@@ -18,7 +18,7 @@ from rig import Place, age, answers_within, exchange, renew, together, write_aft
 from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused
 from dibs.app.schedules import enqueue_due
 from dibs.engines.sql.engine import LOOKS
-from dibs.operations import work
+from dibs.operations.claim import ClaimRequest, take
 from dibs.operations.questions import Mark
 from dibs.operations.scripts import Script
 
@@ -79,8 +79,8 @@ def a_taker_of_a_line_never_waits(place: Place) -> str | None:
 def _take(app: Dibs, kind: str, *, limit: int) -> list[Job]:
     """As a worker does that heard of this line."""
     line = {"queues": ["default"], "kinds": [kind]}
-    wish = work.Wish(worker="taker", lease=60_000_000, leases={}, limit=limit, **line)
-    return app._core.store.run(lambda _: work.take(wish))
+    wish = ClaimRequest(worker="taker", lease=60_000_000, leases={}, limit=limit, **line)
+    return app._core.store.run(lambda _: take(wish))
 
 
 def each_who_goes_on_in_a_line_gets_jobs_of_its_own(place: Place) -> str | None:

@@ -56,7 +56,7 @@ from dibs.jobs.states import (
     settle,
     swept,
 )
-from dibs.operations import work
+from dibs.operations.settle import exchange
 
 # Between two operations, so that the millisecond of SQLite's clock orders jobs as memory's does.
 TICK = 0.01
@@ -212,7 +212,7 @@ class Agreement(RuleBasedStateMachine):
                 for held in {twins.id: twins.on(side)._held for twins in done}.values()
             ]
             wish = core._wish("pod-a", 60, limit=most, queues=queues)
-            lost, taken = side.run(lambda _: work.exchange(settlements, wish))
+            lost, taken = side.run(lambda _: exchange(settlements, wish))
             told.append(sorted(one.id for one in lost))
             return [SyncClaim(Holding(core, job, monotonic())) for job in taken]
 

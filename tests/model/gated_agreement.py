@@ -25,8 +25,9 @@ from dibs import NewJob
 from dibs.clock import to_micros
 from dibs.jobs.ids import new_pipeline_id
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.operations import upkeep, work
+from dibs.operations import upkeep
 from dibs.operations.scripts import Script, Step
+from dibs.operations.settle import exchange
 
 TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
@@ -191,7 +192,7 @@ class GatedAgreement(MovedAgreement):
                 )
                 for nth, held in enumerate(helds)
             ]
-            lost, _ = side.run(lambda _: work.exchange(settlements, core._wish("pod-a", 60, limit=0)))
+            lost, _ = side.run(lambda _: exchange(settlements, core._wish("pod-a", 60, limit=0)))
             return sorted(one.id for one in lost)
 
         self.both(deed)

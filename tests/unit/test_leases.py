@@ -74,14 +74,14 @@ def test_who_can_not_be_told_of_a_loss_costs_nobody_else_the_lease(
 def test_a_beat_that_fails_for_no_known_reason_is_tried_again_a_little_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    renew, tries = leases.work.renew, iter([MemoryError("no room")])
+    renew, tries = leases.renew, iter([MemoryError("no room")])
 
     def first_fails(*given: Any) -> Any:
         for error in tries:
             raise error
         return renew(*given)
 
-    monkeypatch.setattr(leases.work, "renew", first_fails)
+    monkeypatch.setattr(leases, "renew", first_fails)
 
     _hold_for_two_leases()
 

@@ -11,7 +11,7 @@ import pytest
 from working import drain, finished, nobody_looks, take_back, wait_until, working
 
 from dibs import BadRequest, Context, Dibs, LeaseLost, NewJob
-from dibs.operations import work
+from dibs.operations.settle import progress
 
 
 class Written:
@@ -19,13 +19,13 @@ class Written:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.notes: list[tuple[float, str | None]] = []
-        send = work.progress
+        send = progress
 
-        def progress(id: Any, token: int, fraction: float, message: str | None) -> Any:
+        def noted(id: Any, token: int, fraction: float, message: str | None) -> Any:
             self.notes.append((fraction, message))
             return send(id, token, fraction, message)
 
-        monkeypatch.setattr(work, "progress", progress)
+        monkeypatch.setattr("dibs.app.verbs.progress", noted)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.jobs.failures import describe, error_entry
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded
-from dibs.operations.work import Settled, Standing, lease_lost
+from dibs.operations.settle import Renewal, SettleRequest, lease_lost
 from dibs.settings import Duration, span
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Holding:
         self.stopping = False  # whoever runs it ends, and can't wait any longer
         self.settled = False
         self.is_settling = False  # its settlement is on the way: to find it gone is no loss
-        self._stands: Settled | None = None  # the settlement that can't be undone any more
+        self._stands: SettleRequest | None = None  # the settlement that can't be undone any more
         self.key: tuple[UUID, int] = job.id, job.token  # tells it from every other, also of this job
 
     def check(self) -> None:
@@ -83,17 +83,17 @@ class Holding:
             self.lost = True
             self.core.events.lost(self.job)
 
-    def stands(self, standing: Standing) -> None:
+    def stands(self, standing: Renewal) -> None:
         self.lease_until = standing.lease_until
         self.cancel_reason = standing.cancel_reason
 
-    def settled_by(self, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
+    def settled_by(self, outcome: Outcome, then: Sequence[NewJob] = ()) -> SettleRequest:
         one = self.core.settlement(self, outcome, then)
         if self._stands is not None:
             self._refuse_late_children(one, self._stands)
         return one
 
-    def _refuse_late_children(self, one: Settled, stands: Settled) -> None:
+    def _refuse_late_children(self, one: SettleRequest, stands: SettleRequest) -> None:
         """The same settlement again is a success; follow-up jobs that it had not would get lost by it."""
         if not set(one.child_ids) <= set(stands.child_ids):
             raise LeaseLost(
@@ -113,7 +113,7 @@ class Holding:
         finally:
             self.is_settling = is_open
 
-    def is_settled(self, one: Settled, *, committed: bool = True) -> None:
+    def is_settled(self, one: SettleRequest, *, committed: bool = True) -> None:
         if committed:  # else the caller may roll it back, and settle otherwise
             self._stands = one
         self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
@@ -122,7 +122,7 @@ class Holding:
         self.settled = True
         self.core.events.settled(self.job, settled_as, since=self.asked_at, delay=delay, errors=errors)
 
-    def fate(self, one: Settled) -> Fate:
+    def fate(self, one: SettleRequest) -> Fate:
         return Fate(one.settled_as, self.job.id, self.token, self.job)
 
     def fence(self, table: str, **rows: Any) -> Fence:
@@ -257,7 +257,7 @@ class Claim(_Facts):
     async def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
         await self._send(self._held.settled_by(outcome, then), within)
 
-    async def _send(self, one: Settled, within: Any = None) -> None:
+    async def _send(self, one: SettleRequest, within: Any = None) -> None:
         core = self._held.core
         with self._held.settling():
             if within is None:
@@ -338,7 +338,7 @@ class SyncClaim(_Facts):
     def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
         self._send(self._held.settled_by(outcome, then), within)
 
-    def _send(self, one: Settled, within: Any = None) -> None:
+    def _send(self, one: SettleRequest, within: Any = None) -> None:
         core = self._held.core
         with self._held.settling():
             core.store.run(core.settle(one), within)

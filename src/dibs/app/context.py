@@ -14,7 +14,7 @@ from dibs.jobs.job import Job, NewJob
 
 if TYPE_CHECKING:
     from dibs.app.claims import Claim, Holding
-    from dibs.operations.work import Standing
+    from dibs.operations.settle import Renewal
 
 
 class Context:
@@ -211,7 +211,7 @@ class Progress:
         finally:
             self._sending = False
 
-    def _heard(self, standing: "Standing") -> None:
+    def _heard(self, standing: "Renewal") -> None:
         self._held.core.keeper.stands(self._held, standing)
 
     def _last(self) -> Note | None:

@@ -15,7 +15,7 @@ from uuid import UUID
 from dibs.clock import SECOND, monotonic
 from dibs.errors import DibsError
 from dibs.events import log
-from dibs.operations import work
+from dibs.operations.settle import Renewal, renew
 
 if TYPE_CHECKING:
     from dibs.app.claims import Holding
@@ -116,7 +116,7 @@ class Keeper:
                 if kept is not None and self._newest.get(held.job.id) is kept:
                     del self._newest[held.job.id]
 
-    def stands(self, held: "Holding", standing: work.Standing) -> None:
+    def stands(self, held: "Holding", standing: Renewal) -> None:
         """What another statement heard of a claim; a cancel that was asked for is passed on."""
         self._mind_fork()
         with self._changed:
@@ -210,7 +210,7 @@ class Keeper:
         claims = [kept.held.key for kept in group]
         sent_at = monotonic()
         try:
-            standing = self._store.run(lambda _: work.renew(claims, lease))
+            standing = self._store.run(lambda _: renew(claims, lease))
         except Exception as error:  # whatever it is: no beat must ever be the last
             if not isinstance(error, DibsError):
                 log.exception("leases could not be renewed; they are tried again")
@@ -221,7 +221,7 @@ class Keeper:
             for kept in group:
                 self._note(kept, standing.get(kept.held.key), sent_at)
 
-    def _note(self, kept: Kept, standing: work.Standing | None, sent_at: float) -> None:
+    def _note(self, kept: Kept, standing: Renewal | None, sent_at: float) -> None:
         if self._kept.get(kept.held.key) is not kept:
             return
         if standing is None and kept.held.is_settling:

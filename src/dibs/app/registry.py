@@ -22,7 +22,7 @@ from dibs.jobs.options import (
     gate_columns,
     unique_columns,
 )
-from dibs.operations.work import NewRow
+from dibs.operations.enqueue import NewRow
 from dibs.settings import Settings, lease_micros, micros
 
 

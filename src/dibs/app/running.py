@@ -21,7 +21,7 @@ from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
 from dibs.events import log
 from dibs.jobs.job import Job
 from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
-from dibs.operations.work import Settled
+from dibs.operations.settle import SettleRequest
 from dibs.settings import Duration
 
 
@@ -159,7 +159,7 @@ def _settle_sync(claim: SyncClaim, outcome: Outcome, context: Context) -> None:
         claim._settle(not_committed(held, outcome))
 
 
-def settlement(held: Holding, outcome: Outcome, context: Context | None) -> Settled:
+def settlement(held: Holding, outcome: Outcome, context: Context | None) -> SettleRequest:
     """What the store is told; children that can't be stored make it a failed attempt."""
     held.check()
     children = () if context is None or not isinstance(outcome, Succeeded) else context.children
@@ -177,7 +177,7 @@ def not_committed(held: Holding, outcome: Outcome) -> Outcome:
     return held.raised(NOT_COMMITTED) if isinstance(outcome, Succeeded) else outcome
 
 
-def broken_off(held: Holding, error: Exception) -> Settled:
+def broken_off(held: Holding, error: Exception) -> SettleRequest:
     """What broke was not the handler, and yet the attempt must end: it has failed, if need be for good."""
     log.error("job %s could not be settled as it should be: its attempt failed", held.job.id, exc_info=error)
     try:

@@ -17,8 +17,8 @@ from dibs.errors import BadRequest
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.payload import check_name
 from dibs.jobs.schedules import Rule
+from dibs.operations.enqueue import distinct, new_job
 from dibs.operations.scripts import Script, Step
-from dibs.operations.work import distinct, new_job
 
 if TYPE_CHECKING:
     from dibs.app.verbs import Core

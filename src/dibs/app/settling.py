@@ -7,12 +7,12 @@ one per claim: whatever is asked for in one turn of the event loop is sent when 
 import asyncio
 from typing import TYPE_CHECKING
 
-from dibs.operations.work import Settled, lease_lost, settle_if_held
+from dibs.operations.settle import SettleRequest, lease_lost, settle_if_held
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store
 
-Waiting = list[tuple[Settled, "asyncio.Future[None]"]]
+Waiting = list[tuple[SettleRequest, "asyncio.Future[None]"]]
 
 
 class Settler:
@@ -23,7 +23,7 @@ class Settler:
         self._waiting: dict[asyncio.AbstractEventLoop, Waiting] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def settle(self, one: Settled) -> None:
+    async def settle(self, one: SettleRequest) -> None:
         """Settle if the claim still holds its job, else `LeaseLost`."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[None] = loop.create_future()

@@ -30,14 +30,16 @@ from dibs.jobs.ids import may_have_steps, parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import DEFAULT_LEASE, slot_name
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
-from dibs.operations import manage, pipelines, queries, upkeep, work
+from dibs.operations import manage, pipelines, queries, upkeep
+from dibs.operations.claim import ClaimRequest, claim
+from dibs.operations.enqueue import NewRow, enqueue
 from dibs.operations.pipelines import Pipeline, Plan
 from dibs.operations.queries import Queue, Train
 from dibs.operations.scripts import Rows, Script
+from dibs.operations.settle import Renewal, SettleRequest, lease_lost, progress, renew, settle_if_held
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Topic
 from dibs.operations.why import Why, explain
-from dibs.operations.work import NewRow, Settled, Standing, Wish
 from dibs.settings import Duration, Settings, lease_micros, span
 
 MOST_FOUND = 1000
@@ -85,7 +87,7 @@ class Core:
         fresh = False not in [new.take_fresh() for new in new_jobs]
         if not rows:
             return _nothing
-        return lambda tries: work.enqueue(
+        return lambda tries: enqueue(
             rows,
             fresh=fresh and tries.number == 0,
             ours={row[0] for row in rows} if fresh and tries.unsure else (),
@@ -128,16 +130,16 @@ class Core:
         wish = self._wish(worker, lease, id=parse_id(id))
         return lambda _: self._claimed(wish)
 
-    def _claimed(self, wish: Wish) -> Script[list[Holding]]:
+    def _claimed(self, wish: ClaimRequest) -> Script[list[Holding]]:
         asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
-        return self.holdings((yield from work.claim(wish)), asked_at)
+        return self.holdings((yield from claim(wish)), asked_at)
 
     def holdings(self, jobs: Sequence[Job], asked_at: float) -> list[Holding]:
         self.events.claimed(jobs)
         return [Holding(self, job, asked_at) for job in jobs]
 
-    def _wish(self, worker: str | None, lease: Duration | None, **what: Any) -> Wish:
-        return Wish(
+    def _wish(self, worker: str | None, lease: Duration | None, **what: Any) -> ClaimRequest:
+        return ClaimRequest(
             worker=worker_name() if worker is None else payload.check_name(worker, "worker"),
             lease=lease_micros(DEFAULT_LEASE if lease is None else lease),
             leases=self.registry.leases if lease is None else {},
@@ -146,7 +148,7 @@ class Core:
 
     # -- settle, renew, progress ----------------------------------------------------------------
 
-    def settlement(self, held: Holding, outcome: Outcome, then: Sequence[NewJob] = ()) -> Settled:
+    def settlement(self, held: Holding, outcome: Outcome, then: Sequence[NewJob] = ()) -> SettleRequest:
         job = held.job
         children = self._children(job, then) if then else ()
         retry = self.registry.options(job.kind).retry
@@ -166,7 +168,9 @@ class Core:
             job.train,
             job.slot,
         )
-        return Settled(values=values, children=children, steps_of=self._steps_of(job), unique=job.unique)
+        return SettleRequest(
+            values=values, children=children, steps_of=self._steps_of(job), unique=job.unique
+        )
 
     def _children(self, job: Job, then: Sequence[NewJob]) -> list[NewRow]:
         children = [self.registry.prepare(new, parent=job) for new in then]
@@ -178,16 +182,16 @@ class Core:
         """The pipeline in which others may wait for this job; chained jobs don't pay for such pipelines."""
         return job.pipeline_id if may_have_steps(job.pipeline_id) else None
 
-    def settle(self, one: Settled) -> Operation[None]:
+    def settle(self, one: SettleRequest) -> Operation[None]:
         return lambda _: _settle_one(one)
 
-    def renew(self, held: Holding, lease: Duration | None) -> Operation[Standing]:
+    def renew(self, held: Holding, lease: Duration | None) -> Operation[Renewal]:
         length = self.lease_of(held.job) if lease is None else lease_micros(lease)
         return lambda _: _renew_one(held, length)
 
-    def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Standing]:
+    def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Renewal]:
         checked = self.check_progress(fraction, message)
-        return lambda _: work.progress(held.job.id, held.token, float(fraction), checked)
+        return lambda _: progress(held.job.id, held.token, float(fraction), checked)
 
     def check_progress(self, fraction: float, message: str | None) -> str | None:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
@@ -414,13 +418,13 @@ def _died(job: Job, at: datetime) -> str:
     return errors_text(job.errors, death)
 
 
-def _settle_one(one: Settled) -> Script[None]:
-    if (yield from work.settle_if_held([one])):
-        raise work.lease_lost(one.id, one.token)
+def _settle_one(one: SettleRequest) -> Script[None]:
+    if (yield from settle_if_held([one])):
+        raise lease_lost(one.id, one.token)
 
 
-def _renew_one(held: Holding, lease: int) -> Script[Standing]:
-    standing = yield from work.renew([held.key], lease)
+def _renew_one(held: Holding, lease: int) -> Script[Renewal]:
+    standing = yield from renew([held.key], lease)
     if held.key not in standing:
-        raise work.lease_lost(held.job.id, held.token)
+        raise lease_lost(held.job.id, held.token)
     return standing[held.key]

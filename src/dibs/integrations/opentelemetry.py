@@ -30,7 +30,7 @@ from dibs.events import NAMES, Event
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob
 from dibs.jobs.options import DEFAULTS
 from dibs.jobs.states import Outcome, Raised, Retry, settle
-from dibs.operations.work import NewRow
+from dibs.operations.enqueue import NewRow
 
 __all__ = ["instrument", "running"]
 

@@ -11,10 +11,10 @@ from uuid import UUID
 from dibs.errors import NotFound, NotStale, Refused
 from dibs.jobs.job import Job
 from dibs.jobs.states import WAITING, WORKER_DIED, JobState
+from dibs.operations.enqueue import ENOUGH_RACES
 from dibs.operations.queries import get
 from dibs.operations.scripts import Rows, Script, Step
 from dibs.operations.upkeep import BATCH
-from dibs.operations.work import ENOUGH_RACES
 
 FIRST_ID = UUID(int=0)  # before all others
 

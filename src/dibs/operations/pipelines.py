@@ -13,9 +13,9 @@ from dibs.errors import BadRequest, NotFound, Refused
 from dibs.jobs.ids import may_have_steps, new_pipeline_id, parse_id
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob, job_from_row
 from dibs.jobs.states import FINISHED, JobState
+from dibs.operations.enqueue import NewRow, new_job
 from dibs.operations.manage import change_all
 from dibs.operations.scripts import Row, Rows, Script, Step
-from dibs.operations.work import NewRow, new_job
 
 PAGE = 1000
 ON_FAILED = ("cancel", "hold")

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 
+from dibs.app import signals
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable
 from dibs.jobs import payload
@@ -20,7 +21,6 @@ from dibs.outbox.notify import listen
 from dibs.outbox.outbox import Outbox
 from dibs.outbox.publishing import Batch
 from dibs.settings import Duration, lease_micros, span
-from dibs.worker import signals
 
 SHORTEST_REST, LONGEST_REST = 0.02, 2.0  # seconds between two looks at an empty outbox
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0  # seconds between two tries to reach a broker or the database

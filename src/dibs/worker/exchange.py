@@ -9,26 +9,26 @@ from dibs.clock import monotonic
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
 from dibs.jobs.options import DEFAULT_LEASE
-from dibs.operations import work
+from dibs.operations.claim import ClaimRequest, take
 from dibs.operations.questions import Mark
 from dibs.operations.scripts import Script
-from dibs.operations.work import Patience, Settled, Wish
+from dibs.operations.settle import Patience, SettleRequest, exchange, settle_if_held
 from dibs.settings import lease_micros
 
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)
 
-Done = tuple[Holding, Settled]
+Done = tuple[Holding, SettleRequest]
 Line = tuple[str, str]  # a queue and a kind
 
 
 class Trip(NamedTuple):
     """What came of one."""
 
-    lost: Sequence[Settled] = ()
+    lost: Sequence[SettleRequest] = ()
     """Settlements that were refused: the claim was no longer ours."""
     taken: Sequence[Holding] = ()
     """New claims."""
-    left: Sequence[Settled] = ()
+    left: Sequence[SettleRequest] = ()
     """Settlements that can't be made yet: an open transaction has their gate locked."""
 
 
@@ -42,7 +42,7 @@ class Trips:
 
     async def exchange(
         self,
-        settled: Sequence[Settled],
+        settled: Sequence[SettleRequest],
         places: int,
         *,
         line: Line | None = None,
@@ -52,34 +52,34 @@ class Trips:
         wish = self._wish(places, None if settled else line, marks)
         return await self._core.store.run_async(lambda _: self._exchange(settled, wish))
 
-    async def settle(self, settled: Sequence[Settled], patience: Patience) -> Trip:
+    async def settle(self, settled: Sequence[SettleRequest], patience: Patience) -> Trip:
         """Only settle, as long as no gate is locked for longer than this patience lasts."""
 
         def script(tries: Tries) -> Script[Trip]:
             if tries.number:  # a lock that was waited for long enough
                 return Trip(left=settled)
-            left: list[Settled] = []
-            lost = yield from work.settle_if_held(settled, left=left, patience=patience)
+            left: list[SettleRequest] = []
+            lost = yield from settle_if_held(settled, left=left, patience=patience)
             return Trip(lost=lost, left=left)
 
         return await self._core.store.run_async(script)
 
-    def _exchange(self, settled: Sequence[Settled], wish: Wish) -> Script[Trip]:
+    def _exchange(self, settled: Sequence[SettleRequest], wish: ClaimRequest) -> Script[Trip]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
-        lost: list[Settled] = []
+        lost: list[SettleRequest] = []
         jobs: list[Job] = []
-        left: list[Settled] | None = [] if self._core.store.traits.locks_gates else None
+        left: list[SettleRequest] | None = [] if self._core.store.traits.locks_gates else None
         if not wish.limit:
-            lost = yield from work.settle_if_held(settled, left=left)
+            lost = yield from settle_if_held(settled, left=left)
         elif not settled:
-            jobs = yield from work.take(wish)
+            jobs = yield from take(wish)
         else:
-            lost, jobs = yield from work.exchange(settled, wish, left=left)
+            lost, jobs = yield from exchange(settled, wish, left=left)
         return Trip(lost, self._core.holdings(jobs, asked_at), left or [])
 
-    def _wish(self, places: int, line: Line | None, marks: Sequence[Mark]) -> Wish:
+    def _wish(self, places: int, line: Line | None, marks: Sequence[Mark]) -> ClaimRequest:
         registry = self._core.registry
-        return Wish(
+        return ClaimRequest(
             worker=self._name,
             lease=USUAL_LEASE,
             leases=registry.leases,

@@ -20,8 +20,7 @@ from dibs.clock import monotonic
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
 from dibs.jobs.states import JobState
-from dibs.operations import work
-from dibs.operations.work import Patience, Settled, Standing
+from dibs.operations.settle import Patience, Renewal, SettleRequest, renew
 from dibs.worker.exchange import Done
 
 LEAST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two looks
@@ -107,7 +106,7 @@ class Parcel(Waiting):
 
 
 # Sends these settlements: in all "none" of them is waited for, or a "short" time. Answers what is left.
-Settle = Callable[[list[Done], Patience], Awaitable[Collection[Settled]]]
+Settle = Callable[[list[Done], Patience], Awaitable[Collection[SettleRequest]]]
 
 
 class Aside:
@@ -127,7 +126,7 @@ class Aside:
     def open(self) -> None:
         self._vigil.open()
 
-    def put(self, done: Sequence[Done], left: Collection[Settled]) -> list[Done]:
+    def put(self, done: Sequence[Done], left: Collection[SettleRequest]) -> list[Done]:
         """Keep what is left of a turn; answer the rest of it."""
         if not left:
             return list(done)
@@ -201,12 +200,12 @@ class Completion(Waiting):
     """What is to be settled if its transaction comes to nothing."""
 
     held: Holding
-    one: Settled
+    one: SettleRequest
     lease: int
     until: datetime | None = None
     """When its lease ended at the last look; the holder may not have heard of its last beat."""
 
-    def is_free(self, standing: Standing) -> bool:
+    def is_free(self, standing: Renewal) -> bool:
         """Its lease could be pushed: nobody has its row locked any more."""
         before, self.until = self.until, standing.lease_until
         return before is not None and before < standing.lease_until
@@ -240,7 +239,7 @@ class Commits:
     def open(self) -> None:
         self._vigil.open()
 
-    async def mind(self, held: Holding, one: Settled) -> None:
+    async def mind(self, held: Holding, one: SettleRequest) -> None:
         """See that this is settled, unless the job has succeeded; who calls need not wait for it."""
         completion = Completion(held, one, self._core.lease_of(held.job))
         with suppress(StoreUnavailable, asyncio.CancelledError):  # then it is not known, and looked at again
@@ -272,11 +271,11 @@ class Commits:
 
     async def _look_at(self, group: list[Completion], lease: int) -> None:
         claims, sent_at = [completion.held.key for completion in group], monotonic()
-        standing = await self._core.store.run_async(lambda _: work.renew(claims, lease))
+        standing = await self._core.store.run_async(lambda _: renew(claims, lease))
         for completion in group:
             await self._note(completion, standing.get(completion.held.key), sent_at)
 
-    async def _note(self, completion: Completion, standing: Standing | None, sent_at: float) -> None:
+    async def _note(self, completion: Completion, standing: Renewal | None, sent_at: float) -> None:
         if standing is not None and not completion.is_free(standing):
             _mention_open(completion)
         elif standing is not None or await self._is_over(completion):
@@ -284,7 +283,7 @@ class Commits:
             if is_ours and standing is not None:
                 self._settle(completion, standing, sent_at)
 
-    def _settle(self, completion: Completion, standing: Standing, sent_at: float) -> None:
+    def _settle(self, completion: Completion, standing: Renewal, sent_at: float) -> None:
         """As every other from now on; somebody may have its gate locked, so its lease is kept again."""
         held = completion.held
         held.stands(standing)

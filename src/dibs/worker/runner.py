@@ -20,7 +20,7 @@ from dibs.app.dibs import Dibs
 from dibs.app.running import broken_off, not_committed, perform, settlement, surrounded
 from dibs.errors import LeaseLost
 from dibs.jobs.states import Released
-from dibs.operations.work import Settled
+from dibs.operations.settle import SettleRequest
 from dibs.worker.isolation.pool import Processes, is_isolated
 
 
@@ -91,7 +91,7 @@ class Attempts:
     """What the lifespan of the app made for them."""
 
     def __init__(
-        self, app: Dibs, concurrency: int, mind_commit: Callable[[Holding, Settled], Awaitable[None]]
+        self, app: Dibs, concurrency: int, mind_commit: Callable[[Holding, SettleRequest], Awaitable[None]]
     ) -> None:
         self._core = app._core
         self._concurrency = concurrency
@@ -111,7 +111,7 @@ class Attempts:
         """A handler in a process of its own is not cancelled with its lane."""
         self._processes.stop_if_lost(held)
 
-    async def run(self, held: Holding) -> Settled | None:
+    async def run(self, held: Holding) -> SettleRequest | None:
         """What came of it, or None when there is nothing to settle any more."""
         task = self._core.registry.tasks[held.job.kind]
         context, elsewhere = None, None

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from dibs.app import signals
 from dibs.app.callbacks import Fate, Teller
 from dibs.app.claims import Holding
 from dibs.app.dibs import Dibs
@@ -29,9 +30,8 @@ from dibs.jobs.payload import check_names, check_whole
 from dibs.jobs.states import Released
 from dibs.operations import upkeep
 from dibs.operations.questions import STOP_HINT, split_hint
-from dibs.operations.work import Patience, Settled
+from dibs.operations.settle import Patience, SettleRequest
 from dibs.settings import Duration, span
-from dibs.worker import signals
 from dibs.worker.exchange import USUAL_LEASE, Done, Line, Marks, Trips
 from dibs.worker.health import Health, Pulse
 from dibs.worker.isolation.importing import refuse_while_loading
@@ -263,7 +263,7 @@ class Worker:
             await self._core.store.leave_loop()
             self._hungry = True
 
-    async def _settle_aside(self, done: list[Done], patience: Patience) -> Sequence[Settled]:
+    async def _settle_aside(self, done: list[Done], patience: Patience) -> Sequence[SettleRequest]:
         """What a turn had to leave: settle it without one, or answer what is left again."""
         lost, _, left = await self._trips.settle([one for _, one in done], patience)
         late = {one.id for one in left}
@@ -279,7 +279,7 @@ class Worker:
         self._hungry = True
         self._changed.set()
 
-    def _told(self, done: Sequence[Done], lost: Sequence[Settled]) -> None:
+    def _told(self, done: Sequence[Done], lost: Sequence[SettleRequest]) -> None:
         self._core.keeper.drop(*(held for held, _ in done))
         self.settled += len(done) - len(lost)
         for held, one in done:

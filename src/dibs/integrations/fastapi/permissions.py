@@ -11,7 +11,7 @@ from fastapi.params import Depends as Dependency
 from dibs.errors import BadRequest
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job
 from dibs.jobs.options import slot_name
-from dibs.operations.work import NewRow
+from dibs.operations.enqueue import NewRow
 
 Permission = Dependency | Callable[..., Any]
 

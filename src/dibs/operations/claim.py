@@ -1,0 +1,86 @@
+"""Lease jobs: what a claim asks for, and the check that a store never leases more."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from dibs.jobs.job import Job, job_from_row
+from dibs.operations.questions import Mark
+from dibs.operations.scripts import Row, Rows, Script, Step
+from dibs.operations.upkeep import sweep
+
+ENOUGH_LOOKS = 20  # a claim that others crowd out looks this often before it comes back empty-handed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """What a claimer asks for. `None` stands for all queues, any kind."""
+
+    worker: str
+    lease: int
+    leases: Mapping[str, int]
+    limit: int = 1
+    queues: Sequence[str] | None = None
+    kinds: Sequence[str] | None = None
+    id: UUID | None = None
+    marks: Sequence[Mark] = ()
+
+    def params(self, *, look: bool) -> dict[str, Any]:
+        return {
+            "worker": self.worker,
+            "lease": self.lease,
+            "leases": self.leases,
+            "limit": self.limit,
+            "queues": self.queues,
+            "kinds": self.kinds,
+            "job": self.id,
+            "look": look,
+        }
+
+
+def claim(request: ClaimRequest) -> Script[list[Job]]:
+    """Lease up to `request.limit` jobs. Nobody else can settle them while the lease is kept."""
+    rows = yield from _claim(request, look=True)
+    taken = claimed_rows(rows)
+    if rows[0]["overdue"]:
+        # A program that only ever claims by hand runs no worker, so the claim itself moves due jobs
+        # and takes back expired leases; if it came back short it then looks once more.
+        yield from sweep()
+        if len(taken) < request.limit:
+            rest = yield from _claim(_less(request, len(taken)), look=False)
+            taken = [*taken, *claimed_rows(rest)]
+    return checked_jobs(request, taken)
+
+
+def _claim(request: ClaimRequest, *, look: bool) -> Script[Rows]:
+    params = request.params(look=look)
+    for _ in range(ENOUGH_LOOKS):
+        rows = yield Step("claim" if request.id is None else "claim_job", params)
+        if rows[0]["limited"]:
+            rows = yield Step("claim_within_limits", params)
+        if rows[0]["id"] is not None or not rows[0]["crowded"]:
+            break
+    return rows
+
+
+def _less(request: ClaimRequest, taken: int) -> ClaimRequest:
+    return ClaimRequest(
+        **{name: getattr(request, name) for name in ClaimRequest.__slots__} | {"limit": request.limit - taken}
+    )
+
+
+def claimed_rows(rows: Rows) -> list[Row]:
+    return [row for row in rows if row["id"] is not None]
+
+
+def checked_jobs(request: ClaimRequest, rows: Sequence[Row]) -> list[Job]:
+    # PostgreSQL once answered 50 rows for LIMIT 3; should a statement ever do so again, say it.
+    if len(rows) > request.limit:
+        raise AssertionError(f"the store leased {len(rows)} jobs where {request.limit} were asked for")
+    return [job_from_row(row) for row in rows]
+
+
+def take(request: ClaimRequest) -> Script[list[Job]]:
+    """What a worker claims: the same, but upkeep is its own business."""
+    return checked_jobs(request, claimed_rows((yield from _claim(request, look=False))))

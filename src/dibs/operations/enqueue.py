@@ -1,0 +1,146 @@
+"""Store new jobs: all of one call or none.
+
+A job whose id or unique key is in the store already is not stored again; the job that has it is returned.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from msgspec import structs
+
+from dibs.jobs.job import NEW_JOB_COLUMNS, STATES, Job, job_from_row
+from dibs.jobs.payload import decode
+from dibs.operations.queries import current_ids
+from dibs.operations.scripts import Row, Rows, Script, Step
+
+ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a bug, not at luck
+
+# A checked job as the store will get it, in the order of `NEW_JOB_COLUMNS`.
+NewRow = tuple[Any, ...]
+
+_ID, _UNIQUE, _REPLACES = (NEW_JOB_COLUMNS.index(name) for name in ("id", "unique_key", "replaces"))
+_REPLACED = [NEW_JOB_COLUMNS.index(name) for name in ("args", "run_at", "delay", "replaces")]
+
+
+def enqueue(
+    rows: Sequence[NewRow], *, fresh: bool, ours: Collection[UUID] = (), races: int = ENOUGH_RACES
+) -> Script[list[Job]]:
+    """Store all of these or none.
+
+    `fresh` says that nobody can have stored these ids before; `ours` are ids that an earlier try of this
+    very call may have stored, before its reply was lost: finding those is finding its own work.
+    """
+    known = {} if fresh else (yield from _rows_by_id([row[_ID] for row in rows]))
+    batch, twins = distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
+    answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
+    holders = {answer["holder"] for answer in answers if not answer["is_new"]}
+    known |= yield from _rows_by_id(holders)
+    current = yield from current_ids(known.values())
+    if not holders <= known.keys():
+        return (yield from _enqueue_again(rows, ours, batch, answers, races))
+    stored = {
+        row[_ID]: _stored_job(row, answer, known, current, ours)
+        for row, answer in zip(batch, answers, strict=True)
+    }
+    if len(stored) == len(rows):
+        return list(stored.values())
+    stored |= {
+        id: job_from_row(row, is_new=id in ours, is_current=id in current)
+        for id, row in known.items()
+        if id not in stored
+    }
+    return _with_twins(rows, stored, twins)
+
+
+def _enqueue_again(
+    rows: Sequence[NewRow], ours: Collection[UUID], batch: Sequence[NewRow], answers: Rows, races: int
+) -> Script[list[Job]]:
+    """Who had a key was deleted since: try again, and know what this call has stored already."""
+    if races <= 0:
+        raise AssertionError(f"enqueue kept losing races for {[row[_ID] for row in rows]}")
+    new = {row[_ID] for row, answer in zip(batch, answers, strict=True) if answer["is_new"]}
+    return (yield from enqueue(rows, fresh=False, ours={*ours, *new}, races=races - 1))
+
+
+def _stored_job(
+    row: NewRow, answer: Row, known: Mapping[UUID, Row], current: Collection[UUID], ours: Collection[UUID]
+) -> Job:
+    if answer["is_new"]:
+        return new_job(row, answer)
+    holder = answer["holder"]
+    is_new = holder == row[_ID] and holder in ours
+    return job_from_row(known[holder], is_new=is_new, is_current=holder in current)
+
+
+def distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
+    """The rows without those that share an id or a unique key with an earlier one of the same call.
+
+    One that replaces what waits with its key does so here.
+    """
+    if fresh and not any(row[_UNIQUE] for row in rows):
+        return rows, {}
+    first_of: dict[Any, UUID] = {}
+    batch: dict[UUID, NewRow] = {}
+    twins: dict[UUID, UUID] = {}
+    for row in rows:
+        id, key = row[_ID], row[_ID] if row[_UNIQUE] is None else row[_UNIQUE]
+        if key in first_of or id in first_of:
+            first = twins[id] = first_of.get(id) or first_of[key]
+            if row[_REPLACES]:
+                batch[first] = _replaced(batch[first], row)
+        else:
+            first_of[key] = first_of[id] = id
+            batch[id] = row
+    return list(batch.values()), twins
+
+
+def _replaced(first: NewRow, row: NewRow) -> NewRow:
+    """The first with the arguments and the time of this one; who had the key before gets them, too."""
+    return tuple(row[at] if at in _REPLACED else value for at, value in enumerate(first))
+
+
+def _with_twins(rows: Sequence[NewRow], stored: Mapping[UUID, Job], twins: Mapping[UUID, UUID]) -> list[Job]:
+    """One job per row again: a twin is answered with the job that was stored for the first of them."""
+    seen: set[UUID] = set()
+    return [_once(stored[twins.get(row[_ID], row[_ID])], row[_ID], seen) for row in rows]
+
+
+def _once(job: Job, asked: UUID, seen: set[UUID]) -> Job:
+    """Only the first answer for a stored job may call it new."""
+    first = job.id not in seen
+    seen.add(job.id)
+    return job if first and job.id == asked else structs.replace(job, is_new=False)
+
+
+def _rows_by_id(ids: Collection[UUID]) -> Script[dict[UUID, Row]]:
+    if not ids:
+        return {}
+    found = yield Step("get", {"ids": list(ids)})
+    return {row["id"]: row for row in found}
+
+
+def new_job(values: tuple[Any, ...], answer: Row) -> Job:
+    """The Job of what was just written: nothing is read back but its state and the store's times."""
+    (id, kind, queue, args, priority, _, _, max_attempts, unique, _, _, pipeline, parent, *rest) = values
+    tags, meta, train, slot, *_ = rest
+    return Job(
+        id=id,
+        kind=kind,
+        queue=queue,
+        args=decode(args),
+        priority=priority,
+        state=STATES[answer["state"]],
+        attempts=0,
+        max_attempts=max_attempts,
+        run_at=answer["run_at"],
+        enqueued_at=answer["enqueued_at"],
+        train=train,
+        slot=slot,
+        unique=unique,
+        pipeline_id=pipeline,
+        parent_id=parent,
+        tags=[] if tags == "[]" else decode(tags),
+        meta={} if meta == "{}" else decode(meta),
+        is_new=True,
+    )
