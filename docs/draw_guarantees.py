@@ -2,12 +2,12 @@
 
 `--check` changes nothing, and fails if there is something to write.
 
-What a store can't promise is read from its `Traits`. Where a guarantee holds is read from the tests that its
-section names: on which stores pytest would run them. A store that has what a guarantee needs, and no test of
-it, is an error, and so is a name that no test has. The text between the tables is written by hand. After a
-heading, `<!-- needs durable -->` names the traits without which the guarantee does not hold, `<!-- but
-may_rewind -->` those with which it holds less, `<!-- untested on memory -->` the stores on which it is not
-promised.
+The `Traits` of a store say what it can't promise. The tests that a section names say where its guarantee
+holds: on the stores on which pytest would run them. A store that has the needed traits and no test of the
+guarantee is an error, and so is the name of a test that does not exist. The text between the tables is
+written by hand. After a heading, `<!-- needs durable -->` names the traits without which the guarantee does
+not hold, `<!-- but may_rewind -->` the traits with which it is weaker, `<!-- untested on memory -->` the
+stores on which it is not promised.
 """
 
 import ast
@@ -61,7 +61,7 @@ Where = Mapping[str, frozenset[str]]  # test -> stores that it runs on
 
 
 def where_tests_run(items: Iterable[Any]) -> dict[str, frozenset[str]]:
-    """The stores of each test among pytest's items: by its parameters, its fixtures or its name."""
+    """Return the stores of each test among pytest's items: by its parameters, its fixtures or its name."""
     found: dict[str, set[str]] = {}
     for item in items:
         found.setdefault(item.originalname, set()).update(_stores_of(item))
@@ -84,22 +84,22 @@ def _stores_of(item: Any) -> Iterator[str]:
 
 
 def collect() -> dict[str, frozenset[str]]:
-    """Have pytest look for all tests, and run none."""
+    """Let pytest collect all tests, and run none."""
     import pytest
 
-    class Looking:
+    class Collector:
         items: Sequence[Any] = ()
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
             self.items = list(items)
 
-    looking, heard = Looking(), io.StringIO()
-    with contextlib.redirect_stdout(heard):
-        code = pytest.main(["--collect-only", "-qq", str(ROOT / "tests")], plugins=[looking])
+    collector, printed = Collector(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = pytest.main(["--collect-only", "-qq", str(ROOT / "tests")], plugins=[collector])
     if code != 0:
-        raise SystemExit(f"pytest can't collect the tests:\n{heard.getvalue()}")
-    return where_tests_run(looking.items)
+        raise SystemExit(f"pytest can't collect the tests:\n{printed.getvalue()}")
+    return where_tests_run(collector.items)
 
 
 # -- The page -----------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Guarantee:
     untested: frozenset[str]
 
     def cell(self, store: str, where: Where) -> str:
-        """Whether it holds there."""
+        """Return whether the guarantee holds on this store."""
         traits = STORES[store][1]
         if lacking := [trait for trait in sorted(self.needs) if not getattr(traits, trait)]:
             return f"no: not `{lacking[0]}`"
@@ -135,7 +135,7 @@ class Guarantee:
 
 
 def guarantees(text: str) -> list[Guarantee]:
-    """The sections that name tests."""
+    """Return the sections that name tests."""
     return [
         _guarantee(title, notes, tuple(dict.fromkeys(tests)))
         for title, notes, body in _SECTION.findall(_TABLE.sub("", text))
@@ -152,7 +152,7 @@ def _guarantee(title: str, notes: str, tests: tuple[str, ...]) -> Guarantee:
 
 
 def page(text: str, where: Where) -> str:
-    """The page with its tables as they should be."""
+    """Return the page with its tables drawn anew."""
     found = guarantees(text)
     if missing := {test for one in found for test in one.tests} - where.keys():
         raise SystemExit(f"there is no test {', '.join(sorted(missing))}")
@@ -182,9 +182,9 @@ def _tests(found: Sequence[Guarantee], where: Where) -> Iterator[list[str]]:
 
 def _traits() -> Iterator[list[str]]:
     yield ["trait", "what it says", *(name for name, _ in STORES.values())]
-    for name, told in _told().items():
+    for name, text in _docstrings().items():
         values = [getattr(traits, name) for _, traits in STORES.values()]
-        yield [f"`{name}`", told, *map(_value, values)]
+        yield [f"`{name}`", text, *map(_value, values)]
 
 
 def _value(value: object) -> str:
@@ -199,8 +199,8 @@ def _value(value: object) -> str:
             return f"{value:,}"
 
 
-def _told() -> dict[str, str]:
-    """The words that stand below each trait in contract.py."""
+def _docstrings() -> dict[str, str]:
+    """Return the docstring of each trait in questions.py."""
     tree = ast.parse(Path(questions.__file__).read_text())
     [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Traits"]
     return {

@@ -4,13 +4,13 @@ from dibs.jobs.states import TRANSITIONS, JobState
 
 
 def drawing() -> str:
-    """The diagram of docs/states.md, in mermaid."""
+    """Return the diagram of docs/states.md, in mermaid."""
     starts = [f"    [*] --> {state}" for state in (JobState.ready, JobState.scheduled, JobState.blocked)]
     ends = [f"    {state} --> [*]" for state in JobState if not TRANSITIONS[state]]
-    return "\n".join(["```mermaid", "stateDiagram-v2", *starts, *_moves(), *ends, "```"])
+    return "\n".join(["```mermaid", "stateDiagram-v2", *starts, *_transitions(), *ends, "```"])
 
 
-def _moves() -> list[str]:
+def _transitions() -> list[str]:
     return [f"    {old} --> {new}" for old in JobState for new in JobState if new in TRANSITIONS[old]]
 
 

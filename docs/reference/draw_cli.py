@@ -26,7 +26,7 @@ arrays, ids as strings, times as ISO 8601 in UTC. Remarks and questions go to st
 
 
 def page() -> str:
-    """All of docs/reference/cli.md."""
+    """Return the whole text of docs/reference/cli.md."""
     parts = [
         OPENING,
         *(_section(path, command) for path, command in _commands("dibs", typer.main.get_command(app))),
@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Every command that does something of its own, with the words that call it."""
+    """Yield every command that does something by itself, with the words that call it."""
     for name, child in getattr(command, "commands", {}).items():
         if not hasattr(child, "commands") or child.invoke_without_command:
             yield f"{path} {name}", child
