@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-import servers
-from collected import all_tests
 from dibs import Dibs
-from emptying import emptied_mariadb, emptied_postgresql
-from faces import Face, Make, open_face
-from leaks import check_leaks
-from servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
+from tests.support import servers
+from tests.support.collected import all_tests
+from tests.support.empty_stores import emptied_mariadb, emptied_postgresql
+from tests.support.faces import Face, Make, open_face
+from tests.support.leaks import check_leaks
+from tests.support.servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
 
 ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "redis", "redis-cluster"]
 

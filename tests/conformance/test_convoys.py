@@ -12,7 +12,7 @@ from dibs import Job, NewJob, operations
 from dibs.clock import SECOND
 from dibs.operations import Settled, Wish
 from dibs.states import Succeeded
-from faces import Face
+from tests.support.faces import Face
 
 LEASE = 60 * SECOND
 WISH: dict[str, Any] = {"worker": "busy", "lease": LEASE, "leases": {}}

@@ -12,7 +12,7 @@ from msgspec import structs
 from dibs import NewJob
 from dibs.schedules import enqueue_due, last_ticks
 from dibs.scripts import Script, Step
-from faces import Face, needs
+from tests.support.faces import Face, needs
 
 START = datetime(2026, 5, 1, 10, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ from uuid import UUID
 from dibs import NewJob, operations
 from dibs.operations import Wish
 from dibs.states import Raised, Released, Succeeded
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}
 

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
-import test_within
-from test_within import Yours, every_connection
 
 from dibs import BadRequest, Context, Dibs, LeaseLost, UnsupportedConnection
-from faces import Face, Make
-from servers import mysql_connection
+from tests.conformance import test_within
+from tests.conformance.test_within import Yours, every_connection
+from tests.support.faces import Face, Make
+from tests.support.servers import mysql_connection
 
 TABLE = (
     "create table if not exists report "

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from dibs import JobState, NewJob, upkeep
-from faces import Face
-from servers import mysql_connection
+from tests.support.faces import Face
+from tests.support.servers import mysql_connection
 
 DeleteByHand = Callable[[UUID], None]
 

@@ -17,8 +17,8 @@ from dibs import BadRequest, Dibs, Job, NewJob, Refused
 from dibs.jobs import read_stored
 from dibs.moving import KeyTaken, Moved, give_back_sync, look, look_sync, move, move_sync
 from dibs.scripts import Step
-from faces import Face, Make
-from movers import (
+from tests.support.faces import Face, Make
+from tests.support.moves import (
     ELSEWHERE,
     ids,
     left_behind,

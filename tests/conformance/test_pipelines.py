@@ -13,8 +13,8 @@ from dibs.clock import SECOND
 from dibs.ids import new_id
 from dibs.moving import give_back_sync, move_sync
 from dibs.operations import Wish, exchange
-from faces import Face, Make
-from movers import ELSEWHERE, put
+from tests.support.faces import Face, Make
+from tests.support.moves import ELSEWHERE, put
 
 
 class Drawn:

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dibs import BadRequest, LeaseLost, operations
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_renewing_pushes_the_lease(app: Face, make: Make) -> None:

@@ -27,7 +27,7 @@ from dibs import (
     upkeep,
 )
 from dibs.ids import new_id
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
 
 
 @dataclasses.dataclass

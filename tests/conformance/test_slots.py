@@ -11,8 +11,8 @@ from dibs import BadRequest, Job, LeaseLost, NewJob, upkeep
 from dibs.clock import SECOND
 from dibs.operations import Wish, exchange
 from dibs.states import LOOKED_AT, Released
-from faces import Face, Make
-from movers import put as ask
+from tests.support.faces import Face, Make
+from tests.support.moves import put as ask
 
 
 def put(app: Face, slot: Any = "s", kind: str = "work", **options: Any) -> Job:

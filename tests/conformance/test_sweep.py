@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dibs import NewJob, Swept, upkeep
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_a_sweep_of_nothing_moves_nothing(app: Face, make: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 from dibs import Job, NewJob, operations
 from dibs.clock import SECOND
 from dibs.operations import Wish
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def _take(

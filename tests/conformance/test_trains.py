@@ -13,7 +13,7 @@ import pytest
 
 from dibs import BadRequest, Job, NewJob, NotFound, Refused, acts
 from dibs.ids import new_id
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 class Colour(Enum):

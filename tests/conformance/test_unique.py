@@ -10,7 +10,7 @@ import pytest
 from dibs import BadRequest, NewJob, Refused
 from dibs.clock import SECOND
 from dibs.operations import Wish, exchange
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 @pytest.mark.parametrize("delay", [0, 3600])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dibs import LeaseLost, upkeep
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
 
 LEASE = 3.0  # seconds: renewed after one, and patient with a busy machine
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Driven, Place, Places, age, face_of, together
 
-import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable
 from dibs.contract import QUESTIONS
 from dibs.engines.mysql import pools as mysql_pools
@@ -24,8 +22,10 @@ from dibs.engines.redis import nodes as redis_nodes
 from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
 from dibs.engines.trouble import TryAgain
-from proxy import FaultProxy
-from servers import MariaDB, PostgreSQL, Redis
+from tests.support import proxy as proxies
+from tests.support.fault_stores import Driven, Place, Places, age, face_of, together
+from tests.support.proxy import FaultProxy
+from tests.support.servers import MariaDB, PostgreSQL, Redis
 
 ROUNDS = 12
 COPY_DONE = b"c\x00\x00\x00\x04"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dibs import Dibs, NewJob, NotPermitted, StoreRefused, StoreUnavailable, Worker
 from dibs.cli import app as cli
 from dibs.outbox import Message, Outbox, Relay
-from servers import MariaDB, PostgreSQL, Redis, mysql_connection
+from tests.support.servers import MariaDB, PostgreSQL, Redis, mysql_connection
 
 Places = Callable[[str], str]
 

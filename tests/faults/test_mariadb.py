@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
-from rig import MysqlHands, Place, answers_within, blocks, wait_until
 
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app import SyncDibs
@@ -24,11 +21,9 @@ from dibs.engines.mysql.pools import SESSION
 from dibs.engines.mysql.trouble import error_number, judge
 from dibs.engines.sql import placeholders
 from dibs.engines.trouble import TryAgain
-from servers import MariaDB
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
-
-from crowd import Crowd
+from tests.model.crowd import Crowd
+from tests.support.fault_stores import MysqlHands, Place, answers_within, blocks, wait_until
+from tests.support.servers import MariaDB
 
 
 @pytest.fixture

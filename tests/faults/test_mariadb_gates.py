@@ -12,14 +12,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from rig import Place, Places, age, answers_within, blocks, convoy_of, mutate, together
 
 from dibs import Dibs, DibsError, Job, NewJob, operations
 from dibs.engines import trouble
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.schemas import schema_files, schema_version, statements
 from dibs.engines.sql import Plan, placeholders
-from servers import MariaDB, mysql_connection
+from tests.support.fault_stores import Place, Places, age, answers_within, blocks, convoy_of, mutate, together
+from tests.support.servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long
 

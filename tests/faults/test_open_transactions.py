@@ -14,10 +14,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 from msgspec import structs
-from rig import Place, Places, answers_within, convoy_of, together
 
 from dibs import Job, LeaseLost, NewJob, Worker, operations
-from servers import mysql_connection
+from tests.support.fault_stores import Place, Places, answers_within, convoy_of, together
+from tests.support.servers import mysql_connection
 
 LEVELS = ["read committed", "repeatable read"]
 OLD = ["repeatable read", "serializable"]

@@ -10,15 +10,15 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import scenes
-from rig import Place, Places, blocks
 
 from dibs import Dibs, NewJob
 from dibs.acts import FIRST_ID
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql import Query, placeholders
 from dibs.scripts import Step
-from servers import PostgreSQL
+from tests.support import fault_cases
+from tests.support.fault_stores import Place, Places, blocks
+from tests.support.servers import PostgreSQL
 
 AROUND = 100_000
 READY, RUNNING = 20, 200
@@ -71,13 +71,13 @@ def surrounded(postgresql: PostgreSQL, template: str) -> str:
 
 
 def _surround(place: Place, around: int = AROUND) -> None:
-    scenes.crowd(place, around, state="scheduled")
-    scenes.crowd(place, around, state="succeeded", table="dibs_finished")
-    scenes.crowd(place, FEW, state="failed", table="dibs_finished")
-    scenes.crowd(place, FEW, state="cancelled", table="dibs_finished")
-    scenes.crowd(place, RUNNING, state="running")
-    scenes.crowd(place, READY, state="ready", kind="work")
-    scenes.crowd(place, READY, state="ready", kind="work", queue="other")
+    fault_cases.crowd(place, around, state="scheduled")
+    fault_cases.crowd(place, around, state="succeeded", table="dibs_finished")
+    fault_cases.crowd(place, FEW, state="failed", table="dibs_finished")
+    fault_cases.crowd(place, FEW, state="cancelled", table="dibs_finished")
+    fault_cases.crowd(place, RUNNING, state="running")
+    fault_cases.crowd(place, READY, state="ready", kind="work")
+    fault_cases.crowd(place, READY, state="ready", kind="work", queue="other")
 
 
 def _surround_gates(place: Place, around: int = AROUND) -> None:
@@ -214,7 +214,7 @@ def test_a_plan_that_was_made_for_few_jobs_serves_many(postgres: Place) -> None:
         postgres.sql(f"alter table {table} set (autovacuum_enabled = off)")
     hot = {name: HOT[name] for name in ("claim by walking", "claim by id", "settle", "renew", "sweep")}
     hot |= {name: AT_GATES[name] for name in ("lock who is ready", "open a train", "open slots")}
-    scenes.crowd(postgres, 10, state="ready", kind="work")
+    fault_cases.crowd(postgres, 10, state="ready", kind="work")
     _surround_gates(postgres, 20)
     connection = postgres._raw
     assert connection is not None
@@ -570,7 +570,7 @@ def crowded_mariadb(request: pytest.FixtureRequest, places: Places) -> Place:
         place.sql(f"alter table {table} stats_persistent = 1, stats_auto_recalc = 0")
     place.sql("analyze table dibs_jobs, dibs_finished")
     _surround(place, MARIADB_AROUND)
-    scenes.crowd(place, 1000, state="ready", kind="ahead")
+    fault_cases.crowd(place, 1000, state="ready", kind="ahead")
     if request.param == "analyzed":
         place.sql("analyze table dibs_jobs, dibs_finished")
     return place

@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from rig import Place, face_of, wait_until
 
 from dibs import BadRequest, Dibs, NewJob
 from dibs.engines.postgresql.poolers import Manners
-from servers import PgBouncer, PostgreSQL
+from tests.support.fault_stores import Place, face_of, wait_until
+from tests.support.servers import PgBouncer, PostgreSQL
 
 # Some leave PgBouncer as it comes, others let it swallow what it does not know.
 TOLERANT = {"ignore_startup_parameters": "extra_float_digits,options,jit,default_transaction_isolation"}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Place, age, convoy_of, exchange, together
 
 from dibs import Dibs, Job, NewJob, operations
-from redis_places import astray, break_script, misplaced
+from tests.support.fault_stores import Place, age, convoy_of, exchange, together
+from tests.support.redis_checks import astray, break_script, misplaced
 
 
 @pytest.fixture

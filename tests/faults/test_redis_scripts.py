@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Place, age, convoy_of, exchange, followers_of
 
 from dibs import Dibs, NewJob, operations, upkeep
 from dibs.contract import GATE_QUESTIONS, QUESTIONS
 from dibs.engines.redis.scripts import lua_script
 from dibs.operations import Wish
 from dibs.scripts import Step
-from movers import ELSEWHERE, ask
-from redis_places import astray, break_script, call_once, everything, misplaced
+from tests.support.fault_stores import Place, age, convoy_of, exchange, followers_of
+from tests.support.moves import ELSEWHERE, ask
+from tests.support.redis_checks import astray, break_script, call_once, everything, misplaced
 
 ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
 READS = {

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 import redis
-from rig import Place, age
 
 from dibs import Dibs, JobState, NewJob, upkeep
 from dibs.engines.redis import steps
-from redis_places import STORE, astray, break_script, call_once, misplaced
+from tests.support.fault_stores import Place, age
+from tests.support.redis_checks import STORE, astray, break_script, call_once, misplaced
 
 SCRIPTS = ("settle", "cancel", "retry", "delete", "go_on", "sweep", "enqueue_pipeline")
 

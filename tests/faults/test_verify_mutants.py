@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rig import mutate
-from test_mutants import FENCE, HELD
 
 from dibs import Dibs
 from dibs.cli import verify_late
 from dibs.cli.verify_history import Verdict, Writer, judge, read_lines
 from dibs.cli.verify_late import come_late
+from tests.faults.test_mutants import FENCE, HELD
+from tests.support.fault_stores import mutate
 
 MUTANTS = {
     "sqlite-settle": ("settle_ended", "and job.token = :token", ""),

@@ -24,8 +24,8 @@ import dibs.integrations.alembic
 from dibs import BadRequest, Dibs, NewJob
 from dibs.engines import migrations, schemas
 from dibs.engines.schemas import schema_files, schema_version, statements
-from guides import write_project
-from stores_by_hand import bare_store, by_hand, sqlalchemy_url
+from tests.support.guides import write_project
+from tests.support.raw_sql import bare_store, by_hand, sqlalchemy_url
 
 NEWEST = schema_version("postgresql")
 

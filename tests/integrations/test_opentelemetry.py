@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from dibs import BadRequest, Context, Dibs, NewJob, Retry, Snooze, Worker
 from dibs.integrations.opentelemetry import instrument, running
-from faces import Face
+from tests.support.faces import Face
 
 
 class Watched:

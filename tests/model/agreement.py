@@ -14,21 +14,6 @@ from inspect import getmembers
 from typing import Any
 from uuid import UUID
 
-from beside import Moment, RealStore, Seen, Side, make_app, old_ids
-from draws import (
-    End,
-    beats,
-    ends,
-    filters,
-    leases,
-    plain_jobs,
-    queue_settings,
-    queues,
-    reasons,
-    some_kinds,
-    some_queues,
-    workers,
-)
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -55,6 +40,21 @@ from dibs.states import (
     put_back,
     settle,
     swept,
+)
+from tests.model.beside import Moment, RealStore, Seen, Side, make_app, old_ids
+from tests.model.draws import (
+    End,
+    beats,
+    ends,
+    filters,
+    leases,
+    plain_jobs,
+    queue_settings,
+    queues,
+    reasons,
+    some_kinds,
+    some_queues,
+    workers,
 )
 
 # Between two operations, so that the millisecond of SQLite's clock orders jobs as memory's does.

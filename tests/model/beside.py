@@ -24,8 +24,8 @@ import redis
 from dibs import Dibs, DibsError, Job, Retry, upkeep
 from dibs.claims import SyncClaim
 from dibs.clock import SECOND
-from redis_places import break_script, misplaced, places
-from servers import mysql_connection
+from tests.support.redis_checks import break_script, misplaced, places
+from tests.support.servers import mysql_connection
 
 CLOCKS_DIFFER_BY = 5  # seconds; the machine lets 30 or more pass where it matters
 

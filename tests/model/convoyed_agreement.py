@@ -12,9 +12,6 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
-from agreement import Agreement, Twins, outcome_of, settled_state, some
-from beside import QUEUES, Places, Seen, Side, places_in_memory
-from draws import End, ends, plain_jobs
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, multiple, rule
 from msgspec import structs
@@ -24,6 +21,9 @@ from dibs.claims import Holding, SyncClaim
 from dibs.clock import SECOND, monotonic
 from dibs.operations import Ride, Settled
 from dibs.states import JobState
+from tests.model.agreement import Agreement, Twins, outcome_of, settled_state, some
+from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
+from tests.model.draws import End, ends, plain_jobs
 
 TRAINS = ("north", "south")
 DONE: End = ("succeed", ("done",), {})

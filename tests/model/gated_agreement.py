@@ -14,19 +14,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from agreement import TICK, Agreement, Twins, some
-from beside import QUEUES, Places, Seen, Side, places_in_memory
-from convoyed_agreement import TRAINS, ConvoyedAgreement
-from draws import End, ends, plain_jobs, states
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, multiple, precondition, rule
-from moved_agreement import MovedAgreement
 
 from dibs import NewJob, operations, upkeep
 from dibs.clock import to_micros
 from dibs.ids import new_pipeline_id
 from dibs.scripts import Script, Step
 from dibs.states import FINISHED, WAITING, JobState
+from tests.model.agreement import TICK, Agreement, Twins, some
+from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
+from tests.model.convoyed_agreement import TRAINS, ConvoyedAgreement
+from tests.model.draws import End, ends, plain_jobs, states
+from tests.model.moved_agreement import MovedAgreement
 
 SLOTS = ("desk", "door")
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from gates_opening import Opening, with_job
-from gates_words import Convoy, Deed, Hold, Mutant, Steps, World
-
 from dibs.states import JobState
+from tests.model.gates_opening import Opening, with_job
+from tests.model.gates_words import Convoy, Deed, Hold, Mutant, Steps, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gates_convoys import Convoying
-from gates_opening import finished, with_job, with_look, without_look
-from gates_words import (
+from dibs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
+from tests.model.gates_convoys import Convoying
+from tests.model.gates_opening import finished, with_job, with_look, without_look
+from tests.model.gates_words import (
     ENDS,
     GIFTS,
     UNLOCKED,
@@ -28,9 +29,7 @@ from gates_words import (
     Unborn,
     World,
 )
-from protocol import replaced
-
-from dibs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
+from tests.model.protocol import replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

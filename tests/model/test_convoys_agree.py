@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from agreement import check_agreement, only
-from beside import RealStore
-from draws import End
-from gated_agreement import GatedAgreement
+
+from tests.model.agreement import check_agreement, only
+from tests.model.beside import RealStore
+from tests.model.draws import End
+from tests.model.gated_agreement import GatedAgreement
 
 ON_TRAINS = only(
     GatedAgreement,

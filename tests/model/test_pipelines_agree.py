@@ -15,7 +15,7 @@ import redis
 
 from dibs import Dibs, DibsError, Job, JobState, NewJob, Retry, upkeep
 from dibs.clock import SECOND
-from redis_places import STORE, break_script, misplaced
+from tests.support.redis_checks import STORE, break_script, misplaced
 
 pytestmark = pytest.mark.parametrize("face", ["sync"], indirect=True)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beside import make_app
 
 from dibs import Claim, Dibs, LeaseLost, NewJob, upkeep
 from dibs.clock import SECOND
+from tests.model.beside import make_app
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])

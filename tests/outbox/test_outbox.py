@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy
-from boxes import Box, numbers
 
 from dibs import BadRequest, LeaseLost, NotFound, Refused, Retry
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.outbox import Outbox, Relay, Status
+from tests.support.outboxes import Box, numbers
 
 
 def test_a_message_goes_its_way(box: Box) -> None:

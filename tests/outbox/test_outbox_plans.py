@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from boxes import Box, beside
 
 from dibs.engines.sql import placeholders
+from tests.support.outboxes import Box, beside
 
 ROWS, KEYS, LIMIT = 20_000, 50, 100
 MOST_READ = 6 * LIMIT * 4  # of anything: rows by way of an index, or pages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy
-from boxes import Box, beside
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from dibs import SchemaOutdated, UnsupportedConnection
 from dibs.outbox import Inbox, Outbox
-from faces import Face, open_face
-from servers import PostgreSQL
-
-sys.path.append(str(Path(__file__).parents[1] / "conformance"))
-from test_within import CONNECTIONS, Yours
+from tests.conformance.test_within import CONNECTIONS, Yours
+from tests.support.faces import Face, open_face
+from tests.support.outboxes import Box, beside
+from tests.support.servers import PostgreSQL
 
 KINDS = list(CONNECTIONS)
 

@@ -8,8 +8,8 @@ import pytest
 
 from dibs import BadRequest, NewJob
 from dibs.testing import assert_enqueued, assert_not_enqueued
-from faces import Face, Make
-from naming import named
+from tests.support.faces import Face, Make
+from tests.support.param_names import named
 
 
 @pytest.fixture

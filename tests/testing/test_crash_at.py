@@ -13,8 +13,8 @@ import pytest
 from dibs import BadRequest, Context, Dibs, Job, NewJob, Worker
 from dibs.testing import Crashed, VirtualClock, assert_not_enqueued, crash_at
 from dibs.testing.crashes import POINTS
-from faces import Face, Make
-from naming import named
+from tests.support.faces import Face, Make
+from tests.support.param_names import named
 
 RunPending = Callable[..., list[Job]]
 

@@ -7,8 +7,8 @@ import pytest
 
 from dibs import BadRequest, Job, LeaseLost, Refused, Snooze, Swept, upkeep
 from dibs.testing import VirtualClock
-from faces import Face, Make
-from naming import named
+from tests.support.faces import Face, Make
+from tests.support.param_names import named
 
 
 def test_due_jobs_become_due(app: Face, make: Make, clock: VirtualClock) -> None:

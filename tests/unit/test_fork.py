@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, NewJob
-from faces import Make, SyncFace
+from tests.support.faces import Make, SyncFace
 
 pytestmark = [
     pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True),

@@ -16,7 +16,7 @@ from dibs.cli.lines import JsonLines, PlainLines, set_up
 from dibs.events import NAMES, Event, Events
 from dibs.lines import LEVELS, NOTICE, SIGNS, line, swept_line
 from dibs.worker.strangers import Strangers
-from naming import named
+from tests.support.param_names import named
 
 ERRORS = json.dumps(
     [{"type": "ValueError", "message": "first"}, {"type": "KeyError", "message": "a\n\x1b[2J"}]

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
-from serving import make_web
 
 from dibs import Dibs, watching
 from dibs.engines.memory.store import MemoryStore
+from tests.support.web_apps import make_web
 
 
 @pytest.fixture(autouse=True, scope="session")

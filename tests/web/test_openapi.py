@@ -13,12 +13,12 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serving import WRITER, client_of, make_web
 
 from dibs import Dibs, NewJob
 from dibs.engines.memory.store import MemoryStore
 from dibs.ids import new_id
 from dibs.integrations.fastapi import router
+from tests.support.web_apps import WRITER, client_of, make_web
 
 JOB = new_id()
 ENDLESS = "/events"

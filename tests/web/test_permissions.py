@@ -10,11 +10,11 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from serving import READER, WRITER, client_of, make_web, may_read, may_write, on_a_port
 
 from dibs import BadRequest, Dibs, NewJob
 from dibs.ids import new_id
 from dibs.integrations.fastapi import router
+from tests.support.web_apps import READER, WRITER, client_of, make_web, may_read, may_write, on_a_port
 
 JOB = new_id()
 

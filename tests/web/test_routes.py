@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from serving import client_of, make_web
 
 from dibs import Dibs, Job, NewJob, upkeep
 from dibs.clock import SECOND
@@ -21,6 +20,7 @@ from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsafeS
 from dibs.ids import new_id
 from dibs.integrations.fastapi import lifespan, models
 from dibs.outbox import Outbox, Standing
+from tests.support.web_apps import client_of, make_web
 
 
 @pytest.fixture

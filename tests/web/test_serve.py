@@ -17,7 +17,6 @@ from typing import IO, Any
 
 import pytest
 from fastapi.testclient import TestClient
-from serving import EventReader
 from typer.testing import CliRunner
 
 from dibs import Dibs, NewJob, upkeep
@@ -26,6 +25,7 @@ from dibs.clock import SECOND
 from dibs.integrations.service import Access, make_service
 from dibs.integrations.service import guesses as guessing
 from dibs.integrations.service.guesses import MOST_WRONG, Guesses
+from tests.support.web_apps import EventReader
 
 TOKEN, READ_TOKEN, BASIC = "t0ken-of-a-writer", "t0ken-of-a-reader", "alice:pass:word"
 WRITER = {"authorization": f"Bearer {TOKEN}"}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI, Header
-from serving import EventReader, make_web, on_a_port
 
 from dibs import Dibs, NewJob
 from dibs.changes import FIRST_SIGHT, Change
@@ -19,6 +18,7 @@ from dibs.integrations.fastapi import lifespan, streams
 from dibs.integrations.fastapi.streams import Teller, encode_summary
 from dibs.scripts import Rows, Step
 from dibs.watching import MOST_PENDING, Subscription
+from tests.support.web_apps import EventReader, make_web, on_a_port
 
 
 @pytest.fixture

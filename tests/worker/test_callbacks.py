@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 import pytest
-from working import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry, callbacks
 from dibs.worker.ticks import Ticks
+from tests.support.workers import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
 

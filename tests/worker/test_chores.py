@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from working import finished, working
 
 from dibs import Dibs, NewJob, upkeep
 from dibs.scripts import Row, Rows, Script
 from dibs.worker import chores
+from tests.support.workers import finished, working
 
 
 @pytest.fixture

@@ -9,11 +9,20 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from working import Apps, finished, holds_for, state_of, take_back, transaction, wait_until, working
 
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Snooze, StoreUnavailable
 from dibs.engines import trouble
 from dibs.engines.mysql import pools
+from tests.support.workers import (
+    Apps,
+    finished,
+    holds_for,
+    state_of,
+    take_back,
+    transaction,
+    wait_until,
+    working,
+)
 
 SOON = 2.5  # seconds: the longest pause between two looks, and patience with a busy machine
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from working import Apps, drain, finished, processes, state_of, take_back, wait_until, working
 
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Retry, Snooze, Worker
 from dibs.contract import STOP_HINT
 from dibs.worker import convoys
 from dibs.worker.trips import Trips
+from tests.support.workers import Apps, drain, finished, processes, state_of, take_back, wait_until, working
 
 LONG = 30.0  # seconds; longer than any test
 

@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from working import Apps, drain, holds_for, is_idle, running, wait_until, working
 
 from dibs import Context, Dibs, Job, Worker, upkeep
 from dibs.clock import SECOND
 from dibs.schedules import Ticked, enqueue_due
 from dibs.scripts import Rows, Script, Step
 from dibs.worker.cron import Cron
+from tests.support.workers import Apps, drain, holds_for, is_idle, running, wait_until, working
 
 EVERY_SECOND = "* * * * * *"
 SOON = 1.0  # seconds after its tick by which a job has begun, on a busy machine

@@ -14,11 +14,11 @@ from typing import Literal
 from uuid import UUID
 
 import pytest
-from working import Process, Record, Run, boot_time, look, processes, read_record
 
 from dibs import Dibs, Job, NewJob
 from dibs.app import SyncDibs
 from dibs.states import WORKER_DIED
+from tests.support.workers import Process, Record, Run, boot_time, look, processes, read_record
 
 LITTLE = 40
 FULL_SIZE = [pytest.mark.long, pytest.mark.timeout(900)]

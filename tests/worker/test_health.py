@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from working import Process, look, processes, read_record, wait_until, write_jobs
 
 from dibs import Dibs, NewJob, StoreUnavailable, Worker
 from dibs.worker import health, pulse
 from dibs.worker.health import Health, answering
-from servers import free_port
+from tests.support.servers import free_port
+from tests.support.workers import Process, look, processes, read_record, wait_until, write_jobs
 
 on_memory = pytest.mark.parametrize("engine", ["memory"], indirect=True)
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)

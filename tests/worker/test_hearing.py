@@ -13,13 +13,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from working import Apps, finished, is_idle, wait_until, working
 
 from dibs import Dibs, NewJob, Worker
 from dibs.worker import listening
 from dibs.worker.listening import Suspicion
-from proxy import FaultProxy
-from servers import PgBouncer, PostgreSQL
+from tests.support.proxy import FaultProxy
+from tests.support.servers import PgBouncer, PostgreSQL
+from tests.support.workers import Apps, finished, is_idle, wait_until, working
 
 SECONDS = 1.0  # between two looks of a worker that hears nothing and has nothing to do
 SLACK = 1.0  # for a machine that does other things, too

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import psycopg
 import pymysql
 import pytest
-from working import Apps, drain, wait_until, working
 
 from dibs import Dibs, Job, NewJob, Retry
 from dibs.engines.sql import placeholders
@@ -20,6 +19,7 @@ from dibs.ids import new_id
 from dibs.jobs import JOB_COLUMNS, job_from_row
 from dibs.scripts import Step
 from dibs.worker import marks
+from tests.support.workers import Apps, drain, wait_until, working
 
 on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 where_it_pays = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)

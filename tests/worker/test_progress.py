@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from working import drain, finished, nobody_looks, take_back, wait_until, working
 
 from dibs import BadRequest, Context, Dibs, LeaseLost, NewJob, operations
+from tests.support.workers import drain, finished, nobody_looks, take_back, wait_until, working
 
 
 class Written:

@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 import pytest
-from working import Apps, finished, is_idle, wait_until, working
 
 from dibs import Context, Dibs
+from tests.support.workers import Apps, finished, is_idle, wait_until, working
 
 QUICKLY = 1.0  # seconds; the next heartbeat of a lease of 60 is 20 away
 

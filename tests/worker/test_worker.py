@@ -14,18 +14,6 @@ from typing import Any
 
 import aiosqlite
 import pytest
-from working import (
-    Apps,
-    drain,
-    finished,
-    holds_for,
-    is_idle,
-    state_of,
-    take_back,
-    transaction,
-    wait_until,
-    working,
-)
 
 from dibs import (
     BadRequest,
@@ -42,7 +30,19 @@ from dibs import (
     Worker,
 )
 from dibs.worker.trips import Trips
-from naming import named
+from tests.support.param_names import named
+from tests.support.workers import (
+    Apps,
+    drain,
+    finished,
+    holds_for,
+    is_idle,
+    state_of,
+    take_back,
+    transaction,
+    wait_until,
+    working,
+)
 
 TOO_LONG = ("TimeoutError", "it took longer than its timeout of 0.2 s")
 SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine

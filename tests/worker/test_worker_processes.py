@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from working import Process, boot_time, look, processes, read_record, write_jobs
 
 from dibs import Dibs, NewJob
 from dibs.app import SyncDibs
-from servers import MariaDB, PgBouncer, PostgreSQL, Server
+from tests.support.servers import MariaDB, PgBouncer, PostgreSQL, Server
+from tests.support.workers import Process, boot_time, look, processes, read_record, write_jobs
 
 LEASE = 1
 LOAD_SLACK = 1.5  # seconds for a machine of two cores that does other things, too
