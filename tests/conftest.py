@@ -16,13 +16,11 @@ import pytest
 
 from dibs import Dibs
 from tests.support import servers
-from tests.support.collected import all_tests
 from tests.support.empty_stores import emptied_mariadb, emptied_postgresql
 from tests.support.faces import Face, Make, open_face
 from tests.support.leaks import check_leaks
+from tests.support.matrix import ENGINES, all_tests, mark_the_rest
 from tests.support.servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
-
-ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "redis", "redis-cluster"]
 
 _failed = pytest.StashKey[bool]()
 
@@ -224,7 +222,9 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note all tests, and mark what only `make test-long` runs: tests/support/matrix.py has the rules."""
     config.stash[all_tests] = list(items)
+    mark_the_rest(items)
 
 
 def pytest_collection_finish() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collected import all_tests
+from tests.support.matrix import all_tests
 from tests.support.servers import MariaDB, PostgreSQL
 
 ROOT = Path(__file__).parents[2]
