@@ -26,6 +26,7 @@ import pytest
 from dibs import Dibs, Job, Worker, upkeep
 
 WAIT_SECONDS = 30.0
+SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine
 
 
 class Apps:
@@ -387,3 +388,13 @@ def write_jobs(folder: Path, *, lease: float = 1, poll: float = 10) -> Path:
     """A jobs module in that folder; answers where its handlers write what they do."""
     (folder / "jobs.py").write_text(JOBS.format(lease=lease, poll=poll))
     return folder / "record"
+
+
+async def count_is(app: Dibs, state: str, many: int) -> bool:
+    """Return whether that many jobs are in this state."""
+    return (await app.counts()).get(state, 0) == many
+
+
+async def is_in_state(app: Dibs, job: Any, state: str) -> bool:
+    """Return whether this job is in this state."""
+    return await state_of(app, job) == state
