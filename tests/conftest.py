@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all tests are found: walking what they are made of again and again takes seconds
 
 
 @pytest.fixture(scope="session")
@@ -231,6 +232,7 @@ def pytest_collection_finish() -> None:
     """Everything imported so far is none of the leak check's business: it looks at what is newer."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

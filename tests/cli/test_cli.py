@@ -22,6 +22,7 @@ from dibs.cli.options import duration
 from dibs.ids import new_id
 from dibs.upkeep import tick
 from tests.support.commands import CLOSED, UNKNOWN, answer, dibs, enqueue, failed, let_pass, lines, running
+from tests.support.internals import core_of, run_script
 from tests.support.servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]
@@ -514,7 +515,7 @@ def test_a_queue_may_be_paused_before_there_is_any(store: SyncDibs) -> None:
 
 def test_nothing_is_added_of_a_queue_that_has_had_jobs_or_has_a_worker(store: SyncDibs) -> None:
     failed(store, queue="mail")
-    store._core.store.run(lambda _: tick("pod-a", ["slow"], ["greet"], concurrency=1, running=0))
+    run_script(store, lambda: tick("pod-a", ["slow"], ["greet"], concurrency=1, running=0))
 
     for name in ("mail", "slow"):
         assert dibs("queues", "pause", name).stderr == ""
@@ -618,7 +619,7 @@ def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(scheduled: str) -> None:
     before = answer("schedules", scheduled)
     tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
-    core = sys.modules["scheduled_jobs"].app._core
+    core = core_of(sys.modules["scheduled_jobs"].app)
     core.store.run(core.enqueue_due(tick))
 
     head, line = lines(dibs("schedules", scheduled).stdout)
@@ -633,7 +634,7 @@ def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(schedul
 
 def test_a_schedule_that_was_only_seen_has_no_last_tick(scheduled: str) -> None:
     dibs("schedules", scheduled)
-    core = sys.modules["scheduled_jobs"].app._core
+    core = core_of(sys.modules["scheduled_jobs"].app)
     core.store.run(core.enqueue_due(datetime(2030, 1, 31, 12, 0, 1, 500, tzinfo=UTC)))
 
     _, line = lines(dibs("schedules", scheduled).stdout)
@@ -644,7 +645,7 @@ def test_a_schedule_that_was_only_seen_has_no_last_tick(scheduled: str) -> None:
 def test_schedules_without_their_app_have_a_name_and_a_last_tick(store: SyncDibs, scheduled: str) -> None:
     tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
     dibs("schedules", scheduled)
-    core = sys.modules["scheduled_jobs"].app._core
+    core = core_of(sys.modules["scheduled_jobs"].app)
     core.store.run(core.enqueue_due(tick))
 
     [schedule] = answer("schedules")

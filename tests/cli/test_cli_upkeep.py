@@ -14,6 +14,7 @@ from dibs import Dibs, StoreUnavailable, SyncDibs
 from dibs.doctor import examine
 from dibs.engines.trouble import Tries
 from tests.support.commands import CLOSED, answer, dibs, enqueue, failed, let_pass, lines, running
+from tests.support.internals import run_script
 from tests.support.servers import PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -91,7 +92,7 @@ def test_the_doctor_names_who_keeps_a_transaction_open(
         connection.execute("set application_name = 'report'")
         connection.execute("begin")
         with Dibs(migrated_database).sync as store:
-            examined = store._core.store.run(lambda _: examine(0))
+            examined = run_script(store, lambda: examine(0))
 
     [who] = [about for about, _ in examined.about("transaction") if "report" in about]
     assert "idle in transaction" in who

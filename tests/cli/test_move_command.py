@@ -23,6 +23,7 @@ import pytest
 from dibs import Dibs, NewJob, SyncDibs
 from dibs.jobs import STORED_TYPES
 from tests.support.commands import answer, dibs, enqueue, lines
+from tests.support.internals import engine_of
 from tests.support.moves import ELSEWHERE, ask, ids, left_behind, settle, stored
 from tests.support.servers import MariaDB, PostgreSQL, mysql_connection
 
@@ -416,7 +417,7 @@ def test_a_field_that_nobody_told_the_mover_of_stops_it(engine: str, request: py
     with opened(url) as app:
         [job] = app.sync.enqueue(NewJob("work"))
         if engine == "memory":
-            app._core.store._engine._live[job.id]["novelty"] = 1
+            engine_of(app)._live[job.id]["novelty"] = 1
         else:
             import redis
 

@@ -14,6 +14,7 @@ import pytest
 from dibs import BadRequest, Job, NewJob, NotFound, Refused, acts
 from dibs.ids import new_id
 from tests.support.faces import Face, Make
+from tests.support.internals import core_of
 
 
 class Colour(Enum):
@@ -642,7 +643,7 @@ def test_those_who_enqueue_at_once_make_one_head(app: Face) -> None:
     def put() -> Any:
         from dibs.operations import enqueue
 
-        row = app.app._core.registry.prepare(NewJob("work", train="t"))
+        row = core_of(app.app).registry.prepare(NewJob("work", train="t"))
         return enqueue([row], fresh=True)
 
     app.race_to_ask(*[put] * 8)

@@ -14,7 +14,8 @@ import pytest
 from dibs import Dibs, LeaseLost, NewJob, Worker
 from dibs.worker import vigils
 from tests.support import fault_cases
-from tests.support.fault_stores import Place, age, answers_within, renew, together, wait_until
+from tests.support.fault_stores import Place, answers_within, renew, together, wait_until
+from tests.support.internals import age
 from tests.support.proxy import FaultProxy
 from tests.support.servers import PostgreSQL
 

@@ -23,6 +23,7 @@ from dibs.engines.sql import placeholders
 from dibs.engines.trouble import TryAgain
 from tests.model.crowd import Crowd
 from tests.support.fault_stores import MysqlHands, Place, answers_within, blocks, wait_until
+from tests.support.internals import store_of
 from tests.support.servers import MariaDB
 
 
@@ -85,7 +86,7 @@ def test_at_the_servers_own_isolation_level_it_would(store: Place) -> None:
 def test_every_connection_of_ours_is_read_committed(store: Place) -> None:
     app = store.app()
     app.sync.counts()
-    with app._core.store._sync._connection() as connection, connection.cursor() as cursor:
+    with store_of(app)._sync._connection() as connection, connection.cursor() as cursor:
         cursor.execute("select @@tx_isolation")
         assert cursor.fetchone() == ("READ-COMMITTED",)
 

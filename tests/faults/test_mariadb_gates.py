@@ -18,7 +18,8 @@ from dibs.engines import trouble
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.schemas import schema_files, schema_version, statements
 from dibs.engines.sql import Plan, placeholders
-from tests.support.fault_stores import Place, Places, age, answers_within, blocks, convoy_of, mutate, together
+from tests.support.fault_stores import Place, Places, answers_within, blocks, convoy_of, mutate, together
+from tests.support.internals import age, run_script
 from tests.support.servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long
@@ -425,7 +426,7 @@ def a_convoy_loses_its_head(place: Place) -> str:
     age(app, 2)
     app.sync.sweep()
     app.sync.claim()
-    lost = app._core.store.run(lambda _: operations.settle_if_held(settlements, convoy))
+    lost = run_script(app, lambda: operations.settle_if_held(settlements, convoy))
     return "" if len(lost) == 3 else "settled by who has lost it"
 
 

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from dibs import Job, LeaseLost, NewJob, Worker, operations
 from tests.support.fault_stores import Place, Places, answers_within, convoy_of, together
+from tests.support.internals import core_of, store_of
 from tests.support.servers import mysql_connection
 
 LEVELS = ["read committed", "repeatable read"]
@@ -306,7 +307,7 @@ def test_a_convoy_with_one_that_has_to_wait_waits_whole(locking: Place, why: str
             late = structs.replace(settlements[who], steps_of=claim.job.pipeline_id)
         else:
             app.sync.enqueue(NewJob("work", train="u"), within=connection)
-            child = app._core.registry.prepare(NewJob("child", train="u"), parent=jobs[who])
+            child = core_of(app).registry.prepare(NewJob("child", train="u"), parent=jobs[who])
             late = structs.replace(settlements[who], children=[child])
         settlements[who] = late
         left: list[Any] = []
@@ -321,7 +322,7 @@ def test_a_convoy_with_one_that_has_to_wait_waits_whole(locking: Place, why: str
 
 def settle(app: Any, settlements: list[Any], convoy: list[Any], left: list[Any]) -> list[Any]:
     """What is lost; what waits is left."""
-    lost: list[Any] = app._core.store.run(
+    lost: list[Any] = store_of(app).run(
         lambda _: operations.settle_if_held(settlements, convoy, left=left, patience="none")
     )
     return lost

@@ -11,6 +11,7 @@ from dibs.claims import Holding, SyncClaim
 from dibs.clock import monotonic
 from tests.support import fault_cases
 from tests.support.fault_stores import Place, exchange, face_of
+from tests.support.internals import core_of
 
 # What PostgreSQL 15 answered with 50 rows: the planner puts the locking subselect on the inner side
 # of a nested loop and runs it once per row.
@@ -102,7 +103,7 @@ def test_an_exchange_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> N
 
 def _held(app: Dibs, job: Job) -> Any:
     """The claim of a job that an exchange has leased."""
-    return SyncClaim(Holding(app._core, job, monotonic()))
+    return SyncClaim(Holding(core_of(app), job, monotonic()))
 
 
 def test_a_claim_within_limits_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> None:

@@ -18,6 +18,7 @@ from dibs.engines.sql import Query, placeholders
 from dibs.scripts import Step
 from tests.support import fault_cases
 from tests.support.fault_stores import Place, Places, blocks
+from tests.support.internals import engine_of, store_of
 from tests.support.servers import PostgreSQL
 
 AROUND = 100_000
@@ -397,7 +398,7 @@ def _asked(app: Dibs, question: str, filter: Mapping[str, Any]) -> Query:
     """The one query that answers it."""
     anything = dict.fromkeys(("queue", "kind", "train", "slot", "pipeline_id"))
     step = Step(question, {**anything, "tags": [], "limit": 500, **filter})
-    query = next(app._core.store._engine.answer(step))
+    query = next(engine_of(app).answer(step))
     assert isinstance(query, Query)
     return query
 
@@ -516,7 +517,7 @@ def _claim_steps(place: Place) -> int:
     def count() -> None:
         counted[0] += 1
 
-    connection = app._core.store._file._connection
+    connection = store_of(app)._file._connection
     connection.set_progress_handler(count, 1000)
     assert len(app.sync.claim(limit=3)) == 3
     connection.set_progress_handler(None, 0)

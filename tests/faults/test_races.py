@@ -15,7 +15,7 @@ from tests.support import fault_cases
 from tests.support.fault_stores import Actor, Place, actors, keep_journal, together
 
 SIZES = [
-    pytest.param(8, 400, 3, id="small"),
+    pytest.param(6, 240, 3, id="small"),
     pytest.param(20, 2000, 1, id="full-size-one-by-one", marks=pytest.mark.long),
     pytest.param(20, 5000, 7, id="full-size-by-seven", marks=pytest.mark.long),
 ]

@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from dibs import Dibs, Job, NewJob, operations
-from tests.support.fault_stores import Place, age, convoy_of, exchange, together
+from tests.support.fault_stores import Place, convoy_of, exchange, together
+from tests.support.internals import age, run_script
 from tests.support.redis_checks import astray, break_script, misplaced
 
 
@@ -279,7 +280,7 @@ def _a_convoy_without_its_head(app: Dibs) -> str:
     age(app, 2)
     app.sync.sweep()
     app.sync.claim()
-    lost = app._core.store.run(lambda _: operations.settle_if_held(settlements, convoy))
+    lost = run_script(app, lambda: operations.settle_if_held(settlements, convoy))
     return "" if len(lost) == 3 else "settled by who has lost it"
 
 

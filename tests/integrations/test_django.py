@@ -39,6 +39,7 @@ from dibs.settings import read_settings
 from dibs.testing.sync import run_pending
 from tests.support import django_project, django_shop
 from tests.support.guides import write_project
+from tests.support.internals import core_of
 from tests.support.raw_sql import bare_store
 
 NEWEST = schema_version("postgresql")
@@ -492,9 +493,9 @@ def test_there_is_nothing_for_makemigrations_to_do(project: str) -> None:
 
 
 def _let_pass(seconds: int) -> None:
-    from dibs.upkeep import age
+    from tests.support.internals import age
 
-    app._core.store.run(lambda _: age(seconds * 1_000_000))
+    age(app, seconds)
 
 
 # -- The guide ----------------------------------------------------------------------------------
@@ -570,7 +571,7 @@ def test_options_of_the_command_line_pass_through_call_command(project: str) -> 
 
 def test_the_command_line_has_every_setting_of_the_project(project: str) -> None:
     with override_settings(DIBS={"STALE_AFTER": 77, "KEEP_FOR": timedelta(hours=1), "PREFIX": "shop"}):
-        told = command._environment(store._make()._core.settings)
+        told = command._environment(core_of(store._make()).settings)
 
     assert (told["DIBS_STALE_AFTER"], told["DIBS_KEEP_FOR"], told["DIBS_PREFIX"]) == (
         "77.0",

@@ -56,6 +56,7 @@ from tests.model.draws import (
     some_queues,
     workers,
 )
+from tests.support.internals import core_of
 
 # Between two operations, so that the millisecond of SQLite's clock orders jobs as memory's does.
 TICK = 0.01
@@ -71,7 +72,7 @@ class Twins:
     last: End | None = None
 
     def on(self, side: Side) -> SyncClaim:
-        return self.memory if side.app._core is self.memory._held.core else self.real
+        return self.memory if core_of(side.app) is self.memory._held.core else self.real
 
     @property
     def id(self) -> UUID:
@@ -205,7 +206,7 @@ class Agreement(RuleBasedStateMachine):
         """A job is only given back where nothing is claimed: whether the same exchange claims it is open."""
 
         def deed(side: Side) -> list[SyncClaim]:
-            core = side.app._core
+            core = core_of(side.app)
             settlements = [
                 core.settlement(held, held.succeeded("done") if limit else Released())
                 for held in {twins.id: twins.on(side)._held for twins in done}.values()

@@ -24,6 +24,7 @@ import redis
 from dibs import Dibs, DibsError, Job, Retry, upkeep
 from dibs.claims import SyncClaim
 from dibs.clock import SECOND
+from tests.support.internals import engine_of, store_of
 from tests.support.redis_checks import break_script, misplaced, places
 from tests.support.servers import mysql_connection
 
@@ -83,7 +84,7 @@ class Side:
         return self.app.sync
 
     def run(self, script: Callable[[], Any]) -> Any:
-        return self.app._core.store.run(script)
+        return store_of(self.app).run(script)
 
     def age(self, seconds: float) -> None:
         self.run(lambda _: upkeep.age(round(seconds * SECOND)))
@@ -133,7 +134,7 @@ class Side:
 
 def take_out(app: Dibs, block: str, text: str, instead: str) -> None:
     """Make a mutant of a SQL store: in one of its blocks a guard gives way to something else."""
-    blocks = app._core.store._engine.dialect.blocks
+    blocks = engine_of(app).dialect.blocks
     assert text in blocks[block], f"{block} has changed: find the guard {text!r} again"
     blocks[block] = blocks[block].replace(text, instead)
 
@@ -193,7 +194,7 @@ def _as_id(value: Any) -> UUID:
 
 
 def places_in_memory(app: Dibs) -> Places:
-    live = app._core.store._engine._live.values()
+    live = engine_of(app)._live.values()
     return {
         job["id"]: (job["position"], job["slot_limit"] or 1, job["cancel_reason"])
         for job in live

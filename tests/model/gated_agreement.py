@@ -27,6 +27,7 @@ from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
 from tests.model.convoyed_agreement import TRAINS, ConvoyedAgreement
 from tests.model.draws import End, ends, plain_jobs, states
 from tests.model.moved_agreement import MovedAgreement
+from tests.support.internals import core_of, engine_of
 
 SLOTS = ("desk", "door")
 
@@ -183,7 +184,7 @@ class GatedAgreement(ConvoyedAgreement, MovedAgreement):
         children = [NewJob(**each, id=next(self.ids)) for each in options]
 
         def deed(side: Side) -> list[UUID]:
-            core = side.app._core
+            core = core_of(side.app)
             helds = [twins.on(side)._held for twins in parents]
             settlements = [
                 core.settlement(
@@ -315,7 +316,7 @@ class GatedAgreement(ConvoyedAgreement, MovedAgreement):
 
     def take_over_ties(self) -> None:
         """Retried at once, some stores read the clock for one after the other: then that order counts."""
-        live, real = self.memory.app._core.store._engine._live, self.real.everything()
+        live, real = engine_of(self.memory.app)._live, self.real.everything()
         times = defaultdict(set)
         for id, job in live.items():
             times[job["run_at"]].add(real[id]["run_at"].at)
@@ -380,12 +381,12 @@ class GatedAgreement(ConvoyedAgreement, MovedAgreement):
 
     def at_most(self, limit: int) -> int:
         """Of two of one slot that one claim takes, either may be called the later one."""
-        wide = [job["slot"] for job in self.memory.app._core.store._engine._live.values() if is_wide(job)]
+        wide = [job["slot"] for job in engine_of(self.memory.app)._live.values() if is_wide(job)]
         return limit if len(set(wide)) == len(wide) else min(limit, 1)
 
     def is_asked(self, id: UUID) -> bool:
         """By a person, or by a job that pre-empts it."""
-        job = self.memory.app._core.store._engine._live.get(id)
+        job = engine_of(self.memory.app)._live.get(id)
         return job is not None and job["cancel_reason"] is not None
 
     def is_only_gated(self, job: Seen) -> bool:
@@ -420,7 +421,7 @@ def open_pipelines() -> Script[list[UUID]]:
 
 
 def move_schedule(side: Side, name: str, new: NewJob) -> Script[list[Any]]:
-    job = side.app._core.registry.prepare(new)
+    job = core_of(side.app).registry.prepare(new)
     move = {"schedule": name, "since": None, "tick": datetime.now(UTC), "jobs": [job]}
     _, row = yield Step("enqueue_tick", move)
     return [True, str(row["state"])] if row["is_new"] else [False, row["holder"]]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from dibs import Job, NewJob, SyncDibs
 from dibs.cli import app
-from dibs.upkeep import age
+from tests.support.internals import age
 
 UNKNOWN = "01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e"
 CLOSED = "postgresql://127.0.0.1:1/none"
@@ -53,4 +53,4 @@ def failed(store: SyncDibs, error: Exception | None = None, **options: Any) -> J
 
 
 def let_pass(store: SyncDibs, seconds: int) -> None:
-    store._core.store.run(lambda _: age(seconds * 1_000_000))
+    age(store, seconds)

@@ -21,6 +21,7 @@ from dibs import Claim, Dibs, Job, NewJob, Task, operations, upkeep
 from dibs.clock import SECOND
 from dibs.gates import Slots, Trains
 from dibs.pipeline_faces import NewPipeline, Pipelines
+from tests.support.internals import run_script, store_of
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class SyncFace(Face):
     colour = "sync"
 
     def ask(self, operation: Callable[[], Any]) -> Any:
-        return self.app._core.store.run(lambda _: operation())
+        return run_script(self.app, operation)
 
     def enqueue_task(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> Job:
         return task.sync.enqueue(*args, **kwargs)
@@ -146,7 +147,7 @@ class AsyncFace(Face):
         self._loop = runner.get_loop()
 
     def ask(self, operation: Callable[[], Any]) -> Any:
-        return self.wait_for(self.app._core.store.run_async(lambda _: operation()))
+        return self.wait_for(store_of(self.app).run_async(lambda _: operation()))
 
     def enqueue_task(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> Job:
         return self.wait_for(task.enqueue(*args, **kwargs))
@@ -172,7 +173,7 @@ class AsyncFace(Face):
 
     def race_to_ask(self, *operations: Callable[[], Any]) -> list[Any]:
         async def all_at_once() -> list[Any]:
-            asked = [self.app._core.store.run_async(lambda _, ask=ask: ask()) for ask in operations]
+            asked = [store_of(self.app).run_async(lambda _, ask=ask: ask()) for ask in operations]
             return await asyncio.gather(*asked)
 
         return self.wait_for(all_at_once())

@@ -20,13 +20,13 @@ from dibs.schedules import enqueue_due
 from dibs.scripts import Script
 from tests.support.fault_stores import (
     Place,
-    age,
     answers_within,
     exchange,
     renew,
     together,
     write_after_the_look,
 )
+from tests.support.internals import age, core_of, run_script
 
 AT_ONCE_SECONDS = 1.0
 
@@ -86,7 +86,7 @@ def _take(app: Dibs, kind: str, *, limit: int) -> list[Job]:
     """As a worker does that heard of this line."""
     line = {"queues": ["default"], "kinds": [kind]}
     wish = operations.Wish(worker="taker", lease=60_000_000, leases={}, limit=limit, **line)
-    return app._core.store.run(lambda _: operations.take(wish))
+    return run_script(app, lambda: operations.take(wish))
 
 
 def each_who_goes_on_in_a_line_gets_jobs_of_its_own(place: Place) -> str | None:
@@ -628,7 +628,7 @@ def a_tick_is_enqueued_once(place: Place, *, rounds: int = 5) -> str | None:
 
 def _look_at_schedules(app: Dibs, now: datetime, looked: threading.Barrier | None = None) -> None:
     """As a worker does; with a barrier, nobody writes before all have looked."""
-    core = app._core
+    core = core_of(app)
 
     def script() -> Script[None]:
         inner = enqueue_due(list(core.schedules), core.registry, now)

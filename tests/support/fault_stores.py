@@ -26,10 +26,11 @@ from uuid import UUID
 import psycopg
 import pymysql
 
-from dibs import Dibs, NewJob, operations, upkeep
+from dibs import Dibs, NewJob, operations
 from dibs.claims import Claim
 from dibs.operations import Wish
 from dibs.scripts import Script, Step
+from tests.support.internals import core_of, engine_of, run_script, store_of
 from tests.support.servers import mysql_connection
 
 T = TypeVar("T")
@@ -123,15 +124,10 @@ Places = Callable[[str], Place]
 """Makes an empty store of the engine that is named."""
 
 
-def age(app: Dibs, seconds: float) -> None:
-    """Make everything stored that much older: how a test lets time pass."""
-    app._core.store.run(lambda _: upkeep.age(round(seconds * 1_000_000)))
-
-
 def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, operations.Standing]:
     """Renew all of these in one statement, as the keeper does."""
     pairs = [(claim.job.id, claim.token) for claim in claims]
-    standing = app._core.store.run(lambda _: operations.renew(pairs, round(lease * 1_000_000)))
+    standing = run_script(app, lambda: operations.renew(pairs, round(lease * 1_000_000)))
     return {id: one for (id, _), one in standing.items()}
 
 
@@ -139,14 +135,14 @@ def exchange(
     app: Dibs, claims: Sequence[Any], then: Sequence[NewJob] = (), **wish: Any
 ) -> tuple[list[Any], list[Any]]:
     """Let these claims succeed, with these children, and claim the next ones, in one commit."""
-    settled = [app._core.settlement(claim._held, claim._held.succeeded(None), then) for claim in claims]
+    settled = [core_of(app).settlement(claim._held, claim._held.succeeded(None), then) for claim in claims]
     asked = Wish(worker="exchanger", lease=60_000_000, leases={}, **wish)
-    lost, jobs = app._core.store.run(lambda _: operations.exchange(settled, asked))
+    lost, jobs = run_script(app, lambda: operations.exchange(settled, asked))
     return [one.id for one in lost], jobs
 
 
 def followers_of(app: Dibs, head: Any) -> list[Any]:
-    return app._core.store.run(lambda _: operations.followers(head.job.id, head.token, 10))
+    return run_script(app, lambda: operations.followers(head.job.id, head.token, 10))
 
 
 def convoy_of(app: Dibs, head: Any) -> tuple[list[Any], list[Any]]:
@@ -167,15 +163,15 @@ def write_after_the_look(app: Dibs, new: NewJob) -> Any:
     """What the store answers to a repeated enqueue that did not see the job when it looked."""
 
     def script(*_: Any) -> Script[Any]:
-        [answer] = yield Step("enqueue", {"jobs": [app._core.registry.prepare(new)], "fresh": False})
+        [answer] = yield Step("enqueue", {"jobs": [core_of(app).registry.prepare(new)], "fresh": False})
         return answer
 
-    return app._core.store.run(script)
+    return store_of(app).run(script)
 
 
 def blocks(app: Dibs) -> dict[str, str]:
     """The statements of this app's dialect, by name."""
-    return dict(app._core.store._engine.dialect.blocks)
+    return dict(engine_of(app).dialect.blocks)
 
 
 class StaleMutant(Exception):
@@ -188,7 +184,7 @@ def mutate(app: Dibs, block: str, old: str, new: str) -> None:
     if old not in texts[block]:
         raise StaleMutant(f"{block} does not say {old!r} any more; reword the mutant")
     texts[block] = texts[block].replace(old, new)
-    object.__setattr__(app._core.store._engine.dialect, "blocks", texts)
+    object.__setattr__(engine_of(app).dialect, "blocks", texts)
 
 
 # -- Many at once -------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import psycopg
 from dibs import Dibs, NewJob, operations
 from dibs.ids import first_id_at
 from tests.support.fault_cases import AT_ONCE_SECONDS, Scene, _nothing_changed, _zombie, enqueue, locked
-from tests.support.fault_stores import Place, age, answers_within, convoy_of, exchange, followers_of, together
+from tests.support.fault_stores import Place, answers_within, convoy_of, exchange, followers_of, together
+from tests.support.internals import age, run_script
 
 __all__ = ["Scene"]
 
@@ -352,7 +353,7 @@ def a_convoy_without_its_head_settles_nobody(place: Place) -> str | None:
     age(app, 2)
     app.sync.sweep()
     [heir] = app.sync.claim()
-    app._core.store.run(lambda _: operations.settle_if_held(settlements, convoy))
+    run_script(app, lambda: operations.settle_if_held(settlements, convoy))
     states = _states(app, jobs)
     heir.succeed()
     return None if states == ["running", "blocked", "blocked"] else f"became {states}"
@@ -364,7 +365,7 @@ def a_head_that_was_given_back_leads_nobody(place: Place) -> str | None:
     [head] = app.sync.claim()
     settlements, convoy = convoy_of(app, head)
     head.release()
-    app._core.store.run(lambda _: operations.settle_if_held(settlements, convoy))
+    run_script(app, lambda: operations.settle_if_held(settlements, convoy))
     states = _states(app, jobs)
     return None if states == ["ready", "blocked", "blocked"] else f"became {states}"
 
@@ -386,7 +387,7 @@ def jobs_of_a_convoy_ended_one_after_another(place: Place) -> str | None:
     jobs = [_put(app, train="t") for _ in range(3)]
     [head] = app.sync.claim()
     settlements, convoy = convoy_of(app, head)
-    app._core.store.run(lambda _: operations.settle_if_held(settlements, convoy))
+    run_script(app, lambda: operations.settle_if_held(settlements, convoy))
     done = [app.sync.get(job.id) for job in jobs]
     late = [one for one, next in pairwise(done) if one.finished_at > next.claimed_at]
     return f"{len(late)} ended after the next one began" if late else None

@@ -4,7 +4,8 @@ A test that takes an engine, a face or a connection exists once for each combina
 
 1. Every test runs on every engine, in one face only. Which one changes from engine to engine and from test
    to test, by a checksum of the test's name: most tests run in both faces, and each engine in both.
-   The same goes for the connections that a caller may have open (`within=`), and for SQLAlchemy's drivers.
+   The same goes for the connections that a caller may have open (`within=`), for SQLAlchemy's drivers, and
+   for the ways in which a worker may be late.
 2. On each engine the first such test of each file, with the first of its other parameters, runs in all
    of them.
 3. The Redis Cluster is Redis with other routes to it. There run the tests of `ON_CLUSTER`, one per question
@@ -25,7 +26,7 @@ ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "redis", "redis-cluster"
 CLUSTER = "redis-cluster"
 
 # Parameters of which one value stands for the others; a driver of SQLAlchemy's also names its engine.
-WAYS = ("face", "colour", "yours", "driver")
+WAYS = ("face", "colour", "yours", "driver", "late")
 
 # The question, and the test that asks it on the cluster; its fixture sees to it that the test does.
 ON_CLUSTER = {

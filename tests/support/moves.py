@@ -15,6 +15,7 @@ from dibs.moving.reports import Way
 from dibs.moving.steps import Ask
 from dibs.scripts import Step
 from tests.support.faces import Face
+from tests.support.internals import run_script
 
 ELSEWHERE = UUID(int=7)
 ALL = 100_000
@@ -24,7 +25,7 @@ def ask(app: Dibs, question: str, **params: Any) -> Any:
     def script() -> Any:
         return (yield Step(question, params))
 
-    return app._core.store.run(lambda _: script())
+    return run_script(app, script)
 
 
 def put(app: Face, question: str, **params: Any) -> Any:
@@ -87,7 +88,7 @@ def move_that_dies(source: Dibs, target: Dibs, when: Callable[[int], bool]) -> M
         if when(asked):
             raise Died
         asked += 1
-        return app._core.store.run(lambda _: script())
+        return run_script(app, script)
 
     try:
         return drive(source, target, run)
@@ -99,8 +100,8 @@ def move_that_hears_nothing_at_first(source: Dibs, target: Dibs) -> Moved:
     """Every answer gets lost once, and every question is asked again."""
 
     def run(app: Dibs, script: Callable[[], Any]) -> Any:
-        app._core.store.run(lambda _: script())
-        return app._core.store.run(lambda _: script())
+        run_script(app, script)
+        return run_script(app, script)
 
     return drive(source, target, run)
 

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from dibs.outbox import Message, Outbox
+from tests.support.internals import core_of
 from tests.support.servers import mysql_connection
 
 TIMES = ("available_at", "locked_until", "created_at", "published_at")
@@ -55,7 +56,7 @@ class Box:
             "sqlite": f"{{0}} = {{0}} - {micros}",
             "mysql": f"{{0}} = {{0}} - interval {micros} microsecond",
             "postgresql": f"{{0}} = {{0}} - interval '{micros} microseconds'",
-        }[self.outbox._core.words.database]
+        }[core_of(self.outbox).words.database]
         self.execute(f"update dibs_outbox set {', '.join(shift.format(name) for name in TIMES)}")
 
     def execute(self, sql: str) -> None:

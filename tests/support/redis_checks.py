@@ -11,6 +11,7 @@ import redis
 
 from dibs import Dibs
 from dibs.engines.redis.scripts import LuaScript, lua_script, make_script
+from tests.support.internals import engine_of, store_of
 
 STORE = "{dibs}"
 FINISHED = ("succeeded", "failed", "cancelled")
@@ -246,7 +247,7 @@ class StaleMutant(Exception):
 
 def break_script(app: Dibs, question: str, old: str, new: str) -> None:
     """From now on this app's answer to the question is the broken one."""
-    engine = app._core.store._engine
+    engine = engine_of(app)
     whole = engine.script
     text = lua_script(question).text
     if old not in text:
@@ -261,7 +262,7 @@ def break_script(app: Dibs, question: str, old: str, new: str) -> None:
 
 def call_once(app: Dibs, script: str, **given: Any) -> Any:
     """As somebody who dies before it asks for the rest."""
-    store: Any = app._core.store
+    store: Any = store_of(app)
 
     def talk() -> Any:
         return (yield store._engine.call(script, **given))

@@ -24,6 +24,7 @@ import asyncpg
 import pytest
 
 from dibs import Dibs, Job, Worker, upkeep
+from tests.support.internals import core_of, store_of
 
 WAIT_SECONDS = 30.0
 SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine
@@ -101,7 +102,7 @@ async def _as_many(app: Dibs, workers: int) -> bool:
 
 def take_back(app: Dibs, job: UUID) -> None:
     """This job's lease ends and somebody takes it back; a holder that renews just then only delays it."""
-    store = app._core.store
+    store = store_of(app)
 
     def holder() -> int | None:
         found = app.sync.get(job)
@@ -116,7 +117,7 @@ def take_back(app: Dibs, job: UUID) -> None:
 
 def nobody_looks(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     """No holder is told to look how its claims stand, as a listener that begins would ask for."""
-    monkeypatch.setattr(app._core.keeper, "look", lambda _: None)
+    monkeypatch.setattr(core_of(app).keeper, "look", lambda _: None)
 
 
 async def finished(app: Dibs, job: Job, *, seconds: float = WAIT_SECONDS) -> Job:

@@ -8,6 +8,7 @@ import pytest
 from dibs import BadRequest, Job, LeaseLost, Refused, Snooze, Swept, upkeep
 from dibs.testing import VirtualClock
 from tests.support.faces import Face, Make
+from tests.support.internals import core_of
 from tests.support.param_names import named
 
 
@@ -32,7 +33,7 @@ def test_leases_run_out(app: Face, make: Make, clock: VirtualClock) -> None:
 
 def test_snoozes_pass(app: Face, clock: VirtualClock, run_pending: Callable[..., list[Job]]) -> None:
     app.job(name="sleepy")(lambda: Snooze(timedelta(days=1)))
-    app.enqueue_task(app.app._core.registry.tasks["sleepy"])
+    app.enqueue_task(core_of(app.app).registry.tasks["sleepy"])
     run_pending()
 
     clock.advance(hours=25)

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from dibs import Dibs, watching
 from dibs.engines.memory.store import MemoryStore
+from tests.support.internals import core_of
 from tests.support.web_apps import make_web
 
 
@@ -27,7 +28,7 @@ def shared() -> tuple[Dibs, FastAPI]:
 @pytest.fixture
 def app(shared: tuple[Dibs, FastAPI]) -> Iterator[Dibs]:
     app, _ = shared
-    app._core.use(MemoryStore())
+    core_of(app).use(MemoryStore())
     yield app
     app.sync.close()
 

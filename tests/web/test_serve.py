@@ -25,6 +25,7 @@ from dibs.clock import SECOND
 from dibs.integrations.service import Access, make_service
 from dibs.integrations.service import guesses as guessing
 from dibs.integrations.service.guesses import MOST_WRONG, Guesses
+from tests.support.internals import run_script
 from tests.support.web_apps import EventReader
 
 TOKEN, READ_TOKEN, BASIC = "t0ken-of-a-writer", "t0ken-of-a-reader", "alice:pass:word"
@@ -265,7 +266,7 @@ def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
         with Dibs(url).sync as store:
             left, waiting = store.enqueue(NewJob("left"), NewJob("waiting"))
             store.claim_job(left.id, worker="pod-a")
-            store._core.store.run(lambda _: upkeep.age(24 * 3600 * SECOND))
+            run_script(store, lambda: upkeep.age(24 * 3600 * SECOND))
         routes = [
             f"/jobs/{left.id}/recover",
             f"/jobs/{waiting.id}/cancel",

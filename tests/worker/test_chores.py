@@ -13,6 +13,7 @@ import pytest
 from dibs import Dibs, NewJob, upkeep
 from dibs.scripts import Row, Rows, Script
 from dibs.worker import chores
+from tests.support.internals import core_of, store_of
 from tests.support.workers import finished, working
 
 
@@ -52,7 +53,7 @@ async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
 
     monkeypatch.setattr(upkeep, "mend", looked)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
-    mine = chores.Chores(app._core, None)
+    mine = chores.Chores(core_of(app), None)
 
     for second in range(25):
         await mine.do(second)
@@ -70,10 +71,10 @@ async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.
     monkeypatch.setattr(chores, "PAGES", 1)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
     for name in ("one", "other", "third"):
-        await app._core.store.run_async(
+        await store_of(app).run_async(
             lambda _, name=name: upkeep.tick(name, None, [], concurrency=1, running=0)
         )
-    mine = chores.Chores(app._core, None)
+    mine = chores.Chores(core_of(app), None)
 
     await mine.do(0.0)
 
@@ -83,7 +84,7 @@ async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.
 async def test_a_worker_removes_what_need_not_be_kept(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chores, "PRUNE_EVERY", 0.0)
     asked = []
-    monkeypatch.setattr(app._core, "retention", lambda: asked.append("retention") or [])
+    monkeypatch.setattr(core_of(app), "retention", lambda: asked.append("retention") or [])
 
     @app.job
     async def work() -> None: ...

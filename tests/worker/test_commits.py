@@ -13,6 +13,7 @@ import pytest
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Snooze, StoreUnavailable
 from dibs.engines import trouble
 from dibs.engines.mysql import pools
+from tests.support.internals import store_of
 from tests.support.workers import (
     Apps,
     finished,
@@ -217,7 +218,7 @@ async def test_what_a_handler_raised_outlives_a_store_that_is_away_for_a_moment(
     apps: Apps, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, elsewhere = apps(), apps()
-    store, missed = app._core.store, asyncio.Semaphore(0)
+    store, missed = store_of(app), asyncio.Semaphore(0)
     run_async = store.run_async
 
     async def away(*_: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from dibs import BadRequest, Dibs, NewJob, Worker
 from dibs.worker import processes as pool
+from tests.support.internals import store_of
 from tests.support.workers import Apps, drain, finished, look, processes, wait_until, working
 
 JOBS = "tests.support.isolated_jobs"
@@ -283,7 +284,7 @@ async def test_a_lost_lease_ends_the_process(app: Dibs, jobs: Any, folder: str) 
     async with working(app):
         job = await jobs.sleeps.enqueue(folder)
         pid = await began(folder)
-        await app._core.store.run_async(_age)
+        await store_of(app).run_async(_age)
         await app.sweep()
         await wait_until(lambda: not exists(pid))
         done = await finished(app, job)
@@ -299,7 +300,7 @@ async def test_a_lost_lease_ends_the_process_though_the_event_loop_is_blocked(
     @app.job
     async def block(pid: int) -> bool:
         other = Dibs(url).sync
-        other._core.store.run(_age)
+        store_of(other).run(_age)
         other.sweep()
         other.close()
         look(lambda: not exists(pid))

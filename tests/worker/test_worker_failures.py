@@ -23,6 +23,7 @@ from dibs import (
     Snooze,
     Worker,
 )
+from tests.support.internals import core_of
 from tests.support.param_names import named
 from tests.support.workers import (
     SOON,
@@ -283,7 +284,7 @@ async def test_what_breaks_around_a_handler_is_a_failed_attempt(
     async def work() -> str:
         return "done"
 
-    app._core.around = broken
+    core_of(app).around = broken
     job = await work.enqueue()
 
     with caplog.at_level(logging.ERROR, "dibs"):

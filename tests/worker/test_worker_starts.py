@@ -20,6 +20,7 @@ from dibs import (
     Worker,
 )
 from dibs.worker.trips import Trips
+from tests.support.internals import store_of
 from tests.support.workers import (
     SOON,
     Apps,
@@ -264,7 +265,7 @@ async def test_a_lost_wake_up_is_found_by_the_poll(apps: Apps, monkeypatch: pyte
     async def hear_nothing(hear: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(app._core.store, "listen", hear_nothing, raising=False)
+    monkeypatch.setattr(store_of(app), "listen", hear_nothing, raising=False)
     async with working(app):
         await is_idle(app)
         await app.enqueue(NewJob("work"))
@@ -273,7 +274,7 @@ async def test_a_lost_wake_up_is_found_by_the_poll(apps: Apps, monkeypatch: pyte
 
 async def test_a_listener_that_breaks_is_started_again(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     started = asyncio.Event()
-    listen, broke = app._core.store.listen, 0
+    listen, broke = store_of(app).listen, 0
 
     @app.job
     async def work() -> None:
@@ -286,7 +287,7 @@ async def test_a_listener_that_breaks_is_started_again(app: Dibs, monkeypatch: p
             raise OSError("the listener broke")
         await listen(hear)
 
-    monkeypatch.setattr(app._core.store, "listen", break_first, raising=False)
+    monkeypatch.setattr(store_of(app), "listen", break_first, raising=False)
     async with working(app):
         await wait_until(lambda: broke == 3)
         await is_idle(app)

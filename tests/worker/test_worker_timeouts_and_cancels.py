@@ -12,6 +12,7 @@ from dibs import (
     Context,
     Dibs,
 )
+from tests.support.internals import core_of
 from tests.support.workers import (
     drain,
     finished,
@@ -186,7 +187,7 @@ async def test_a_success_that_comes_before_the_cancel_is_noticed_wins(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, go = asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr(app._core.keeper, "look", lambda _: None)  # the hint got lost
+    monkeypatch.setattr(core_of(app).keeper, "look", lambda _: None)  # the hint got lost
 
     @app.job(lease=60)
     async def work() -> str:
@@ -217,7 +218,7 @@ async def test_a_thread_that_succeeds_without_noticing_the_cancel_wins(app: Dibs
     async with working(app):
         await wait_until(started.is_set)
         await app.cancel(job.id)
-        [kept] = app._core.keeper._kept.values()
+        [kept] = core_of(app).keeper._kept.values()
         await wait_until(lambda: kept.held.cancel_reason is not None)
         go.set()
         done = await finished(app, job)
