@@ -1,4 +1,4 @@
-"""A long train of jobs that do nothing, with convoys and without; and plain jobs beside many that wait."""
+"""A long train of jobs that do nothing, and plain jobs beside many jobs that wait."""
 
 import asyncio
 import json
@@ -23,31 +23,25 @@ CLAIMS = 9
 
 
 def drain(url: str, rounds: int, length: int) -> str:
-    """A table of the two, and how much longer the other takes."""
-    turns = asyncio.run(_turns(url, rounds, length))
-    for turn in turns:
-        print(f"  a train of {length:,}: {', '.join(f'{one:.2f} s' for one in turn)}", flush=True)
-    medians = [statistics.median(column) for column in zip(*turns, strict=True)]
-    lines = [
-        f"| {how} | {one:.2f} | {length / one:,.0f} | {one / medians[0]:.1f} |"
-        for how, one in zip(("convoys", "one by one"), medians, strict=True)
-    ]
+    """Measure how long one worker takes for the train; return a table."""
+    spent = asyncio.run(_spent(url, rounds, length))
+    for one in spent:
+        print(f"  a train of {length:,}: {one:.2f} s", flush=True)
+    median = statistics.median(spent)
     heading = f"One train of {length:,} async jobs that do nothing, one worker with 10 places."
-    return "\n".join([heading, "", "| how | s | jobs/s | times |", "|---|---:|---:|---:|", *lines])
+    row = f"| {median:.2f} | {length / median:,.0f} |"
+    return "\n".join([heading, "", "| s | jobs/s |", "|---:|---:|", row])
 
 
-async def _turns(url: str, rounds: int, length: int) -> list[tuple[float, float]]:
+async def _spent(url: str, rounds: int, length: int) -> list[float]:
     app = Dibs(url)
     await app.migrate()
     async with app:
-        await _timed(app, length // 10, convoys=True)  # connections and plans are made
-        return [
-            (await _timed(app, length, convoys=True), await _timed(app, length, convoys=False))
-            for _ in range(rounds)
-        ]
+        await _timed(app, length // 10)  # connections and plans are made
+        return [await _timed(app, length) for _ in range(rounds)]
 
 
-async def _timed(app: Dibs, length: int, *, convoys: bool) -> float:
+async def _timed(app: Dibs, length: int) -> float:
     ran: list[int] = []
     kind = f"nothing-{uuid4()}"
 
@@ -56,7 +50,7 @@ async def _timed(app: Dibs, length: int, *, convoys: bool) -> float:
         ran.append(number)
 
     await app.enqueue(*(NewJob(kind, args={"number": n}, train="bench") for n in range(length)))
-    worker = Worker(app, convoys=convoys)
+    worker = Worker(app)
     began = time.perf_counter()
     await worker.run(until_idle=True, handle_signals=False)
     spent = time.perf_counter() - began

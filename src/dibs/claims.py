@@ -4,8 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -34,43 +33,12 @@ class StopAsked(Exception):
     """Raised in a handler's thread by `ctx.check()` when its worker ends: the job is given back."""
 
 
-class Start:
-    """The way of a job that runs under the lease of its train's head to a lease of its own (ADR 19).
-
-    Whoever writes to the store in its name waits for that.
-    """
-
-    def __init__(self, ask: Callable[[], None]) -> None:
-        self._ask = ask
-        self._loop = asyncio.get_running_loop()
-        self._answer: Future[None] = Future()
-        self.asked = False
-
-    async def wait(self) -> None:
-        self._ask()
-        await self.answered()
-
-    def wait_sync(self, held: "Holding") -> None:
-        """From the thread of a plain handler; one that is lost meanwhile need not wait any longer."""
-        self._loop.call_soon_threadsafe(self._ask)
-        while not held.lost and not self._answer.done():
-            wait([self._answer], timeout=0.1)
-
-    async def answered(self) -> None:
-        await asyncio.shield(asyncio.wrap_future(self._answer))
-
-    def answer(self) -> None:
-        """The store has it now, or the claim is lost, which is for others to say."""
-        if not self._answer.done():
-            self._answer.set_result(None)
-
-
 class Holding:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
     __slots__ = (
-        *("asked_at", "cancel_reason", "core", "in_a_row", "is_settling", "job", "key", "lease_until"),
-        *("lost", "_stands", "settled", "start", "stopping", "timed_out", "token", "was_quick"),
+        *("asked_at", "cancel_reason", "core", "is_settling", "job", "key", "lease_until"),
+        *("lost", "_stands", "settled", "stopping", "timed_out", "token"),
     )
 
     def __init__(self, core: "Core", job: Job, asked_at: float) -> None:
@@ -88,9 +56,6 @@ class Holding:
         self.stopping = False  # whoever runs it ends, and can't wait any longer
         self.settled = False
         self.is_settling = False  # its settlement is on the way: to find it gone is no loss
-        self.in_a_row = 0  # quick jobs of its train that this worker had before it, one after another
-        self.was_quick = False
-        self.start: Start | None = None  # of one that runs under the lease of its train's head
         self._stands: Settled | None = None  # the settlement that can't be undone any more
         self.key: tuple[UUID, int] = job.id, job.token  # tells it from every other, also of this job
 
@@ -111,10 +76,6 @@ class Holding:
     def too_long(self, and_then: str = "") -> TimeoutError:
         timeout = self.core.registry.tasks[self.job.kind].timeout
         return TimeoutError(f"it took longer than its timeout of {timeout:g} s{and_then}")
-
-    def answer_start(self) -> None:
-        if self.start is not None:
-            self.start.answer()
 
     def is_lost(self) -> None:
         """The store no longer has the job as ours; told once, whoever hears it first."""

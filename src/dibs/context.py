@@ -60,12 +60,10 @@ class Context:
 
     async def progress(self, fraction: float, message: str | None = None) -> None:
         """Note how far the work got; call it as often as you like, the store hears twice a second."""
-        await self._started()
         await self._notes.note(fraction, message)
 
     async def complete(self, result: Any = None, *, within: Any) -> None:
         """Succeed in your transaction: the job is done exactly when your data is."""
-        await self._started()
         await self._claim.succeed(result, then=self.children, within=within)
 
     async def fence(
@@ -76,15 +74,6 @@ class Context:
         The rows get this claim's token; `LeaseLost` if they have a later claim's already.
         """
         await self._claim.fence(connection, table, key=key, column=column, insert=insert)
-
-    async def _started(self) -> None:
-        """The store must know that this job runs before it takes its word for anything."""
-        if self._claim._held.start is not None:
-            await self._claim._held.start.wait()
-
-    def _started_sync(self) -> None:
-        if self._claim._held.start is not None:
-            self._claim._held.start.wait_sync(self._claim._held)
 
     @property
     def _notes(self) -> Progress:
@@ -102,7 +91,6 @@ class SyncContext:
 
     def progress(self, fraction: float, message: str | None = None) -> None:
         """The same, and a `check()`: it raises when the handler should stop."""
-        self._context._started_sync()
         self._context._notes.note_sync(fraction, message)
 
     def parents(self) -> list[Job]:
@@ -111,7 +99,6 @@ class SyncContext:
 
     def complete(self, result: Any = None, *, within: Any) -> None:
         """Succeed in your transaction: the job is done exactly when your data is."""
-        self._context._started_sync()
         claim = self._context._claim._blocking()
         claim.succeed(result, then=self._context.children, within=within)
 

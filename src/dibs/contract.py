@@ -40,8 +40,6 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `pipelines`           | what these pipelines are called; without ids:   |                               |
 |                       | which of them are not done                      |                               |
 | `gates`, `current`    | who is at a train or slot; who started last     | finished jobs included        |
-| `followers`           | who is behind the holder of this claim on its   | in order; they stay blocked;  |
-|                       | train                                           | a token for each              |
 | `get`, `find`,        | look                                            | finished jobs included        |
 | `find_oldest`,        |                                                 |                               |
 | `counts`, `queues`,   |                                                 |                               |
@@ -85,13 +83,6 @@ row, `was_held`, or none when nobody is on that train; `mend` the `sort` and `na
 Before the gates come what jobs wait for others, of the sort `pipeline`, and after them who has a place at
 one, of the sort `job`, for its gate may be gone; by whatever names the engine goes by.
 
-A worker may run jobs of a train under the lease of their head (ADR 19). `followers` answers the jobs behind
-it by position, each with a `new_token`, `is_due`, and `is_open` (its queue is neither paused nor limited); it
-writes nothing, and answers nothing when the claim does not hold or its lease is over. `settle` and `exchange`
-are told by `convoy` (`CONVOY_COLUMNS`; left out when there is none) which followers were started, and when:
-each becomes `running` with its token and a lease, if the claim on its `head` still holds and it is still
-blocked behind it, before any settlement is applied. What ended so long ago is finished then, not now.
-
 Somebody's open transaction may have a gate locked (`Traits.locks_gates`). Then `settle` and `exchange` may be
 told their `patience`: "none", and a settlement whose gate is locked is not applied, but named, by a row with
 `waits` or in `waiting` of the first row; or "short", and the question fails after about a second. With
@@ -132,10 +123,10 @@ repetition is known. Without `ids`, all that came `in` from a store have landed.
 lists the facts it knows and judges them; an engine answers those that it has.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 # A hint that wakes workers is a queue's name, or empty: look everywhere; a kind may follow, if there is but
@@ -157,7 +148,7 @@ QUESTIONS = frozenset(
 )
 
 # What is asked of trains and slots themselves.
-GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current", "followers"})
+GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current"})
 
 GLANCED_COLUMNS = ("id", "state", "attempts", "token", "progress", "message", "run_at")
 
@@ -165,17 +156,6 @@ SETTLEMENT_COLUMNS = (
     *("id", "token", "state", "settled_as", "delay", "refund", "result", "errors", "message"),
     *("pipeline_id", "train", "slot"),
 )
-
-# A job of a convoy: its claim and that on its head, how long it is leased, and how long ago (µs) it began
-# and, unless it still runs, ended. The head is one of them.
-CONVOY_COLUMNS = ("id", "token", "head", "head_token", "lease", "began", "ended")
-_RIDER, _HEAD = CONVOY_COLUMNS.index("id"), CONVOY_COLUMNS.index("head")
-
-
-def with_convoys(waiting: Collection[UUID], convoy: Sequence[tuple[Any, ...]]) -> set[UUID]:
-    """These jobs, and all that are in a convoy with one of them: jobs of a train are settled in its order."""
-    heads = {ride[_HEAD] for ride in convoy if ride[_RIDER] in waiting or ride[_HEAD] in waiting}
-    return {*waiting, *heads, *(ride[_RIDER] for ride in convoy if ride[_HEAD] in heads)}
 
 
 class Mark(NamedTuple):

@@ -8,7 +8,6 @@ lost race (ask again), a repetition (success) and a refusal (an error that says 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import takewhile
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -280,13 +279,9 @@ class Settled(Struct, frozen=True, gc=False, kw_only=True):
 
 Patience = Literal["none", "short"]
 
-# A job that ran under the lease of its train's head, in the order of `contract.CONVOY_COLUMNS`.
-Ride = tuple[Any, ...]
-
 
 def settle_if_held(
     settlements: Sequence[Settled],
-    convoy: Sequence[Ride] = (),
     *,
     left: list[Settled] | None = None,
     patience: Patience | None = None,
@@ -298,8 +293,7 @@ def settle_if_held(
     """
     lost: list[Settled] = []
     for one_per_job in _rounds(settlements):
-        lost += yield from _settle_round(one_per_job, convoy, left, patience)
-        convoy = ()
+        lost += yield from _settle_round(one_per_job, left, patience)
     return lost
 
 
@@ -320,7 +314,6 @@ def _rounds(settlements: Sequence[Settled]) -> list[list[Settled]]:
 
 def _settle_round(
     settlements: Sequence[Settled],
-    convoy: Sequence[Ride],
     left: list[Settled] | None,
     patience: Patience | None,
 ) -> Script[list[Settled]]:
@@ -329,7 +322,7 @@ def _settle_round(
         if not open_ones:
             return []
         waits = _waits(open_ones, left, patience)
-        rows = yield Step("settle", settle_params(open_ones, convoy) | waits)
+        rows = yield Step("settle", settle_params(open_ones) | waits)
         if left is not None:
             _leave({row["id"] for row in rows if row.get("waits")}, open_ones, left)
         applied = {row["id"] for row in rows}
@@ -358,29 +351,26 @@ def _leave(waiting: Collection[UUID], settlements: Sequence[Settled], left: list
     left += [one for one in settlements if one.id in waiting]
 
 
-def settle_params(settlements: Sequence[Settled], convoy: Sequence[Ride] = ()) -> dict[str, Any]:
+def settle_params(settlements: Sequence[Settled]) -> dict[str, Any]:
     params: dict[str, Any] = {
         "settlements": [one.values for one in settlements],
         "children": [child for one in settlements for child in one.children],
     }
     if steps := [(one.id, one.steps_of) for one in settlements if one.steps_of is not None]:
         params["steps"] = steps
-    if convoy:
-        params["convoy"] = convoy
     return params
 
 
 def exchange(
     settlements: Sequence[Settled],
     wish: Wish,
-    convoy: Sequence[Ride] = (),
     *,
     left: list[Settled] | None = None,
 ) -> Script[tuple[list[Settled], list[Job]]]:
     """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
     first, *more = _rounds(settlements)
     marks = {"marks": wish.marks} if wish.marks and not any(map(_is_at_gate, first)) else {}
-    given = settle_params(first, convoy) | wish.params(look=False) | marks | _waits(first, left)
+    given = settle_params(first) | wish.params(look=False) | marks | _waits(first, left)
     rows = yield Step("exchange", given)
     applied = set(rows[0]["settled"])
     if left is not None and (waiting := rows[0].get("waiting")):
@@ -399,35 +389,6 @@ def exchange(
 def _is_at_gate(one: Settled) -> bool:
     """Whom its gate lets through may stand before the marks, and is to be claimed at once."""
     return one.values[_GATE] != (None, None)
-
-
-def followers(head: UUID, token: int, limit: int) -> Script[list[Job]]:
-    """Who may run after the head of a train, under its lease: up to the first that must come by itself.
-
-    Nothing is written for them. So what must not be run twice or with old arguments is not among them: a job
-    that has but one attempt, and one with a unique key, whose arguments may be replaced while it waits.
-    """
-    rows = yield Step("followers", {"job": head, "token": token, "limit": limit})
-    return [job_from_row({**row, "token": row["new_token"]}) for row in takewhile(_may_follow, rows)]
-
-
-def running_among(claims: Sequence[tuple[UUID, int]]) -> Script[set[UUID]]:
-    """Those of these claims that hold their job."""
-    if not claims:
-        return set()
-    rows = yield Step("settled", {"ids": [id for id, _ in claims]})
-    running = {(row["id"], row["token"]) for row in rows if row["state"] == JobState.running}
-    return {id for id, token in claims if (id, token) in running}
-
-
-def _may_follow(row: Row) -> bool:
-    return bool(
-        row["is_due"]
-        and row["is_open"]
-        and row["attempts"] == 0
-        and row["max_attempts"] > 1
-        and row["unique_key"] is None
-    )
 
 
 def _won_before(one: Settled, row: Row | None) -> bool:

@@ -59,12 +59,6 @@ def test_jobs_are_drained_beside_a_snapshot(postgresql: PostgreSQL, mariadb: Mar
     assert "held snapshot" in on_snapshots.beside_a_snapshot(mariadb, "MariaDB", JOBS)
 
 
-def test_a_train_is_drained_both_ways(postgresql: PostgreSQL) -> None:
-    url = postgresql.create_database("bench_trains")
-
-    assert "one by one" in on_trains.drain(url, rounds=1, length=20)
-
-
 def test_trains_and_plain_jobs_beside_a_crowd(
     postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +66,7 @@ def test_trains_and_plain_jobs_beside_a_crowd(
     monkeypatch.setattr(on_trains, "PLAIN", JOBS)
     urls = [postgresql.create_database(f"bench_trains_{n}") for n in range(3)]
 
-    assert "| convoys |" in on_trains.drain(urls[0], rounds=1, length=20)
+    assert "| s | jobs/s |" in on_trains.drain(urls[0], rounds=1, length=20)
     assert "beside 1,000 blocked" in on_trains.beside_a_crowd(urls[1], urls[2], rounds=1)
 
 

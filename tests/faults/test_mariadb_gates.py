@@ -13,13 +13,13 @@ from uuid import uuid4
 
 import pytest
 
-from dibs import Dibs, DibsError, Job, NewJob, operations
+from dibs import Dibs, DibsError, Job, NewJob
 from dibs.engines import trouble
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.schemas import schema_files, schema_version, statements
 from dibs.engines.sql import Plan, placeholders
-from tests.support.fault_stores import Place, Places, answers_within, blocks, convoy_of, mutate, together
-from tests.support.internals import age, run_script
+from tests.support.fault_stores import Place, Places, answers_within, blocks, mutate, together
+from tests.support.internals import age
 from tests.support.servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long
@@ -418,18 +418,6 @@ def a_head_ends(place: Place) -> str:
     return ""
 
 
-def a_convoy_loses_its_head(place: Place) -> str:
-    app = place.app()
-    app.sync.enqueue(*(NewJob("work", train="t") for _ in range(3)))
-    [head] = app.sync.claim(lease=1)
-    settlements, convoy = convoy_of(app, head)
-    age(app, 2)
-    app.sync.sweep()
-    app.sync.claim()
-    lost = run_script(app, lambda: operations.settle_if_held(settlements, convoy))
-    return "" if len(lost) == 3 else "settled by who has lost it"
-
-
 def a_slot_is_taken(place: Place) -> str:
     app = place.app().sync
     first, second = app.enqueue(*(NewJob("work", slot="s") for _ in range(2)))
@@ -511,8 +499,6 @@ MUTANTS = [
     Mutant(
         "a ready sibling is not locked", (("looked_ready", "for update", ""),), a_claim_waits_for_no_gate,
     ),
-    Mutant("a convoy needs no head", (("start_followers", "and head.token = given.head_token", ""),),
-           a_convoy_loses_its_head),
     Mutant("who runs is not counted", (("slot_running", "in (40, 41)", "in (90, 91)"),), a_slot_is_taken),
     Mutant("the last of a train is its head", (("train_heads", "by head.position", "by head.position desc"),),
            a_head_ends),

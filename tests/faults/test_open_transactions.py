@@ -13,11 +13,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from msgspec import structs
 
-from dibs import Job, LeaseLost, NewJob, Worker, operations
-from tests.support.fault_stores import Place, Places, answers_within, convoy_of, together
-from tests.support.internals import core_of, store_of
+from dibs import Job, LeaseLost, NewJob, Worker
+from tests.support.fault_stores import Place, Places, answers_within, together
 from tests.support.servers import mysql_connection
 
 LEVELS = ["read committed", "repeatable read"]
@@ -286,43 +284,3 @@ def test_a_claim_that_is_lost_locks_nobody_at_read_committed(postgres: Place) ->
         with pytest.raises(LeaseLost):
             old.succeed(within=connection)
         assert answers_within(5, new.succeed, then=connection.rollback) == [None]
-
-
-# -- Convoys ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("who", [0, 1, 2], ids=["the first", "the second", "the last"])
-@pytest.mark.parametrize("why", ["a child's train", "a pipeline"])
-def test_a_convoy_with_one_that_has_to_wait_waits_whole(locking: Place, why: str, who: int) -> None:
-    """Else those behind it would be settled before it, and the train be out of order."""
-    app = locking.app()
-    jobs = list(app.sync.enqueue(*(NewJob("work", train="t") for _ in range(3))))
-    app.sync.enqueue(NewJob("other", train="u"))
-    [head] = app.sync.claim(kinds=["work"])
-    settlements, convoy = convoy_of(app, head)
-    with transaction(locking) as connection:
-        if why == "a pipeline":
-            claim, _ = two_steps(app)
-            claim.succeed(within=connection)
-            late = structs.replace(settlements[who], steps_of=claim.job.pipeline_id)
-        else:
-            app.sync.enqueue(NewJob("work", train="u"), within=connection)
-            child = core_of(app).registry.prepare(NewJob("child", train="u"), parent=jobs[who])
-            late = structs.replace(settlements[who], children=[child])
-        settlements[who] = late
-        left: list[Any] = []
-        assert settle(app, settlements, convoy, left) == []
-        assert sorted(one.id for one in left) == [job.id for job in jobs]
-        assert [app.sync.get(job.id).state for job in jobs] == ["running", "blocked", "blocked"]
-        connection.rollback()
-
-    assert settle(app, settlements, convoy, []) == []
-    assert [app.sync.get(job.id).state for job in jobs] == ["succeeded"] * 3
-
-
-def settle(app: Any, settlements: list[Any], convoy: list[Any], left: list[Any]) -> list[Any]:
-    """What is lost; what waits is left."""
-    lost: list[Any] = store_of(app).run(
-        lambda _: operations.settle_if_held(settlements, convoy, left=left, patience="none")
-    )
-    return lost

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from dibs import Dibs, Job, NewJob, operations
-from tests.support.fault_stores import Place, convoy_of, exchange, together
-from tests.support.internals import age, run_script
+from dibs import Dibs, Job, NewJob
+from tests.support.fault_stores import Place, exchange, together
+from tests.support.internals import age
 from tests.support.redis_checks import astray, break_script, misplaced
 
 
@@ -273,22 +273,7 @@ def _superseded_while_claimed(app: Dibs) -> str:
     return "claimed though it ended" if waiting.id in [job.id for job in claimed] else ""
 
 
-def _a_convoy_without_its_head(app: Dibs) -> str:
-    app.sync.enqueue(*(NewJob("work", train="t") for _ in range(3)))
-    [head] = app.sync.claim(lease=1)
-    settlements, convoy = convoy_of(app, head)
-    age(app, 2)
-    app.sync.sweep()
-    app.sync.claim()
-    lost = run_script(app, lambda: operations.settle_if_held(settlements, convoy))
-    return "" if len(lost) == 3 else "settled by who has lost it"
-
-
 MUTANTS = [
-    Mutant(
-        "a convoy needs no head", "settle", "held(ride[HEAD], ride[HEAD_TOKEN])", "load(ride[HEAD])",
-        _a_convoy_without_its_head,
-    ),
     Mutant(
         "an exchange claims whom its settlements end", "exchange",
         "return planned and planned[walk.ranks[walk.here]] == false", "return false",

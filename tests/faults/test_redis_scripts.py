@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from dibs import Dibs, NewJob, operations, upkeep
+from dibs import Dibs, NewJob, upkeep
 from dibs.contract import GATE_QUESTIONS, QUESTIONS
 from dibs.engines.redis.scripts import lua_script
-from dibs.operations import Wish
 from dibs.scripts import Step
-from tests.support.fault_stores import Place, convoy_of, exchange, followers_of
+from tests.support.fault_stores import Place, exchange
 from tests.support.internals import age, core_of, run_script
 from tests.support.moves import ELSEWHERE, ask
 from tests.support.redis_checks import astray, break_script, call_once, everything, misplaced
@@ -285,27 +284,6 @@ def settle__who_snoozes_in_a_slot(app: Dibs) -> Act:
 def exchange___at_gates(app: Dibs) -> Act:
     claims = [app.sync.claim_job(jobs[0].id) for jobs in (_on_train(app), _in_slot(app))]
     return lambda: exchange(app, claims, limit=2)
-
-
-@scene
-def followers(app: Dibs) -> Act:
-    head = app.sync.claim_job(_on_train(app)[0].id)
-    return lambda: followers_of(app, head)
-
-
-@scene
-def settle__a_convoy(app: Dibs) -> Act:
-    head = app.sync.claim_job(_on_train(app)[0].id)
-    settlements, convoy = convoy_of(app, head)
-    return lambda: _run(app, lambda: operations.settle_if_held(settlements, convoy))
-
-
-@scene
-def exchange___of_a_convoy(app: Dibs) -> Act:
-    head = app.sync.claim_job(_on_train(app)[0].id)
-    settlements, convoy = convoy_of(app, head)
-    wish = Wish(worker="holder", lease=60_000_000, leases={})
-    return lambda: _run(app, lambda: operations.exchange(settlements, wish, convoy))
 
 
 @scene

@@ -1,4 +1,4 @@
-"""The same machine with trains, convoys, slots, lasting keys and pipelines.
+"""The same machine with trains, slots, lasting keys and pipelines.
 
 Beside what a user sees it compares the places at the gates, and holds both stores against what ADR 12 and
 18 promise. At the end of each run the machine works everything off: whoever is still there then is stuck.
@@ -24,11 +24,11 @@ from dibs.scripts import Script, Step
 from dibs.states import FINISHED, WAITING, JobState
 from tests.model.agreement import TICK, Agreement, Twins, some
 from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
-from tests.model.convoyed_agreement import TRAINS, ConvoyedAgreement
 from tests.model.draws import End, ends, plain_jobs, states
 from tests.model.moved_agreement import MovedAgreement
 from tests.support.internals import core_of, engine_of
 
+TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
 
 ends_of_heads = st.sampled_from(["advance", "hold"])
@@ -37,7 +37,6 @@ on_trains = st.fixed_dictionaries(
         "train": st.sampled_from([*TRAINS, TRAINS[0]]),
         "on_cancelled": ends_of_heads,
         "on_failed": ends_of_heads,
-        "max_attempts": st.sampled_from([3, 2, 1]),  # who has but one follows nobody
     }
 )
 
@@ -122,7 +121,7 @@ class Drawn:
         return pipeline
 
 
-class GatedAgreement(ConvoyedAgreement, MovedAgreement):
+class GatedAgreement(MovedAgreement):
     """Memory and one real store, asked the same, with jobs that wait for each other."""
 
     new_jobs = gated_jobs

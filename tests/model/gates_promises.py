@@ -14,17 +14,10 @@ def _running_at(gates: Gates, world: World, sort: str) -> list[int]:
 
 
 def _one_at_a_time(gates: Gates, before: World, deed: Deed, after: World) -> bool:
-    """Who runs in a convoy does so in the stead of its head."""
-    riding = [convoy for convoy in after.convoys if convoy.runs]
-    ended = [convoy for convoy in riding if gates._is_held(after, convoy.head)]
-    return len(_running_at(gates, after, "train")) + len(riding) - len(ended) <= 1
+    return len(_running_at(gates, after, "train")) <= 1
 
 
 def _in_order(gates: Gates, before: World, deed: Deed, after: World) -> bool:
-    if deed.verb == "follow":
-        return _follows_in_order(gates, before, deed)
-    if deed.verb in ("settle", "lost"):
-        return _counts_in_order(gates, before, after)
     if deed.verb == "commit" and gates.kinds[deed.job].gate == "train":
         orders = [job.order for job in after.jobs if job.token]
         return after.jobs[deed.job].order > max(orders, default=0) or after.jobs[deed.job].state is None
@@ -32,22 +25,6 @@ def _in_order(gates: Gates, before: World, deed: Deed, after: World) -> bool:
         return True
     waiting = [before.jobs[id].order for id in gates._members(before) if id != deed.job]
     return before.jobs[deed.job].order < min(waiting, default=before.jobs[deed.job].order + 1)
-
-
-def _follows_in_order(gates: Gates, before: World, deed: Deed) -> bool:
-    [convoy] = [one for one in before.convoys if one.worker == deed.actor]
-    started = {convoy.head.job, *(id for id, _ in convoy.behind[: convoy.ran]), deed.job}
-    waiting = [before.jobs[id].order for id in gates._members(before) if id not in started]
-    return before.jobs[deed.job].order < min(waiting, default=before.jobs[deed.job].order + 1)
-
-
-def _counts_in_order(gates: Gates, before: World, after: World) -> bool:
-    """Whoever counts as started by a convoy has nobody before it any more."""
-    went = (JobState.running, JobState.succeeded, JobState.failed)
-    pairs = enumerate(zip(before.jobs, after.jobs, strict=True))
-    started = {id for id, (was, job) in pairs if was.state == JobState.blocked and job.state in went}
-    waiting = [after.jobs[id].order for id in gates._members(after) if id not in started]
-    return all(after.jobs[id].order < min(waiting, default=after.gate.newest + 1) for id in started)
 
 
 def _within_limit(gates: Gates, before: World, deed: Deed, after: World) -> bool:

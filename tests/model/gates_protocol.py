@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dibs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
-from tests.model.gates_convoys import Convoying
-from tests.model.gates_opening import finished, with_job, with_look, without_look
+from tests.model.gates_opening import Opening, finished, with_job, with_look, without_look
 from tests.model.gates_words import (
     ENDS,
     GIFTS,
@@ -33,7 +32,7 @@ from tests.model.protocol import replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gates(Convoying):
+class Gates(Opening):
     """What the jobs are, how much may go wrong, and which guard is missing, if any."""
 
     workers: int = 2
@@ -91,7 +90,6 @@ class Gates(Convoying):
         yield from self._overtakes(world)
         for hold in world.holds:
             yield from self._settles(world, hold)
-        yield from self._in_convoys(world)
         yield from self._time(world)
         if world.gate.locked_by is None:
             yield from self._sweeps(world)
@@ -213,24 +211,26 @@ class Gates(Convoying):
         return world._replace(holds=tuple(sorted((*world.holds, Hold(worker, id, token)))))
 
     def _idle(self, world: World) -> set[int]:
-        return set(range(self.workers)) - {busy.worker for busy in (*world.holds, *world.convoys)}
+        return set(range(self.workers)) - {hold.worker for hold in world.holds}
 
     # -- settle
 
     def _settles(self, world: World, hold: Hold) -> Steps:
-        if any(convoy.head == hold for convoy in world.convoys):
-            return  # with those behind it
-        held = self._is_held(world, hold)
+        held = self._is_held(world, hold) or self.mutant == Mutant.settle_unfenced
         for end in ENDS if held else ("succeed",):
             if end in GIFTS and world.gifts == self.gifts:
                 continue
             yield from self._settles_as(world, hold, end, held)
 
+    def _is_held(self, world: World, hold: Hold) -> bool:
+        job = world.jobs[hold.job]
+        return (job.state, job.token) == (JobState.running, hold.token)
+
     def _settles_as(self, world: World, hold: Hold, end: str, held: bool) -> Steps:
         deed = Deed("settle", hold.job, hold.worker, end)
         if world.gate.locked_by is not None and self._needs_gate(hold.job):
             return
-        after = world._replace(holds=tuple(one for one in world.holds if one != hold))
+        after = self._let_go_of(world, hold)
         if not held:
             lets_go = self.mutant == Mutant.zombie_lets_go
             yield deed._replace(verb="lost"), self._let_go(after, hold.job) if lets_go else after
@@ -251,6 +251,9 @@ class Gates(Convoying):
             after = after._replace(looks=tuple(one for one in after.looks if one not in looked))
             after = after._replace(gifts=after.gifts + (end in GIFTS))
             yield deed, self._settled(after, hold, end, saw=all(look.saw for look in looked))
+
+    def _let_go_of(self, world: World, hold: Hold) -> World:
+        return world._replace(holds=tuple(one for one in world.holds if one != hold))
 
     def _looks_before_it_settles(self, id: int, end: str) -> bool:
         return self.mutant == Mutant.parents_look_first and end == "succeed" and bool(self._children(id))
@@ -365,8 +368,7 @@ class Gates(Convoying):
     def _time(self, world: World) -> Steps:
         for id, job in enumerate(world.jobs):
             if job.state == JobState.running and not job.expired:
-                late = with_job(world, id, job._replace(expired=True))
-                yield Deed("expire", id), self._without_lease(late, id)
+                yield Deed("expire", id), with_job(world, id, job._replace(expired=True))
             if job.state == JobState.scheduled and self.kinds[id].gate != "slot":
                 yield Deed("stage", id), with_job(world, id, job._replace(state=JobState.ready))
 
@@ -449,7 +451,6 @@ class Gates(Convoying):
         for hold in world.holds:
             left = self._let_go_of(world, hold)._replace(
                 looks=tuple(look for look in world.looks if look.actor != hold.worker),
-                convoys=tuple(convoy for convoy in world.convoys if convoy.worker != hold.worker),
             )
             yield Deed("die", hold.job, hold.worker), left._replace(losses=world.losses + 1)
         for look in world.looks:

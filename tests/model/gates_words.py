@@ -58,21 +58,6 @@ class Hold(NamedTuple):
     token: int
 
 
-class Convoy(NamedTuple):
-    """A head that has succeeded and is not settled yet, and those that its worker runs under its lease."""
-
-    worker: int
-    head: Hold
-    behind: tuple[tuple[int, int], ...]  # jobs, and the tokens that were drawn for them
-    ran: int = 0
-    runs: bool = False  # the last of them still does
-
-    @property
-    def last(self) -> int:
-        """The one that was started last; the head while there is none."""
-        return self.behind[self.ran - 1][0] if self.ran else self.head.job
-
-
 class Look(NamedTuple):
     """What somebody saw, or did not do yet; only mutants have them."""
 
@@ -89,13 +74,11 @@ class World(NamedTuple):
     unborn: tuple[Unborn, ...] = ()
     holds: tuple[Hold, ...] = ()
     looks: tuple[Look, ...] = ()
-    convoys: tuple[Convoy, ...] = ()
     newest_token: int = 0
     torn: bool = False  # somebody deleted a row by hand, and nobody mended the gate yet
     losses: int = 0
     gifts: int = 0
     people: int = 0
-    ahead: int = 0  # how often somebody looked ahead
 
 
 class Deed(NamedTuple):
@@ -137,11 +120,7 @@ class Mutant(StrEnum):
     back_to_the_end = "a head that comes back goes to the end of its train"
     held_goes_on = "a producer lets the head of a held train go"
     follower_holds = "whoever is cancelled holds its train"
-    convoy_unfenced = "those of a convoy count though its head is no longer held"
-    convoy_outlives_lease = "whoever runs behind a head goes on when its lease is over"
-    convoy_out_of_order = "those behind a head run in any order"
-    convoy_revives = "those of a convoy count though they were cancelled in between"
-    head_settled_first = "a head is settled before the store knows who runs behind it"
+    settle_unfenced = "a settlement counts though its claim no longer holds the job"
     nobody_counts = "a slot does not count who runs"
     own_limit_only = "a slot heeds only the limit of the one who comes"
     overtake_looks_first = "whoever overtakes looks who runs, and then goes"
@@ -166,11 +145,7 @@ CAUGHT_BY = {
     Mutant.back_to_the_end: Promise.in_order,
     Mutant.held_goes_on: Promise.held_holds,
     Mutant.follower_holds: Promise.heads_hold,
-    Mutant.convoy_unfenced: Promise.in_order,
-    Mutant.convoy_outlives_lease: Promise.one_at_a_time,
-    Mutant.convoy_out_of_order: Promise.in_order,
-    Mutant.convoy_revives: Promise.ended_stays,
-    Mutant.head_settled_first: Promise.one_at_a_time,
+    Mutant.settle_unfenced: Promise.ended_stays,
     Mutant.nobody_counts: Promise.within_limit,
     Mutant.own_limit_only: Promise.within_limit,
     Mutant.overtake_looks_first: Promise.within_limit,

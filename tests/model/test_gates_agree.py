@@ -1,4 +1,4 @@
-"""Trains, convoys, slots, lasting keys and pipelines are on every engine what they are in memory."""
+"""Trains, slots, lasting keys and pipelines are on every engine what they are in memory."""
 
 from __future__ import annotations
 

@@ -32,11 +32,6 @@ SMALL = {
         Gates(kinds=(HOLDS, TRAIN, OTHERS), workers=1, losses=0, people=2),
         7_000,
     ),
-    "a train in convoys": (Gates(kinds=(TRAIN, TRAIN, OTHERS), convoys=1), 5_000),
-    "a train in convoys, and people": (
-        Gates(kinds=(TRAIN, HOLDS, TRAIN), convoys=1, losses=0, people=1),
-        9_000,
-    ),
     "a train torn by hand": (Gates(kinds=(TRAIN, TRAIN, OTHERS), workers=1, **TORN), 900),
     "a slot for two, and one who is strict": (
         Gates(kinds=(WIDE, WIDE, in_slot("wait")), losses=0, turns=0),
@@ -66,14 +61,6 @@ LARGE = {
     "a train whose heads come back often": (
         Gates(kinds=(TRAIN, TRAIN, OTHERS), max_attempts=2, gifts=1),
         10_000,
-    ),
-    "a train in convoys whose heads come back": (
-        Gates(kinds=(TRAIN, TRAIN, OTHERS), max_attempts=2, convoys=1),
-        37_000,
-    ),
-    "a train in several convoys, and people": (
-        Gates(kinds=(TRAIN, HOLDS, TRAIN), convoys=2, people=1),
-        30_000,
     ),
     "a slot of three": (Gates(kinds=(SLOT, SLOT, in_slot("wait"))), 10_000),
     "a slot of three that is pre-empted": (Gates(kinds=(SLOT, WIDE, in_slot("preempt"))), 9_000),
@@ -108,7 +95,6 @@ def test_gates_keep_every_promise_with_more_of_everything(gates: Gates, at_least
 
 PREEMPTS = Kind("slot", policy="preempt")
 PREEMPTS_ONE = Kind("slot", policy="preempt", limit=2)
-CONVOY = Gates(kinds=(TRAIN, TRAIN), max_attempts=2, convoys=1)
 
 # Where each guard is needed.
 SCENES = {
@@ -119,11 +105,7 @@ SCENES = {
     Mutant.back_to_the_end: Gates(kinds=(TRAIN, OTHERS), max_attempts=2),
     Mutant.held_goes_on: Gates(kinds=(HOLDS, OTHERS)),
     Mutant.follower_holds: Gates(kinds=(TRAIN, HOLDS), people=1),
-    Mutant.convoy_unfenced: CONVOY,
-    Mutant.convoy_outlives_lease: CONVOY,
-    Mutant.convoy_out_of_order: Gates(kinds=(TRAIN, TRAIN, TRAIN), convoys=1),
-    Mutant.convoy_revives: replace(CONVOY, people=1),
-    Mutant.head_settled_first: CONVOY,
+    Mutant.settle_unfenced: Gates(kinds=(TRAIN, OTHERS)),
     Mutant.nobody_counts: Gates(kinds=(SLOT, in_slot("wait"))),
     Mutant.own_limit_only: Gates(kinds=(SLOT, in_slot("wait", limit=2))),
     Mutant.overtake_looks_first: Gates(kinds=(SLOT, in_slot("wait"))),
@@ -167,7 +149,6 @@ def test_every_promise_of_gates_is_the_reason_why_some_mutant_is_caught() -> Non
 
 
 SHORT = (
-    "a train in convoys",
     "a train with two producers",
     "a train torn by hand",
     "a train that holds, and people",
@@ -196,6 +177,5 @@ def test_everything_that_can_happen_at_a_gate_happens_somewhere() -> None:
             "stage",
             "sweep",
         ),
-        *("look ahead", "follow", "ran"),
         *("pass on", "mend", "cancel", "retry", "release_train", "delete_by_hand", "die"),
     }

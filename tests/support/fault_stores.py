@@ -141,24 +141,6 @@ def exchange(
     return [one.id for one in lost], jobs
 
 
-def followers_of(app: Dibs, head: Any) -> list[Any]:
-    return run_script(app, lambda: operations.followers(head.job.id, head.token, 10))
-
-
-def convoy_of(app: Dibs, head: Any) -> tuple[list[Any], list[Any]]:
-    """Settlements of a head and of all who follow it, and when they ran: one after another, just now."""
-    found = followers_of(app, head)
-    keys = [head._held.key, *((job.id, job.token) for job in found)]
-    values = [
-        (*key, "succeeded", "succeeded", None, False, None, "[]", None, None, "t", None) for key in keys
-    ]
-    ago = [1000 * (len(keys) - nth) for nth in range(len(keys))]
-    convoy = [
-        (*key, *head._held.key, 60_000_000, began, began - 1000) for key, began in zip(keys, ago, strict=True)
-    ]
-    return [operations.Settled(values=one) for one in values], convoy
-
-
 def write_after_the_look(app: Dibs, new: NewJob) -> Any:
     """What the store answers to a repeated enqueue that did not see the job when it looked."""
 

@@ -7,16 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import psycopg
 
-from dibs import Dibs, NewJob, operations
+from dibs import Dibs, NewJob
 from dibs.ids import first_id_at
 from tests.support.fault_cases import AT_ONCE_SECONDS, Scene, _nothing_changed, _zombie, enqueue, locked
-from tests.support.fault_stores import Place, answers_within, convoy_of, exchange, followers_of, together
-from tests.support.internals import age, run_script
+from tests.support.fault_stores import Place, answers_within, exchange, together
+from tests.support.internals import age
 
 __all__ = ["Scene"]
 
@@ -342,55 +341,6 @@ def what_an_exchange_lets_through_is_claimed_with_it(place: Place) -> str | None
 
 def a_zombie_of_a_train_settles_nothing(place: Place) -> str | None:
     return _nothing_changed(place, *_zombie(place, train="t"), "succeed", "stale")
-
-
-def a_convoy_without_its_head_settles_nobody(place: Place) -> str | None:
-    """Its head was swept, and another has it now."""
-    app = place.apps(1)[0]
-    jobs = [_put(app, train="t") for _ in range(3)]
-    [head] = app.sync.claim(lease=1)
-    settlements, convoy = convoy_of(app, head)
-    age(app, 2)
-    app.sync.sweep()
-    [heir] = app.sync.claim()
-    run_script(app, lambda: operations.settle_if_held(settlements, convoy))
-    states = _states(app, jobs)
-    heir.succeed()
-    return None if states == ["running", "blocked", "blocked"] else f"became {states}"
-
-
-def a_head_that_was_given_back_leads_nobody(place: Place) -> str | None:
-    app = place.apps(1)[0]
-    jobs = [_put(app, train="t") for _ in range(3)]
-    [head] = app.sync.claim()
-    settlements, convoy = convoy_of(app, head)
-    head.release()
-    run_script(app, lambda: operations.settle_if_held(settlements, convoy))
-    states = _states(app, jobs)
-    return None if states == ["ready", "blocked", "blocked"] else f"became {states}"
-
-
-def a_convoy_comes_in_order(place: Place) -> str | None:
-    app = place.apps(1)[0]
-    jobs = [_put(app, train="t") for _ in range(4)]
-    [head] = app.sync.claim()
-    found = followers_of(app, head)
-    if [job.id for job in found] != [job.id for job in jobs[1:]]:
-        return "not in the order of their enqueue"
-    if not head.token < found[0].token < found[1].token < found[2].token:
-        return "a follower has no greater token"
-    return None
-
-
-def jobs_of_a_convoy_ended_one_after_another(place: Place) -> str | None:
-    app = place.apps(1)[0]
-    jobs = [_put(app, train="t") for _ in range(3)]
-    [head] = app.sync.claim()
-    settlements, convoy = convoy_of(app, head)
-    run_script(app, lambda: operations.settle_if_held(settlements, convoy))
-    done = [app.sync.get(job.id) for job in jobs]
-    late = [one for one, next in pairwise(done) if one.finished_at > next.claimed_at]
-    return f"{len(late)} ended after the next one began" if late else None
 
 
 def only_who_preempts_asks_others_to_stop(place: Place) -> str | None:

@@ -294,7 +294,6 @@ class Run:
     pid: int
     began: float
     ended: float | None = None
-    token: int = 0
 
 
 @dataclass
@@ -345,7 +344,7 @@ def read_record(file: Path) -> Record:
     for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half written just now
         what, job, pid, at, token = line.split()
         if what == "start":
-            running[job, token] = Run(job, int(pid), float(at), token=int(token))
+            running[job, token] = Run(job, int(pid), float(at))
             record.by_job[job].append(running[job, token])
         else:
             running[job, token].ended = float(at)

@@ -21,14 +21,14 @@ def test_what_is_put_aside_as_the_last_one_is_settled_is_asked_for_too() -> None
     first, second = late("north"), late("south")
     sent: list[Any] = []
 
-    async def settle(done: list[Any], _rides: Any, _patience: str) -> Collection[Any]:
+    async def settle(done: list[Any], _patience: str) -> Collection[Any]:
         if not sent:  # runs after this task has found nothing left, and before anybody hears that it ended
-            asyncio.get_running_loop().call_soon(aside.put, [second], [], [second[1]])
+            asyncio.get_running_loop().call_soon(aside.put, [second], [second[1]])
         sent.extend(one for _, one in done)
         return []
 
     async def until_all_are_sent() -> None:
-        aside.put([first], [], [first[1]])
+        aside.put([first], [first[1]])
         async with asyncio.timeout(5):
             while aside or len(sent) < 2:
                 await asyncio.sleep(0.01)

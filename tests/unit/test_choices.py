@@ -17,7 +17,7 @@ NOTHING = (None, None, None, None, None)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("APP", "QUEUES", "CONCURRENCY", "PROCESSES", "GRACE", "CONVOYS"):
+    for name in ("APP", "QUEUES", "CONCURRENCY", "PROCESSES", "GRACE"):
         monkeypatch.delenv(f"DIBS_WORK_{name}", raising=False)
     return tmp_path
 
@@ -28,7 +28,6 @@ def test_without_a_word_there_are_defaults() -> None:
     assert (chosen.target, chosen.queues, chosen.concurrency, chosen.processes, chosen.grace) == (
         *("jobs:app", None, 10, 1, 10.0),
     )
-    assert not chosen.convoys
 
 
 def test_flags_beat_the_environment_and_that_beats_the_file(
@@ -38,12 +37,10 @@ def test_flags_beat_the_environment_and_that_beats_the_file(
     (folder / "pyproject.toml").write_text(work)
     monkeypatch.setenv("DIBS_WORK_CONCURRENCY", "5")
     monkeypatch.setenv("DIBS_WORK_QUEUES", "b, c")
-    monkeypatch.setenv("DIBS_WORK_CONVOYS", "true")
 
-    said, flagged = Choices.made(*NOTHING), Choices.made("jobs:app", "d", 7, 2, 1.0, False)
+    said, flagged = Choices.made(*NOTHING), Choices.made("jobs:app", "d", 7, 2, 1.0)
 
     assert (said.target, said.queues, said.concurrency, said.grace) == ("shop:app", ["b", "c"], 5, 3.0)
-    assert (said.convoys, flagged.convoys) == (True, False)
     assert (flagged.target, flagged.queues, flagged.concurrency, flagged.processes) == (
         "jobs:app",
         ["d"],

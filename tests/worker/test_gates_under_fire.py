@@ -8,16 +8,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
-from uuid import UUID
 
 import pytest
 
 from dibs import Dibs, Job, NewJob
 from dibs.app import SyncDibs
-from dibs.states import WORKER_DIED
 from tests.support.workers import Process, Record, Run, boot_time, look, processes, read_record
 
 LITTLE = 40
@@ -50,20 +47,6 @@ async def work(ctx: Context):
     finally:
         note("end", ctx)
 """
-
-# Every job of a train that goes on counts as quick, and says so when it runs under the lease of another.
-IN_CONVOYS = (
-    JOBS.replace('note("start", ctx)', 'note("start", ctx); follow(ctx)')
-    + """
-from dibs.worker import convoys
-convoys.ENOUGH, convoys.QUICK = 1, 1.0
-FOLLOWERS = os.open("followers", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-def follow(ctx):
-    if ctx._claim._held.start is not None:
-        os.write(FOLLOWERS, b"x")
-"""
-)
 
 
 @pytest.fixture
@@ -187,53 +170,6 @@ def test_jobs_of_a_train_start_in_order_and_one_at_a_time_whatever_happens_to_wo
         _never_two_at_once(runs, 1)
     again = Counter(run.job for run in record.runs())
     assert sum(times - 1 for times in again.values()) >= retries
-
-
-@shared_engines
-@pytest.mark.parametrize(
-    ("trains", "length", "crashes"),
-    [
-        pytest.param(6, 8, 3, id="small"),
-        pytest.param(50, 40, 20, id="full-size", marks=FULL_SIZE),
-    ],
-)
-def test_a_convoy_that_is_cut_off_is_run_again_from_its_head_in_order_and_never_beside_another(
-    store: SyncDibs,
-    start: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    trains: int,
-    length: int,
-    crashes: int,
-) -> None:
-    monkeypatch.setenv("DIBS_WORK_CONVOYS", "true")
-    (tmp_path / "jobs.py").write_text(IN_CONVOYS)
-    load = Load(
-        store,
-        lambda: [NewJob("work", train=f"t{n % trains}", max_attempts=1000) for n in range(trains * length)],
-    )
-
-    record = _fire(load, start, tmp_path, crashes)
-
-    place = {str(job.id): (job.train, number // trains) for number, job in enumerate(load.jobs)}
-    for train, runs in _by(record, lambda run: place[run.job][0]).items():
-        _never_two_at_once(runs, 1)
-        for run, next in pairwise(runs):
-            at, then = place[run.job][1], place[next.job][1]
-            assert then <= at + 1, f"{train} left somebody out"
-            is_lost = then < at and _lease_ended(store, record, next)
-            assert then >= at or run.pid != next.pid or is_lost, f"{train} went back without a crash"
-    assert len((tmp_path / "followers").read_text()) >= length, "nobody ran under the lease of another"
-
-
-def _lease_ended(store: SyncDibs, record: Record, again: Run) -> bool:
-    """Whether the run before lost its lease: a frozen worker may have kept its process from the store."""
-    before = max(
-        (run for run in record.by_job[again.job] if run.began < again.began), key=lambda run: run.began
-    )
-    job = store.get(UUID(again.job))
-    assert job is not None
-    return any(error.token == before.token and error.message == WORKER_DIED for error in job.errors)
 
 
 # -- Slots --------------------------------------------------------------------------------------

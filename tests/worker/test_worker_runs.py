@@ -123,9 +123,9 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
     running, most, asked = 0, 0, []
     exchange = Trips.exchange
 
-    async def noted(trips: Trips, settled: Any, rides: Any, places: int, **wanted: Any) -> Any:
+    async def noted(trips: Trips, settled: Any, places: int, **wanted: Any) -> Any:
         asked.append(places)
-        return await exchange(trips, settled, rides, places, **wanted)
+        return await exchange(trips, settled, places, **wanted)
 
     @app.job
     async def work(pauses: int) -> None:

@@ -23,7 +23,6 @@ class ToolDibsWork(msgspec.Struct, kw_only=True):
     concurrency: int | None = None
     processes: int | None = None
     grace: float | None = None
-    convoys: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,6 @@ class Choices:
     concurrency: int
     processes: int
     grace: float
-    convoys: bool = False
 
     @classmethod
     def made(
@@ -45,13 +43,12 @@ class Choices:
         concurrency: int | None,
         processes: int | None,
         grace: float | None,
-        convoys: bool | None = None,
     ) -> Self:
         said = {
             **_from_pyproject(Path.cwd()),
             **_from_environment(os.environ),
             **_given(app=target, queues=_names(queues), concurrency=concurrency),
-            **_given(processes=processes, grace=grace, convoys=convoys),
+            **_given(processes=processes, grace=grace),
         }
         if said.get("app") is None:
             bad_usage("which app? write dibs work MODULE:APP, like jobs:app, or set tool.dibs.work.app")
@@ -63,7 +60,6 @@ class Choices:
             concurrency=said.get("concurrency", 10),
             processes=said.get("processes", 1),
             grace=said.get("grace", 10.0),
-            convoys=said.get("convoys", False),
         )
 
 

@@ -57,13 +57,6 @@ def command(
             parser=duration, metavar="TIME", help="How long running jobs may take to end. Default: 10s."
         ),
     ] = None,
-    convoys: Annotated[
-        bool | None,
-        typer.Option(
-            "--convoys/--no-convoys",
-            help="Settle quick jobs of a train together; a kill then repeats up to 50 ms. Default: no.",
-        ),
-    ] = None,
     health_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),
@@ -87,7 +80,7 @@ def command(
     """
     level = logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
     set_up(level=level, json=log_json)
-    chosen = Choices.made(target, queues, concurrency, processes, grace, convoys)
+    chosen = Choices.made(target, queues, concurrency, processes, grace)
     said = _name_store(context, url)
     if chosen.processes > 1:
         with health_of_processes(chosen.processes, health_host, health_port) as places:
@@ -102,7 +95,6 @@ def command(
         queues=chosen.queues,
         concurrency=chosen.concurrency,
         grace=chosen.grace,
-        convoys=chosen.convoys,
     )
     answering = health_of_worker(app, worker, health_host, health_port)
     spare_the_collector()

@@ -111,7 +111,7 @@ def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
 def _load(dialect: Dialect) -> dict[str, str]:
     folder = files(__package__)
     common = [folder.joinpath(f"common{part}.sql") for part in ("", "_steps")]
-    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "convoys", "steps")]
+    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "steps")]
     texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
     return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
 

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS, with_convoys
 from dibs.engines.moves import MovingEngine
 from dibs.engines.sql import Plan, Query
 from dibs.ids import may_have_steps
@@ -22,14 +21,14 @@ from dibs.states import FINISHED, JobState, doomed_by
 DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
 
 _STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
-_SETTLING = frozenset({"settlements", "children", "convoy", "patience", "keys"})
+_SETTLING = frozenset({"settlements", "children", "patience", "keys"})
 _IN_PIPELINE = {"find": "find_in_pipeline", "find_oldest": "find_oldest_in_pipeline"}
 _AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 
 _TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
     NEW_JOB_COLUMNS.index(name) for name in ("train", "slot", "slot_policy", "slot_limit", "pipeline_id")
 )
-_PARENT, _HEAD = NEW_JOB_COLUMNS.index("parent_id"), CONVOY_COLUMNS.index("head")
+_PARENT = NEW_JOB_COLUMNS.index("parent_id")
 _NOT_STORED: dict[str, Any] = {"delay": None, "unique_key": None, "unique_for": None, "replaces": False}
 
 
@@ -131,7 +130,7 @@ class SqlSteps(MovingEngine):
         steps = step.params["steps"]
         wanted = sorted({pipeline for _, pipeline in steps})
         locked, taken = yield from self._lock_pipelines(wanted, given.get("patience"))
-        late = with_convoys({id for id, pipeline in steps if pipeline in taken}, given.get("convoy", ()))
+        late = {id for id, pipeline in steps if pipeline in taken}
         given = _without(given, late) if late else given
         rows = (yield from self.answer(Step("settle", given), own=own)) if given["settlements"] else []
         rows = [*rows, *({"id": id, "waits": True} for id in late)]
@@ -406,7 +405,6 @@ def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]
     """What is given to settle, but for these."""
     without = {**given, "settlements": [one for one in given["settlements"] if one[0] not in late]}
     without["children"] = [child for child in given["children"] if child[_PARENT] not in late]
-    without["convoy"] = [ride for ride in given.get("convoy", ()) if ride[_HEAD] not in late]
     without["keys"] = {id: key for id, key in given["keys"].items() if id not in late}
     return without
 

@@ -13,27 +13,24 @@ from uuid import UUID
 from dibs.claims import Holding
 from dibs.events import log
 from dibs.operations import Patience, Settled
-from dibs.worker.convoys import Done, Ride
+from dibs.worker.trips import Done
 from dibs.worker.vigils import Vigil, Waiting
 
 
 @dataclass(slots=True)
 class Parcel(Waiting):
-    """All that waits at one gate, in order, and the convoys among it."""
+    """All that waits at one gate, in order."""
 
     gate: str
     done: list[Done] = field(default_factory=list)
-    rides: list[Ride] = field(default_factory=list)
 
     def without(self, sent: Collection[UUID]) -> "Parcel":
         """The same without these settlements, if more has come since they were sent."""
-        done = [(held, one) for held, one in self.done if one.id not in sent]
-        rides = [ride for ride in self.rides if ride.head.job.id not in sent]
-        return replace(self, done=done, rides=rides)
+        return replace(self, done=[(held, one) for held, one in self.done if one.id not in sent])
 
 
 # Sends these settlements: in all "none" of them is waited for, or a "short" time. Answers what is left.
-Settle = Callable[[list[Done], list[Ride], Patience], Awaitable[Collection[Settled]]]
+Settle = Callable[[list[Done], Patience], Awaitable[Collection[Settled]]]
 
 
 class Aside:
@@ -53,36 +50,29 @@ class Aside:
     def open(self) -> None:
         self._vigil.open()
 
-    def put(
-        self, done: Sequence[Done], rides: Sequence[Ride], left: Collection[Settled]
-    ) -> tuple[list[Done], list[Ride]]:
+    def put(self, done: Sequence[Done], left: Collection[Settled]) -> list[Done]:
         """Keep what is left of a turn; answer the rest of it."""
         if not left:
-            return list(done), list(rides)
+            return list(done)
         late = {one.id for one in left}
         for held, one in done:
             if one.id in late:
                 self._parcel(held).done.append((held, one))
-        for ride in rides:
-            if ride.head.job.id in late:
-                self._parcel(ride.head).rides.append(ride)
         self._vigil.begin()
-        settled = [(held, one) for held, one in done if one.id not in late]
-        return settled, [ride for ride in rides if ride.head.job.id not in late]
+        return [(held, one) for held, one in done if one.id not in late]
 
     def _parcel(self, held: Holding) -> Parcel:
         gate = _gate(held)
         return self._parcels.setdefault(gate, Parcel(gate))
 
-    async def close(self) -> tuple[list[Done], list[Ride]]:
+    async def close(self) -> list[Done]:
         """Ask no more; what is left is the caller's."""
         await self._vigil.close()
         return self.take()
 
-    def take(self) -> tuple[list[Done], list[Ride]]:
+    def take(self) -> list[Done]:
         parcels, self._parcels = self._parcels.values(), {}
-        done = [one for parcel in parcels for one in parcel.done]
-        return done, [ride for parcel in parcels for ride in parcel.rides]
+        return [one for parcel in parcels for one in parcel.done]
 
     # -- asking again ---------------------------------------------------------------------------
 
@@ -99,7 +89,7 @@ class Aside:
 
     async def _try(self, parcels: Sequence[Parcel], patience: Patience) -> None:
         done = [one for parcel in parcels for one in parcel.done]
-        left = await self._settle(done, [ride for parcel in parcels for ride in parcel.rides], patience)
+        left = await self._settle(done, patience)
         settled = {one.id for _, one in done} - {one.id for one in left}
         for parcel in parcels:
             del self._parcels[parcel.gate]

@@ -23,7 +23,7 @@ from dibs.leases import Kept, Tell
 from dibs.operations import Settled, Standing
 from dibs.running import still_ours
 from dibs.states import JobState
-from dibs.worker.convoys import Done, Ride
+from dibs.worker.trips import Done
 from dibs.worker.vigils import Vigil, Waiting
 
 
@@ -50,7 +50,7 @@ class Commits:
         self,
         core: Core,
         *,
-        hand_over: Callable[[list[Done], list[Ride]], None],
+        hand_over: Callable[[Done], None],
         committed: Callable[[Fate], None],
         tell: Tell,
         ended: Callable[["asyncio.Task[None]"], None],
@@ -122,7 +122,7 @@ class Commits:
         kept = Kept(held, completion.lease, self._tell)
         kept.beaten(sent_at)
         self._core.keeper.keep_all([kept])
-        self._hand_over([(held, completion.one)], [])
+        self._hand_over((held, completion.one))
 
     async def _is_over(self, completion: Completion) -> bool:
         """Whether the job is ours no longer, by our own success or because it was lost."""

@@ -38,11 +38,6 @@ class Lanes:
             lane.cancel()
         return lane
 
-    def becomes(self, held: Holding, next: Holding) -> None:
-        """The lane of this claim runs another one now."""
-        if (lane := self._running.pop(held, None)) is not None:
-            self._running[next] = lane
-
     def running(self) -> "list[tuple[Holding, asyncio.Task[None]]]":
         """The claims whose handlers have begun, each with the lane that runs it."""
         return list(self._running.items())
@@ -63,11 +58,6 @@ class Lanes:
             self._newest = loop.create_task(self._lane(), name="dibs-lane")
             loop.call_soon(self._open)
 
-    def _leave(self, held: Holding, lane: "asyncio.Task[None]") -> None:
-        if self._running.pop(held, None) is None:  # it became another one
-            self._running = {other: task for other, task in self._running.items() if task is not lane}
-        self._ended()
-
     async def _lane(self) -> None:
         lane = asyncio.current_task()
         assert lane is not None
@@ -78,6 +68,7 @@ class Lanes:
             try:
                 await self._run(held)
             finally:
-                self._leave(held, lane)
+                del self._running[held]
+                self._ended()
             if lane.cancelling() or copy_context() != fresh:
                 return

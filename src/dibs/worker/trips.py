@@ -14,10 +14,10 @@ from dibs.operations import Patience, Settled, Wish
 from dibs.options import DEFAULT_LEASE
 from dibs.scripts import Script
 from dibs.settings import lease_micros
-from dibs.worker.convoys import Ride, started
 
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)
 
+Done = tuple[Holding, Settled]
 Line = tuple[str, str]  # a queue and a kind
 
 
@@ -43,7 +43,6 @@ class Trips:
     async def exchange(
         self,
         settled: Sequence[Settled],
-        rides: Sequence[Ride],
         places: int,
         *,
         line: Line | None = None,
@@ -51,36 +50,31 @@ class Trips:
     ) -> Trip:
         """Settle these, take up to so many jobs: of all lines or only of this one, from these marks on."""
         wish = self._wish(places, None if settled else line, marks)
-        return await self._core.store.run_async(lambda _: self._exchange(settled, rides, wish))
+        return await self._core.store.run_async(lambda _: self._exchange(settled, wish))
 
-    async def settle(self, settled: Sequence[Settled], rides: Sequence[Ride], patience: Patience) -> Trip:
+    async def settle(self, settled: Sequence[Settled], patience: Patience) -> Trip:
         """Only settle, as long as no gate is locked for longer than this patience lasts."""
 
         def script(tries: Tries) -> Script[Trip]:
             if tries.number:  # a lock that was waited for long enough
                 return Trip(left=settled)
             left: list[Settled] = []
-            convoy = [ride.values(monotonic()) for ride in rides]
-            lost = yield from operations.settle_if_held(settled, convoy, left=left, patience=patience)
-            yield from started(rides)
+            lost = yield from operations.settle_if_held(settled, left=left, patience=patience)
             return Trip(lost=lost, left=left)
 
         return await self._core.store.run_async(script)
 
-    def _exchange(self, settled: Sequence[Settled], rides: Sequence[Ride], wish: Wish) -> Script[Trip]:
+    def _exchange(self, settled: Sequence[Settled], wish: Wish) -> Script[Trip]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
-        convoy = [ride.values(asked_at) for ride in rides]
         lost: list[Settled] = []
         jobs: list[Job] = []
         left: list[Settled] | None = [] if self._core.store.traits.locks_gates else None
         if not wish.limit:
-            lost = yield from operations.settle_if_held(settled, convoy, left=left)
+            lost = yield from operations.settle_if_held(settled, left=left)
         elif not settled:
             jobs = yield from operations.take(wish)
         else:
-            lost, jobs = yield from operations.exchange(settled, wish, convoy, left=left)
-        if rides:
-            yield from started(rides)
+            lost, jobs = yield from operations.exchange(settled, wish, left=left)
         return Trip(lost, self._core.holdings(jobs, asked_at), left or [])
 
     def _wish(self, places: int, line: Line | None, marks: Sequence[Mark]) -> Wish:

@@ -34,7 +34,6 @@ from dibs.states import Released
 from dibs.worker.aside import Aside
 from dibs.worker.attempts import Attempts
 from dibs.worker.commits import Commits
-from dibs.worker.convoys import Convoys, Done, Ride
 from dibs.worker.health import Health
 from dibs.worker.lanes import Lanes
 from dibs.worker.listening import Hearing, Suspicion
@@ -43,7 +42,7 @@ from dibs.worker.places import refuse_while_loading
 from dibs.worker.processes import is_isolated
 from dibs.worker.pulse import Pulse
 from dibs.worker.ticks import SOON, Ticks
-from dibs.worker.trips import USUAL_LEASE, Line, Trips
+from dibs.worker.trips import USUAL_LEASE, Done, Line, Trips
 
 SECOND_LOOK = 0.03  # after a hint: jobs enqueued right behind the announced one were not announced
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
@@ -66,7 +65,6 @@ class Worker:
         concurrency: int = 10,
         *,
         grace: Duration = GRACE,
-        convoys: bool = False,
     ) -> None:
         if not isinstance(app, Dibs):
             raise BadRequest(f"Worker({app!r}): give the app, a Dibs, whose jobs it is to run")
@@ -96,18 +94,7 @@ class Worker:
         self._line: Line | None = None
         self._trips = Trips(self._core, self.name, self._queues)
         self._done: list[Done] = []
-        self._rides: list[Ride] = []
         self._aside = Aside(self._settle_aside, self._mind_end)
-        self._convoys = Convoys(
-            self._core,
-            self.name,
-            self._queues,
-            self._lanes,
-            attempt=self._attempts.run,
-            hand_over=self._hand_over,
-            tell=self._tell,
-            are_on=convoys,
-        )
         self._changed = asyncio.Event()
         self._stopping = self._hurried = False
         self._door = Doorway()
@@ -136,7 +123,6 @@ class Worker:
         self._changed = asyncio.Event()
         self._stopping, self._hurried, self._hungry, self._look_at = False, False, True, None
         self._broken, self._asked, self._until_idle = None, 0, until_idle
-        self._convoys.open()
         self._aside.open()
         self._commits.open()
         self._loop = loop = asyncio.get_running_loop()
@@ -156,7 +142,7 @@ class Worker:
         finally:
             deaf()
             await self._commits.close()
-            left, _ = await self._aside.close()
+            left = await self._aside.close()
             await _cancelled(listening, *self._turns, *([self._ticking] if self._ticking else []))
             unsettled = (held for held, _ in (*self._done, *left))
             self._core.keeper.drop(*unsettled, *self._lanes.held())  # swept when their leases end
@@ -170,7 +156,6 @@ class Worker:
         self._hurried = self._stopping
         self._stopping = True
         self._pulse.becomes("stopping")
-        self._convoys.stop()
         self._changed.set()
         self._door.stop(hurried=self._hurried)
 
@@ -236,7 +221,6 @@ class Worker:
     async def _turn(self, places: int) -> None:
         """One round trip: settle what is done, take what fits."""
         done, self._done = self._done, []
-        rides, self._rides = self._rides, []
         for held, _ in done:
             held.is_settling = True
         heard, hinted, self._hinted = self._heard, self._hinted, False
@@ -245,24 +229,22 @@ class Worker:
         wanted = 0 if self._stopping else places  # it may have been told so since this turn was planned
         try:
             lost, taken, left = await self._trips.exchange(
-                [one for _, one in done], rides, wanted, line=line, marks=marks
+                [one for _, one in done], wanted, line=line, marks=marks
             )
         except StoreUnavailable as error:
-            self._done, self._rides = done + self._done, rides + self._rides
+            self._done = done + self._done
             await self._back_off(error)
             return
         except BaseException:  # nothing that a store that is away would explain: this worker ends by it
-            self._done, self._rides = done + self._done, rides + self._rides
+            self._done = done + self._done
             raise
         finally:
             self._asked -= places  # not when the task ends: what was taken counts from now on
         self._failures = 0
         self._pulse.beats()
         if done:
-            done, rides = self._aside.put(done, rides, left)
+            done = self._aside.put(done, left)
             self._told(done, lost)
-        self._convoys.settled(rides, began)
-        self._convoys.note(done, taken)
         self._took = self._took or bool(taken)
         if wanted:
             jobs, full = [held.job for held in taken], len(taken) >= wanted
@@ -284,15 +266,11 @@ class Worker:
             await self._core.store.leave_loop()
             self._hungry = True
 
-    async def _settle_aside(
-        self, done: list[Done], rides: list[Ride], patience: Patience
-    ) -> Sequence[Settled]:
+    async def _settle_aside(self, done: list[Done], patience: Patience) -> Sequence[Settled]:
         """What a turn had to leave: settle it without one, or answer what is left again."""
-        began = monotonic()
-        lost, _, left = await self._trips.settle([one for _, one in done], rides, patience)
+        lost, _, left = await self._trips.settle([one for _, one in done], patience)
         late = {one.id for one in left}
         self._told([(held, one) for held, one in done if one.id not in late], lost)
-        self._convoys.settled([ride for ride in rides if ride.head.job.id not in late], began)
         if len(left) < len(done):  # whom that let through nobody else may have heard of
             self._hungry = True
             self._changed.set()
@@ -304,7 +282,7 @@ class Worker:
         self._hungry = True
         self._changed.set()
 
-    def _told(self, done: Sequence[tuple[Holding, Settled]], lost: Sequence[Settled]) -> None:
+    def _told(self, done: Sequence[Done], lost: Sequence[Settled]) -> None:
         self._core.keeper.drop(*(held for held, _ in done))
         self.settled += len(done) - len(lost)
         for held, one in done:
@@ -349,19 +327,14 @@ class Worker:
     def _tell(self, held: Holding) -> None:
         """In the keeper's thread: how this claim stands has changed."""
         self._attempts.stop_if_lost(held)
-        if self._convoys.head_is_told(held) and not held.lost:
-            return  # asked to stop, but it has succeeded: in its lane others run
         self._loop.call_soon_threadsafe(self._lanes.cancel, held)
 
     async def _run_one(self, held: Holding) -> None:
-        if held.job.train is not None:
-            await self._convoys.run(held)
-        elif (one := await self._attempts.run(held)) is not None:
+        if (one := await self._attempts.run(held)) is not None:
             self._done.append((held, one))
 
-    def _hand_over(self, done: list[Done], rides: list[Ride]) -> None:
-        self._done += done
-        self._rides += rides
+    def _hand_over(self, done: Done) -> None:
+        self._done.append(done)
         self._changed.set()
 
     # -- rest, hints, upkeep --------------------------------------------------------------------
@@ -466,13 +439,9 @@ class Worker:
         if self._turns:
             await asyncio.wait(self._turns, timeout=LONGEST_BACK_OFF)
         await self._commits.close()
-        done, rides = await self._aside.close()
-        self._done, self._rides = done + self._done, rides + self._rides
+        self._done = await self._aside.close() + self._done
         await self._settle_rest()
-        done, rides = self._aside.take()
-        self._core.keeper.drop(*(held for held, _ in done))  # swept when their leases end
-        for ride in (*self._rides, *rides):
-            ride.held.answer_start()  # nobody will
+        self._core.keeper.drop(*(held for held, _ in self._aside.take()))  # swept when their leases end
         for held in self._lanes.held():
             self._core.keeper.drop(held)  # a thread that goes on keeps its job until its lease ends
             log.warning(
@@ -485,10 +454,9 @@ class Worker:
         """Those that can be are cancelled; a thread sees it when it asks, and only who can ask is awaited."""
         cancelled, asked = [], []
         for held, lane in self._lanes.running():
-            if (running := self._convoys.running(held)) is not None:
-                running.stopping = True
-            task = None if running is None else self._core.registry.tasks[running.job.kind]
-            if task is None or task.is_async or is_isolated(task):
+            held.stopping = True
+            task = self._core.registry.tasks[held.job.kind]
+            if task.is_async or is_isolated(task):
                 lane.cancel()
                 cancelled.append(lane)
             elif task.signature.context is not None:

@@ -180,9 +180,7 @@ class Memory(Moving):
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
         steps: Any = (),
-        convoy: Sequence[tuple[Any, ...]] = (),
     ) -> Rows:
-        rides = self._start_followers(convoy)
         applied = []
         with self._opening_once():
             for values in settlements:
@@ -194,7 +192,6 @@ class Memory(Moving):
             for child in children:
                 if child[_PARENT] in won:
                     self._store(dict(zip(NEW_JOB_COLUMNS, child, strict=True)))
-        self._date_ends([ride for ride in rides if ride["id"] in won])
         return applied
 
     def _apply(self, job: Record, given: Record) -> None:
@@ -220,10 +217,9 @@ class Memory(Moving):
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
         steps: Any = (),
-        convoy: Sequence[tuple[Any, ...]] = (),
         **wish: Any,
     ) -> Rows:
-        settled = [row["id"] for row in self._settle(settlements, children, convoy=convoy)]
+        settled = [row["id"] for row in self._settle(settlements, children)]
         self._go_on()
         first, *rest = self._claim(**wish)
         return [{**first, "settled": settled}, *rest]

@@ -8,13 +8,13 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros
-from dibs.engines.memory.convoys import Convoyed
 from dibs.engines.memory.shelves import KEPT_TIMES, UNSET, Record
+from dibs.engines.memory.steps import Stepped
 from dibs.scripts import Rows
 from dibs.states import WAITING, JobState
 
 
-class Looking(Convoyed):
+class Looking(Stepped):
     """The memory engine's looks."""
 
     def _get(self, ids: Sequence[UUID]) -> Rows:

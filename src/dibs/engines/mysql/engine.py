@@ -85,7 +85,7 @@ READS = frozenset(
         *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
         *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
         *("glance", "glance_at_queue", "departed"),
-        *("gates", "current", "followers"),
+        *("gates", "current"),
     }
 )
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Mark, with_convoys
+from dibs.contract import SETTLEMENT_COLUMNS, Mark
 from dibs.engines.mysql.claims import MysqlClaims
-from dibs.engines.mysql.convoys import MysqlConvoys
 from dibs.engines.mysql.enqueue import MysqlEnqueue
 from dibs.engines.mysql.gates import Key, gates_of, leave
 from dibs.engines.mysql.values import as_json, as_moment, chunks, later
@@ -15,18 +14,16 @@ from dibs.jobs import NEW_JOB_COLUMNS
 from dibs.scripts import Row
 from dibs.states import FINISHED, JobState, put_back
 
-_HEAD = CONVOY_COLUMNS.index("head")
 _PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", "train", "slot"))
 
 
-class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
+class MysqlSettle(MysqlClaims, MysqlEnqueue):
     """What the holder of a claim says: it ended, it goes on, it has come so far."""
 
     def _settle(
         self,
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
-        convoy: Sequence[tuple[Any, ...]] = (),
         patience: str | None = None,
         keys: Mapping[UUID, str] | None = None,
     ) -> Plan:
@@ -37,11 +34,7 @@ class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
         if keys is None:
             keys = yield from self._keys_of(given)
         waiting |= yield from self._locked_keys(keys, patience)
-        waiting = with_convoys(waiting, convoy)
         given = [one for one in given if one["id"] not in waiting]
-        convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
-        moment = max((gate.now for gate in gates.values()), default=None)
-        yield from self._start_followers(convoy, moment)
         held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
         applied = [_put_back(one, held[one["id"]]) for one in given if one["id"] in held]
         yield from self._end_settled([one for one in applied if one["state"] in FINISHED])
@@ -53,7 +46,6 @@ class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
                 leave(gates, held[one["id"]], one["state"])
         yield from self._open_gates(gates)
         yield from self._chain([child for child in children if child[_PARENT] in held])
-        yield from self._date_ends([ride for ride in convoy if ride[0] in held], moment)
         return [*({"id": id} for id in held), *({"id": id, "waits": True} for id in waiting)]
 
     def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
@@ -95,13 +87,12 @@ class MysqlSettle(MysqlClaims, MysqlConvoys, MysqlEnqueue):
         self,
         settlements: Any,
         children: Any,
-        convoy: Any = (),
         patience: str | None = None,
         keys: Mapping[UUID, str] | None = None,
         marks: Sequence[Mark] = (),
         **wish: Any,
     ) -> Plan:
-        rows = yield from self._settle(settlements, children, convoy, patience, keys)
+        rows = yield from self._settle(settlements, children, patience, keys)
         waiting = [row["id"] for row in rows if row.get("waits")]
         first, *rest = yield from self._claim_on(marks, wish) if marks else self._claim(**wish)
         settled = [row["id"] for row in rows if not row.get("waits")]

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, Traits, hint_of
+from dibs.contract import SETTLEMENT_COLUMNS, Traits, hint_of
 from dibs.engines.hints import Hints
 from dibs.engines.postgresql.gates import (
     PostgresGates,
@@ -183,15 +183,13 @@ class PostgreSQL(PostgresGates):
         yield from self._open_gates(slots)
         return rows
 
-    def _settle(
-        self, settlements: Any, children: Any, convoy: Any = (), patience: str | None = None, keys: Any = None
-    ) -> Plan:
+    def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
         del keys  # who meets one here locks nothing
         gated, plain = apart(settlements, children)
         rows: list[Row] = []
         if gated:
             theirs = children_of(gated, children)
-            at_gates = self._settle_at_gates(gated, theirs, convoy, tell=True, patience=patience)
+            at_gates = self._settle_at_gates(gated, theirs, tell=True, patience=patience)
             applied, _, waiting = yield from at_gates
             rows += [*applied, *({"id": id, "waits": True} for id in waiting)]
         if plain:
@@ -204,7 +202,6 @@ class PostgreSQL(PostgresGates):
         self,
         settlements: Any,
         children: Any,
-        convoy: Any = (),
         patience: str | None = None,
         keys: Any = None,
         **wish: Any,
@@ -216,7 +213,7 @@ class PostgreSQL(PostgresGates):
         waiting: Collection[UUID] = ()
         if gated:
             theirs = children_of(gated, children)
-            at_gates = self._settle_at_gates(gated, theirs, convoy, tell=False, patience=patience)
+            at_gates = self._settle_at_gates(gated, theirs, tell=False, patience=patience)
             applied, moved, waiting = yield from at_gates
         if wish.get("marks"):
             first, *rest = yield Query("exchange_on", self.settlements(plain) | _going_on(wish))
@@ -238,9 +235,6 @@ class PostgreSQL(PostgresGates):
             "tokens": [one[1] for one in usual],
             "settlements": _json([Given(*values) for values in others]),
         }
-
-    def convoy(self, rides: Sequence[tuple[Any, ...]]) -> str:
-        return _json([dict(zip(CONVOY_COLUMNS, ride, strict=True)) for ride in rides])
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
         ids, tokens = [id for id, _ in claims], [token for _, token in claims]

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.contract import CONVOY_COLUMNS, SETTLEMENT_COLUMNS, with_convoys
+from dibs.contract import SETTLEMENT_COLUMNS
 from dibs.engines.mending import MendingEngine
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.sql import LOOKS, Plan, Query
@@ -26,7 +26,6 @@ _ID, _UNIQUE, _PARENT, _TRAIN, _SLOT, _POLICY, _LIMIT, _REPLACES = (
     NEW_JOB_COLUMNS.index(name)
     for name in ("id", "unique_key", "parent_id", "train", "slot", "slot_policy", "slot_limit", "replaces")
 )
-_HEAD = CONVOY_COLUMNS.index("head")
 _SETTLED_TRAIN, _SETTLED_SLOT = SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot")
 
 
@@ -212,7 +211,6 @@ class PostgresGates(MendingEngine, MovingEngine):
         self,
         settlements: Sequence[Values],
         children: Sequence[Values],
-        convoy: Sequence[Values],
         *,
         tell: bool,
         patience: str | None,
@@ -227,36 +225,20 @@ class PostgresGates(MendingEngine, MovingEngine):
         waiting: set[UUID] = set()
         if patience == "none" and keys:
             gates, taken = yield from self._lock_if_free(keys, places)
-            waiting = with_convoys({id for id, needed in gates_of.items() if needed & taken}, convoy)
+            waiting = {id for id, needed in gates_of.items() if needed & taken}
             settlements = [one for one in settlements if one[_ID] not in waiting]
             children = [child for child in children if child[_PARENT] not in waiting]
-            convoy = [ride for ride in convoy if ride[_HEAD] not in waiting]
         else:
             if patience == "short":
                 yield Query("wait_briefly", {})
             gates = yield from self._lock_gates(keys, places)
-        started = (yield from self._start_followers(convoy)) if convoy else ()
         rows = yield Query("settle_at_gates", self.settlements(settlements))
         applied = {row["id"]: row for row in rows}
-        if convoy:
-            yield from self._date_ends(convoy, set(applied), started[0]["moment"] if started else None)
         in_order = [applied[one[0]] for one in settlements if one[0] in applied]
         ended = [row for row in in_order if row["state"] is not None]
         others = yield from self._chain_at_gates(children, set(applied), gates)
         moved = yield from self._open_gates({*gates.held_by, *others}, ended, tell=tell)
         return in_order, moved, waiting
-
-    def _start_followers(self, convoy: Sequence[Values]) -> Plan:
-        """Those still blocked behind a head that is still held run from now on, each by itself."""
-        return (yield Query("start_followers", {"convoy": self.convoy(convoy)}))
-
-    def _date_ends(self, convoy: Sequence[Values], applied: set[UUID], moment: Any) -> Plan:
-        """They ended one after another, and none before the one ahead of it: all by one clock."""
-        ended = [ride for ride in convoy if ride[0] in applied and ride[-1] is not None]
-        return (yield Query("date_ends", {"convoy": self.convoy(ended), "moment": moment}))
-
-    def convoy(self, rides: Sequence[Values]) -> str:
-        raise NotImplementedError
 
     def _chain_at_gates(self, children: Sequence[Values], won: set[UUID], gates: Gates) -> Any:
         """Children of what was settled. One whose key is taken is not added."""

@@ -150,10 +150,8 @@ class Redis(RedisMoves, RedisSteps):
         """For a caller's pipeline: a claim that was lost is an error among the replies of its EXEC."""
         return self.call("settle_or_raise", **settlement_rows(**settled))
 
-    def _exchange(
-        self, settlements: Any, children: Any, steps: Any = (), convoy: Any = (), **wish: Any
-    ) -> Plan:
-        settled = settlement_rows(settlements, children, steps, convoy)
+    def _exchange(self, settlements: Any, children: Any, steps: Any = (), **wish: Any) -> Plan:
+        settled = settlement_rows(settlements, children, steps)
         applied, *claimed = yield from self.ask("exchange", **settled, **wish)
         first, *rest = claimed_rows(claimed)
         return [{**first, "settled": list(map(UUID, applied))}, *rest]
@@ -169,13 +167,6 @@ class Redis(RedisMoves, RedisSteps):
                 "settled_as": settled_as,
             }
             for id, state, token, settled_token, settled_as in found
-        ]
-
-    def _followers(self, job: UUID, token: int, limit: int) -> Plan:
-        found = yield self.call("followers", job=job, token=str(token), limit=limit)
-        return [
-            job_row(flat) | {"new_token": int(new), "is_due": bool(is_due), "is_open": bool(is_open)}
-            for flat, new, is_due, is_open in found
         ]
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:

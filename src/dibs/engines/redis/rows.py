@@ -25,19 +25,11 @@ def settlement_rows(
     settlements: Sequence[tuple[Any, ...]],
     children: Sequence[tuple[Any, ...]],
     steps: Any = (),
-    convoy: Sequence[tuple[Any, ...]] = (),
 ) -> dict[str, Any]:
     """Which of them are steps of a pipeline the script reads from the jobs themselves."""
     del steps
     exact = [(id, str(token), *rest) for id, token, *rest in settlements]
-    told = {"settlements": exact, "children": list(map(new_row, children))}
-    return told | {"convoy": list(map(_ride, convoy))} if convoy else told
-
-
-def _ride(ride: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tokens go as text, as in settlements."""
-    id, token, head, head_token, *times = ride
-    return id, str(token), head, str(head_token), *times
+    return {"settlements": exact, "children": list(map(new_row, children))}
 
 
 def distinct_states(filter: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,7 +15,6 @@ from dibs.contract import SETTLEMENT_COLUMNS, Traits
 from dibs.engines.moves import MovingEngine, columns
 from dibs.engines.schemas import schema_version
 from dibs.engines.sql import Dialect, Plan, Query, Writers
-from dibs.engines.sqlite.convoys import SqliteConvoys
 from dibs.engines.sqlite.facts import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
 from dibs.jobs import NEW_JOB_COLUMNS, StoredJob
@@ -69,7 +68,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
+class SQLite(SqliteGates, MovingEngine):
     """One file, one writer at a time, many processes on one machine."""
 
     traits = Traits(
@@ -215,9 +214,7 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         self,
         settlements: Sequence[tuple[Any, ...]],
         children: Sequence[tuple[Any, ...]],
-        convoy: Sequence[tuple[Any, ...]] = (),
     ) -> Plan:
-        moment = yield from self._start_followers(convoy)
         applied: list[Row] = []
         gates: list[Key] = []
         for values in settlements:
@@ -229,7 +226,6 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
             if child[_PARENT] in won:
                 yield from self._store([child], fresh=False, gates=gates)
         yield from self._open_gates(gates)
-        yield from self._date_ends([ride for ride in convoy if ride[0] in won], moment)
         return applied
 
     def _settle_one(self, given: dict[str, Any], gates: list[Key]) -> Plan:
@@ -243,8 +239,8 @@ class SQLite(SqliteConvoys, SqliteGates, MovingEngine):
         gates += slots_of(returned)
         return returned
 
-    def _exchange(self, settlements: Any, children: Any, convoy: Any = (), **wish: Any) -> Plan:
-        applied = yield from self._settle(settlements, children, convoy)
+    def _exchange(self, settlements: Any, children: Any, **wish: Any) -> Plan:
+        applied = yield from self._settle(settlements, children)
         first, *rest = yield from self._claim(**wish)
         return [{**first, "settled": [row["id"] for row in applied]}, *rest]
 

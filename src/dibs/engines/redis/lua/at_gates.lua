@@ -2,7 +2,6 @@
 -- scripts meet neither, and defining what is needed there takes as long as settling a job.
 
 local read_turns, turns_read, read_steps, steps_read
-local read_convoy
 
 local function turns()
   turns_read = turns_read or read_turns()

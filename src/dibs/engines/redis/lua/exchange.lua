@@ -1,4 +1,4 @@
--- uses: limits due at_gates places moves turns steps convoy enqueue settle claim
+-- uses: limits due at_gates places moves turns steps enqueue settle claim
 -- Settle, and claim, in one step.
 
 local function answer_exchange()

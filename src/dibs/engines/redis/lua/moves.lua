@@ -51,7 +51,7 @@ end
 
 local function finish(job, state, message)
   leave(job)
-  change(job, 'state', state, 'finished_at', job.ended_at or text(now), 'lease_until', '')
+  change(job, 'state', state, 'finished_at', text(now), 'lease_until', '')
   if message then
     change(job, 'message', message)
   end

@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns steps convoy enqueue
+-- uses: at_gates places moves turns steps enqueue
 -- Apply these settlements, each only if its claim still holds the job; add the children of those that were.
 
 -- A settlement's columns, in the order in which they are given.
@@ -42,9 +42,6 @@ end
 
 local function answer_settle()
   local applied, won = {}, {}
-  if given.convoy then
-    read_convoy().start_followers()
-  end
   for _, one in ipairs(given.settlements) do
     local job = held(one[JOB], one[TOKEN])
     if job then

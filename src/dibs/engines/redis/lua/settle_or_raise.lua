@@ -1,4 +1,4 @@
--- uses: at_gates places moves turns steps convoy enqueue settle
+-- uses: at_gates places moves turns steps enqueue settle
 -- Settle in the caller's own EXEC: who reads its replies must see that a claim was lost.
 
 local function answer_settle_or_raise()
