@@ -28,10 +28,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## watch several processes share jobs on SQLite while one is killed
 	@$(BIN)/dibs demo
 
-test: $(STAMP) ## run every test against private servers
+test: $(STAMP) ## run every test on every engine, in one face, against private servers
 	$(MEMORY) $(BIN)/python -m pytest -m "not long" --numprocesses 4 --dist worksteal
 
-test-long: $(STAMP) ## the same with the full sizes: many processes, many jobs
+test-long: $(STAMP) ## the full product of engines, faces and connections, at full size
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 	$(MAKE) test-pgbouncer
 

@@ -4,17 +4,14 @@ import argparse
 import asyncio
 import platform
 import sqlite3
-import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
 from benchmarks import against, by_hand, on_backlog, on_redis, on_snapshots, on_sqlite, on_tables, on_trains
 from benchmarks.measure import Result, table
 from benchmarks.on_mariadb import on_mariadb
-from servers import MariaDB, PostgreSQL, Redis
+from tests.support.servers import MariaDB, PostgreSQL, Redis
 
 CHOICES = ("all", "by-hand", "worker", "redis", "sqlite", "tables", "trains", "snapshots", "backlog")
 

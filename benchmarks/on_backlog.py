@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.bare import KIND, QUEUE
 from benchmarks.by_hand import jobs
 from dibs import Dibs, Worker
-from servers import MariaDB, PostgreSQL, Redis
+from tests.support.servers import MariaDB, PostgreSQL, Redis
 
 DONE = 20_000
 SMALL, LARGE = 25_000, 1_000_000

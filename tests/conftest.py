@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 
-import servers
-from collected import all_tests
 from dibs import Dibs
-from emptying import emptied_mariadb, emptied_postgresql
-from faces import Face, Make, open_face
-from leaks import check_leaks
-from servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
-
-ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "redis", "redis-cluster"]
+from tests.support import servers
+from tests.support.empty_stores import emptied_mariadb, emptied_postgresql
+from tests.support.faces import Face, Make, open_face
+from tests.support.leaks import check_leaks
+from tests.support.matrix import ENGINES, all_tests, mark_the_rest
+from tests.support.servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
 
 _failed = pytest.StashKey[bool]()
 
@@ -36,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all tests are found: walking what they are made of again and again takes seconds
 
 
 @pytest.fixture(scope="session")
@@ -224,13 +223,16 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note all tests, and mark what only `make test-long` runs: tests/support/matrix.py has the rules."""
     config.stash[all_tests] = list(items)
+    mark_the_rest(items)
 
 
 def pytest_collection_finish() -> None:
     """Everything imported so far is none of the leak check's business: it looks at what is newer."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -13,7 +13,6 @@ from protocol import Marks, main
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.bare import WISH, row
-
 from dibs import Dibs
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.poolers import SESSION

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
-from servers import find_binary
+from tests.support.servers import find_binary
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from selenium.common.exceptions import NoSuchElementException, StaleElementRefer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from servers import free_port
+from tests.support.servers import free_port
 
 INGEST = Path(__file__).parents[2] / "examples" / "ingest"
 PATIENCE = 90

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import servers
 from dibs import BadRequest, Context, Dibs, DibsError, NewJob, StoreUnavailable, UnknownEngine
-from faces import Face, Make, nothing_written, open_face
-from naming import named
+from tests.support import servers
+from tests.support.faces import Face, Make, nothing_written, open_face
+from tests.support.param_names import named
 
 NAIVE = datetime(2026, 1, 1)
 LOOP: list[Any] = []

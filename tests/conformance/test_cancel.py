@@ -4,7 +4,7 @@ import pytest
 
 from dibs import BadRequest, LeaseLost, NewJob, NotFound, Refused
 from dibs.jobs.ids import new_id
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
 
 
 @pytest.mark.parametrize("delay", [0, 3600])

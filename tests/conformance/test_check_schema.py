@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from dibs import SchemaProblem
-from faces import Face, open_face
-from servers import find_binary
-from stores_by_hand import bare_store, by_hand
+from tests.support.faces import Face, open_face
+from tests.support.raw_sql import bare_store, by_hand
+from tests.support.servers import find_binary
 
 WITH_TABLES = ["sqlite", "postgresql", "mariadb"]
 

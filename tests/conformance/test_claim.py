@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dibs import BadRequest, NewJob
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def _ids(claims: list) -> list:

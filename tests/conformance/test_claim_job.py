@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 
 from dibs.jobs.ids import new_id
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_the_wanted_job_is_claimed_whatever_waits_before_it(app: Face, make: Make) -> None:

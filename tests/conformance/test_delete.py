@@ -6,7 +6,7 @@ import pytest
 
 from dibs import BadRequest, NewJob, Refused
 from dibs.jobs.ids import first_id_at, new_id
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
 
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "succeeded", "failed", "cancelled"])

@@ -8,7 +8,7 @@ import pytest
 
 from dibs import Finding, Level, NewJob
 from dibs.operations.scripts import Script, Step
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def by_topic(findings: list[Finding]) -> dict[str, list[Finding]]:

@@ -9,8 +9,8 @@ import pytest
 
 from dibs import BadRequest, JobState, NewJob
 from dibs.jobs.ids import new_id
-from faces import Face, Make, nothing_written
-from naming import named
+from tests.support.faces import Face, Make, nothing_written
+from tests.support.param_names import named
 
 
 def test_an_enqueued_job_is_ready_and_new(app: Face) -> None:

@@ -12,7 +12,8 @@ from msgspec import structs
 from dibs import NewJob
 from dibs.app.schedules import enqueue_due, last_ticks
 from dibs.operations.scripts import Script, Step
-from faces import Face, needs
+from tests.support.faces import Face, needs
+from tests.support.internals import core_of
 
 START = datetime(2026, 5, 1, 10, tzinfo=UTC)
 
@@ -27,7 +28,7 @@ def asking(
     """The question, with jobs that nobody stored before."""
 
     def script() -> Script[Any]:
-        rows = [app.app._core.registry.prepare(job) for job in jobs]
+        rows = [core_of(app.app).registry.prepare(job) for job in jobs]
         answer = yield Step(
             "enqueue_tick", {"schedule": schedule, "since": since, "tick": tick, "jobs": rows}
         )
@@ -169,7 +170,7 @@ def ticking(app: Face) -> Callable[[datetime], Any]:
 
 def _scheduled(app: Face, when: str) -> Callable[[datetime], Any]:
     app.every(when, tags=["ticking"])(app.job(lambda: None, name="work"))
-    core = app.app._core
+    core = core_of(app.app)
     return lambda now: app.ask(lambda: enqueue_due(list(core.schedules), core.registry, now))
 
 

@@ -7,7 +7,7 @@ from dibs import NewJob
 from dibs.jobs.states import Raised, Released, Succeeded
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.settle import exchange
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}
 

@@ -9,12 +9,13 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
-import test_within
-from test_within import Yours, every_connection
 
 from dibs import BadRequest, Context, Dibs, LeaseLost, UnsupportedConnection
-from faces import Face, Make
-from servers import mysql_connection
+from tests.conformance import test_within
+from tests.conformance.test_within import Yours, every_connection
+from tests.support.faces import Face, Make
+from tests.support.internals import core_of
+from tests.support.servers import mysql_connection
 
 TABLE = (
     "create table if not exists report "
@@ -210,7 +211,7 @@ def test_a_handler_fences_through_its_context(
         return plain(ctx)
 
     app.job(name="work")(plain if colour == "plain" else awaited)
-    task = app.app._core.registry.tasks["work"]
+    task = core_of(app.app).registry.tasks["work"]
 
     done = app.run_job(app.enqueue_task(task).id)
 

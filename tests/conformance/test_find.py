@@ -6,7 +6,7 @@ import pytest
 
 from dibs import BadRequest, JobState, NewJob
 from dibs.jobs.ids import new_id
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def _ids(jobs: list) -> list[UUID]:

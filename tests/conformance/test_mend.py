@@ -14,8 +14,8 @@ import redis
 
 from dibs import JobState, NewJob
 from dibs.operations import upkeep
-from faces import Face
-from servers import mysql_connection
+from tests.support.faces import Face
+from tests.support.servers import mysql_connection
 
 DeleteByHand = Callable[[UUID], None]
 

@@ -9,8 +9,8 @@ import pytest
 
 from dibs import BadRequest, Dibs, NewJob, SchemaOutdated
 from dibs.engines.sql.schema_files import schema_files, schema_version
-from faces import Face, Make, needs, open_face
-from servers import MariaDB, PostgreSQL
+from tests.support.faces import Face, Make, needs, open_face
+from tests.support.servers import MariaDB, PostgreSQL
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from dibs import BadRequest, Dibs, Job, NewJob, Refused
 from dibs.jobs.job import read_stored
 from dibs.moving import KeyTaken, Moved, give_back_sync, look, look_sync, move, move_sync
 from dibs.operations.scripts import Step
-from faces import Face, Make
-from movers import (
+from tests.support.faces import Face, Make
+from tests.support.internals import engine_of, run_script, store_of
+from tests.support.moves import (
     ELSEWHERE,
     ids,
     left_behind,
@@ -112,7 +113,7 @@ def test_settings_of_queues_and_last_ticks_go_along(app: Face, make: Make, other
     other.sync.enqueue(NewJob("work", queue="mail"))
     for name in ("nightly", "hourly"):
         tell = {"schedule": name, "since": None, "tick": tick, "jobs": []}
-        other._core.store.run(lambda _, tell=tell: _step("enqueue_tick", tell))
+        store_of(other).run(lambda _, tell=tell: _step("enqueue_tick", tell))
 
     done = carry(app, other, app.app)
     carry(app, other, app.app)
@@ -134,7 +135,7 @@ def test_what_the_target_has_set_itself_stays(app: Face, other: Dibs) -> None:
     app.limit("slow", 8)
     for store, tick in ((other, early), (app.app, late)):
         tell = {"schedule": "nightly", "since": None, "tick": tick, "jobs": []}
-        store._core.store.run(lambda _, tell=tell: _step("enqueue_tick", tell))
+        store_of(store).run(lambda _, tell=tell: _step("enqueue_tick", tell))
 
     carry(app, other, app.app)
 
@@ -223,7 +224,7 @@ def _succeed(app: Dibs, claims: list[Any]) -> None:
 
 
 def _ask(app: Dibs, question: str, **params: Any) -> Any:
-    return app._core.store.run(lambda _: _step(question, params))
+    return run_script(app, lambda: _step(question, params))
 
 
 def test_a_job_whose_holder_died_is_not_waited_for_in_vain(app: Face, make: Make, other: Dibs) -> None:
@@ -402,7 +403,7 @@ def test_from_one_engine_to_another_nothing_is_lost_on_the_way(
     of_every_sort(app, make)
     before = stored(app.app)
     with monkeypatch.context() as broken:
-        broken.setattr(there._core.store._engine, "_arrive", lambda **_: 1 // 0)
+        broken.setattr(engine_of(there), "_arrive", lambda **_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             carry(app, app.app, there)
     on_the_way = {row["id"] for row in left_behind(app.app)}

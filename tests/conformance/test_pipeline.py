@@ -9,7 +9,7 @@ import redis.asyncio
 
 from dibs import Context as JobContext
 from dibs import Dibs, LeaseLost, NewJob, UnsupportedConnection, Worker
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
 
 pytestmark = pytest.mark.parametrize("engine", ["redis"], indirect=True)
 

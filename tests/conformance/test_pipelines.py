@@ -14,8 +14,8 @@ from dibs.jobs.ids import new_id
 from dibs.moving import give_back_sync, move_sync
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.settle import exchange
-from faces import Face, Make
-from movers import ELSEWHERE, put
+from tests.support.faces import Face, Make
+from tests.support.moves import ELSEWHERE, put
 
 
 class Drawn:

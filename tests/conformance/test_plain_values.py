@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dibs import BadRequest, Job, NewJob
-from faces import Face
+from tests.support.faces import Face
 
 
 class Name(str):

@@ -3,7 +3,7 @@
 import pytest
 
 from dibs import BadRequest, NewJob
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_a_resumed_queue_gives_its_jobs_again(app: Face, make: Make) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dibs import BadRequest, LeaseLost, NotFound, NotStale, Refused
 from dibs.jobs.ids import new_id
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
 
 
 def test_a_job_whose_lease_is_long_over_is_ready_with_a_fresh_budget(app: Face, make: Make) -> None:

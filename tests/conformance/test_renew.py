@@ -6,7 +6,7 @@ import pytest
 
 from dibs import BadRequest, LeaseLost
 from dibs.operations.settle import renew
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_renewing_pushes_the_lease(app: Face, make: Make) -> None:

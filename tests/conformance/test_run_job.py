@@ -13,10 +13,21 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from dibs import BadRequest, Cancel, Context, Fail, LeaseLost, NewJob, Refused, Retry, Snooze, SyncClaim
+from dibs import (
+    BadRequest,
+    Cancel,
+    Context,
+    Fail,
+    LeaseLost,
+    NewJob,
+    Refused,
+    Retry,
+    Snooze,
+    SyncClaim,
+)
 from dibs.jobs.ids import new_id
-from dibs.operations import upkeep
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
+from tests.support.internals import age, store_of
 
 
 @dataclasses.dataclass
@@ -510,7 +521,7 @@ def test_who_is_cancelled_while_a_claim_is_under_way_leaves_nothing_leased(
     async def never() -> None:
         raise AssertionError
 
-    job, store = app.enqueue_task(never), app.app._core.store
+    job, store = app.enqueue_task(never), store_of(app.app)
     ask, claimed = store.run_async, asyncio.Event()
 
     async def answer_late(operation: Any, within: Any = None) -> Any:
@@ -566,5 +577,5 @@ def test_a_handler_may_settle_its_job_by_itself(app: Face) -> None:
 def _take_back(app: Face, id: UUID) -> None:
     """Let its lease run out and sweep, faster than it is renewed."""
     while app.app.sync.get(id).state == "running":
-        app.app._core.store.run(lambda *_: upkeep.age(1_000_000))
+        age(app.app, 1)
         app.app.sync.sweep()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, LeaseLost, NewJob, Retry
-from faces import Face, Make, nothing_written
-from naming import named
+from tests.support.faces import Face, Make, nothing_written
+from tests.support.param_names import named
 
 SETTLES: dict[str, Callable[[Any], None]] = {
     "succeed": lambda claim: claim.succeed("again"),

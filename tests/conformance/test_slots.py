@@ -14,8 +14,8 @@ from dibs.operations import upkeep
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.claim import claim as claim_script
 from dibs.operations.settle import exchange
-from faces import Face, Make
-from movers import put as ask
+from tests.support.faces import Face, Make
+from tests.support.moves import put as ask
 
 
 def put(app: Face, slot: Any = "s", kind: str = "work", **options: Any) -> Job:

@@ -6,7 +6,7 @@ import pytest
 
 from dibs import NewJob, Swept
 from dibs.operations import upkeep
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_a_sweep_of_nothing_moves_nothing(app: Face, make: Make) -> None:

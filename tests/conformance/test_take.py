@@ -8,7 +8,7 @@ import pytest
 from dibs import Job, NewJob
 from dibs.clock import SECOND
 from dibs.operations.claim import ClaimRequest, take
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def _take(

@@ -14,7 +14,8 @@ import pytest
 from dibs import BadRequest, Job, NewJob, NotFound, Refused
 from dibs.jobs.ids import new_id
 from dibs.operations import manage
-from faces import Face, Make
+from tests.support.faces import Face, Make
+from tests.support.internals import core_of
 
 
 class Colour(Enum):
@@ -643,7 +644,7 @@ def test_those_who_enqueue_at_once_make_one_head(app: Face) -> None:
     def put() -> Any:
         from dibs.operations.enqueue import enqueue
 
-        row = app.app._core.registry.prepare(NewJob("work", train="t"))
+        row = core_of(app.app).registry.prepare(NewJob("work", train="t"))
         return enqueue([row], fresh=True)
 
     app.race_to_ask(*[put] * 8)

@@ -11,7 +11,8 @@ from dibs import BadRequest, NewJob, Refused
 from dibs.clock import SECOND
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.settle import exchange
-from faces import Face, Make
+from tests.support.faces import Face, Make
+from tests.support.internals import core_of
 
 
 @pytest.mark.parametrize("delay", [0, 3600])
@@ -106,7 +107,7 @@ def test_of_chained_jobs_with_one_key_the_last_that_replaces_counts(
 def test_of_jobs_chained_by_several_with_one_key_the_last_that_replaces_counts(app: Face) -> None:
     app.enqueue(*(NewJob("parent") for _ in range(3)))
     ones = [
-        app.app._core.settlement(claim._held, claim._held.succeeded(None), [_replacing(n)])
+        core_of(app.app).settlement(claim._held, claim._held.succeeded(None), [_replacing(n)])
         for n, claim in enumerate(app.claim(limit=3))
     ]
 

@@ -7,7 +7,7 @@ import pytest
 
 from dibs import BadRequest, NotFound, SyncClaim
 from dibs.jobs.ids import new_id
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])

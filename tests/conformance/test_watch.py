@@ -9,7 +9,7 @@ import pytest
 
 from dibs import BadRequest, Change, NewJob, NotFound
 from dibs.jobs.ids import new_id
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 PATIENCE = 60
 

@@ -8,8 +8,8 @@ import pytest
 from dibs import NewJob, NotFound
 from dibs.jobs.ids import new_id
 from dibs.operations import upkeep
-from faces import Face, Make, open_face
-from servers import PostgreSQL
+from tests.support.faces import Face, Make, open_face
+from tests.support.servers import PostgreSQL
 
 
 def a_worker_is_there(app: Face, *kinds: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from dibs import LeaseLost
 from dibs.operations import upkeep
-from faces import Face, Make, nothing_written
+from tests.support.faces import Face, Make, nothing_written
+from tests.support.internals import store_of
 
 LEASE = 3.0  # seconds: renewed after one, and patient with a busy machine
 
@@ -167,7 +168,7 @@ def test_a_task_that_lost_its_job_is_stopped_at_once(app: Face, make: Make) -> N
     async def lost() -> None:
         task = asyncio.ensure_future(work())
         while not held.lost:
-            await app.app._core.store.run_async(lambda *_: upkeep.age(1_000_000))
+            await store_of(app.app).run_async(lambda *_: upkeep.age(1_000_000))
             await app.app.sweep()
             await asyncio.sleep(0.01)
         with pytest.raises(LeaseLost):

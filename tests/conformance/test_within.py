@@ -24,10 +24,10 @@ from sqlalchemy.orm import Session
 
 from dibs import Context as JobContext
 from dibs import DibsError, LeaseLost, NewJob, UnsupportedConnection
-from django_here import connected
-from faces import Face, Make, needs, nothing_written, open_face
-from naming import named
-from servers import MariaDB, PostgreSQL, mysql_connection
+from tests.support.django_project import connected
+from tests.support.faces import Face, Make, needs, nothing_written, open_face
+from tests.support.param_names import named
+from tests.support.servers import MariaDB, PostgreSQL, mysql_connection
 
 
 class Yours:

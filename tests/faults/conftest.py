@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from rig import Place, Places
 
 from dibs import Dibs
-from servers import MariaDB, PostgreSQL, mysql_connection
+from tests.support.fault_stores import Place, Places
+from tests.support.servers import MariaDB, PostgreSQL, mysql_connection
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Driven, Place, Places, age, face_of, together
 
-import proxy as proxies
 from dibs import Dibs, NewJob, StoreUnavailable
 from dibs.engines.mysql import errors as mysql_trouble
 from dibs.engines.mysql import pools as mysql_pools
@@ -24,8 +22,11 @@ from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
 from dibs.engines.trouble import TryAgain
 from dibs.operations.questions import QUESTIONS
-from proxy import FaultProxy
-from servers import MariaDB, PostgreSQL, Redis
+from tests.support import proxy as proxies
+from tests.support.fault_stores import Driven, Place, Places, face_of, together
+from tests.support.internals import age, core_of, store_of
+from tests.support.proxy import FaultProxy
+from tests.support.servers import MariaDB, PostgreSQL, Redis
 
 ROUNDS = 12
 COPY_DONE = b"c\x00\x00\x00\x04"
@@ -221,12 +222,12 @@ def test_a_tick_whose_commit_was_cut_is_enqueued_once(trouble: Trouble) -> None:
     app = trouble.place._apps[-1]
     app.every("* * * * * *")(app.job(lambda: None, name="work"))
     morning = datetime(2026, 5, 1, 6, tzinfo=UTC)
-    _ask(trouble.face, app._core.enqueue_due(morning))
+    _ask(trouble.face, core_of(app).enqueue_due(morning))
 
     for number in range(1, ROUNDS + 1):
         tick = round((morning + timedelta(seconds=number)).timestamp()) * 1_000_000
         with trouble.at(trouble.wrote(f'"tick":"{tick}"'), sees=trouble.stored):
-            ticked = _ask(trouble.face, app._core.enqueue_due(morning + timedelta(seconds=number)))
+            ticked = _ask(trouble.face, core_of(app).enqueue_due(morning + timedelta(seconds=number)))
 
         assert ticked.next_ticks == {"work": morning + timedelta(seconds=number + 1)}
         assert trouble.stored() == number
@@ -234,7 +235,7 @@ def test_a_tick_whose_commit_was_cut_is_enqueued_once(trouble: Trouble) -> None:
 
 def _ask(face: Any, operation: Any) -> Any:
     """Run an operation that has no public name."""
-    store = face._core.store
+    store = store_of(face)
     return (
         Driven(store, face._runner).run_async(operation) if isinstance(face, Driven) else store.run(operation)
     )

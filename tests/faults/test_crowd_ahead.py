@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 import pytest
-import scenes
-from rig import Place, Places
+
+from tests.support import fault_cases
+from tests.support.fault_stores import Place, Places
 
 CLAIMS = 30
 SLACK_SECONDS = 0.001
@@ -33,7 +34,7 @@ def test_a_claim_costs_the_same_with_a_crowd_ahead(
     plain, crowded = places(engine), places(engine)
     _let_in(crowded, many, analyzed)
     for place in (plain, crowded):
-        scenes.enqueue(place.app(), 3 * CLAIMS + 10, "mine")
+        fault_cases.enqueue(place.app(), 3 * CLAIMS + 10, "mine")
         place.app().sync.pause("a-paused-one")
 
     slower = {
@@ -59,9 +60,9 @@ def test_a_claim_of_anything_costs_the_same_with_a_paused_queue_ahead(
 ) -> None:
     plain, crowded = places(engine), places(engine)
     crowded.app().sync.counts()
-    scenes.crowd(crowded, many, state="ready", priority=9, **PAUSED_QUEUE)
+    fault_cases.crowd(crowded, many, state="ready", priority=9, **PAUSED_QUEUE)
     for place in (plain, crowded):
-        scenes.enqueue(place.app(), CLAIMS + 10, "mine")
+        fault_cases.enqueue(place.app(), CLAIMS + 10, "mine")
         place.app().sync.pause("a-paused-one")
 
     with_crowd, without = _compare(plain, crowded, {})
@@ -78,8 +79,8 @@ def _let_in(place: Place, many: int, analyzed: bool) -> None:
         place.sql("alter table dibs_jobs set (autovacuum_enabled = off)")
     if place.kind == "mariadb":
         place.sql("alter table dibs_jobs stats_auto_recalc = 0")
-    scenes.crowd(place, many // 2, state="ready", priority=9, **OTHER_KIND)
-    scenes.crowd(place, many // 2, state="ready", priority=9, **PAUSED_QUEUE)
+    fault_cases.crowd(place, many // 2, state="ready", priority=9, **OTHER_KIND)
+    fault_cases.crowd(place, many // 2, state="ready", priority=9, **PAUSED_QUEUE)
     if analyzed:
         place.sql("analyze table dibs_jobs" if place.kind == "mariadb" else "analyze")
 

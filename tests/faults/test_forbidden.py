@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from dibs import Dibs, NewJob, NotPermitted, StoreRefused, StoreUnavailable, Worker
 from dibs.cli import app as cli
 from dibs.outbox import Message, Outbox, Relay
-from servers import MariaDB, PostgreSQL, Redis, mysql_connection
+from tests.support.internals import store_of
+from tests.support.servers import MariaDB, PostgreSQL, Redis, mysql_connection
 
 Places = Callable[[str], str]
 
@@ -359,7 +360,7 @@ async def _enqueue_and_close(app: Dibs) -> None:
 
 def test_a_full_disk_under_sqlite_comes_with_advice(tmp_path: Path) -> None:
     with Dibs(f"sqlite:///{tmp_path}/jobs.db").sync as app:
-        connection = app._core.store._file._opened()  # type: ignore[attr-defined]
+        connection = store_of(app)._file._opened()  # type: ignore[attr-defined]
         [pages] = connection.execute("pragma page_count").fetchone()
         connection.execute(f"pragma max_page_count = {pages}")
 
@@ -369,7 +370,7 @@ def test_a_full_disk_under_sqlite_comes_with_advice(tmp_path: Path) -> None:
 
 def test_a_file_that_became_read_only_comes_with_advice(tmp_path: Path) -> None:
     with Dibs(f"sqlite:///{tmp_path}/jobs.db").sync as app:
-        app._core.store._file._opened().execute("pragma query_only = on")  # type: ignore[attr-defined]
+        store_of(app)._file._opened().execute("pragma query_only = on")  # type: ignore[attr-defined]
 
         with pytest.raises(StoreUnavailable, match=r"jobs\.db: .*readonly.*; it must be yours to write in"):
             app.enqueue(NewJob("greet"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import gate_scenes as gates
 import psycopg
 import pytest
-import scenes
-from rig import Place, exchange
-from test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
 
 from dibs import Dibs, NewJob
 from dibs.engines import trouble
 from dibs.operations.questions import STOP_HINT, hint_of
+from tests.faults.test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
+from tests.support import fault_cases
+from tests.support import gate_fault_cases as gates
+from tests.support.fault_stores import Place, exchange
 
 HEAD = "where head.state = 'blocked'"
 
@@ -93,7 +93,7 @@ def test_a_mutant_of_the_gates_is_caught(places: Places, mutant: Mutant) -> None
     for _ in range(ENOUGH_TRIES):
         place = places("postgresql")
         place.broken_by = mutant.hurt
-        if (wrong := scenes.run_scene(mutant.scene, place)) is not None:
+        if (wrong := fault_cases.run_scene(mutant.scene, place)) is not None:
             break
 
     assert wrong is not None, f"{mutant.name}: nobody noticed"
@@ -109,7 +109,7 @@ SCENES = [
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_the_gates_as_they_are_pass_the_same_scene(postgres: Place, scene: gates.Scene) -> None:
-    assert scenes.run_scene(scene, postgres) is None
+    assert fault_cases.run_scene(scene, postgres) is None
 
 
 def test_an_enqueue_in_an_old_snapshot_fails_also_when_it_is_serializable(postgres: Place) -> None:

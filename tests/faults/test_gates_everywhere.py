@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import gate_scenes as gates
 import pytest
-from rig import Place, Places, together
 
 from dibs import Dibs, LeaseLost, NewJob, Worker
+from tests.support import gate_fault_cases as gates
+from tests.support.fault_stores import Place, Places, together
 
 PRODUCERS = [pytest.param(12, id="some"), pytest.param(50, id="many", marks=pytest.mark.long)]
 CROWD, PUT, TAKEN = 100_000, 1000, 900

@@ -10,20 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import pytest
-import scenes
-from rig import Place, age, answers_within, renew, together, wait_until
 
 from dibs import Dibs, LeaseLost, NewJob, Worker
 from dibs.worker import open_transactions
-from proxy import FaultProxy
-from servers import PostgreSQL
+from tests.support import fault_cases
+from tests.support.fault_stores import Place, answers_within, renew, together, wait_until
+from tests.support.internals import age
+from tests.support.proxy import FaultProxy
+from tests.support.servers import PostgreSQL
 
 LEASE = 0.5
 
 
 def test_renewing_ten_jobs_does_not_wait_for_one_that_is_being_completed(locking: Place) -> None:
     app = locking.apps(1)[0]
-    scenes.enqueue(app, 10)
+    fault_cases.enqueue(app, 10)
     claims = app.sync.claim(limit=10, lease=30)
     tenth = claims[9]
     with locking.connect() as connection:
@@ -45,7 +46,7 @@ def test_renewing_ten_jobs_does_not_wait_for_one_that_is_being_completed(locking
 
 def test_a_completion_that_was_committed_is_no_longer_renewed(locking: Place) -> None:
     app = locking.apps(1)[0]
-    scenes.enqueue(app, 2)
+    fault_cases.enqueue(app, 2)
     claims = app.sync.claim(limit=2, lease=30)
     with locking.connect() as connection, connection.transaction():
         claims[0].succeed(within=connection)
@@ -57,7 +58,7 @@ def test_a_completion_that_was_committed_is_no_longer_renewed(locking: Place) ->
 
 def test_the_sweep_does_not_wait_for_a_job_that_is_being_completed(locking: Place) -> None:
     app = locking.apps(1)[0]
-    scenes.enqueue(app, 10)
+    fault_cases.enqueue(app, 10)
     claims = app.sync.claim(limit=10, lease=30)
     age(app, 31)
     with locking.connect() as connection:
@@ -73,19 +74,19 @@ def test_the_sweep_does_not_wait_for_a_job_that_is_being_completed(locking: Plac
 
 @pytest.mark.parametrize(
     "scene",
-    [scenes.a_locked_row_does_not_stall_renewals, scenes.a_locked_row_does_not_stall_the_sweep],
+    [fault_cases.a_locked_row_does_not_stall_renewals, fault_cases.a_locked_row_does_not_stall_the_sweep],
 )
-def test_one_locked_row_stalls_nobody(locking: Place, scene: scenes.Scene) -> None:
+def test_one_locked_row_stalls_nobody(locking: Place, scene: fault_cases.Scene) -> None:
     assert scene(locking) is None
 
 
 def test_a_kept_claim_whose_row_stays_locked_is_given_up_before_its_lease_ends(locking: Place) -> None:
     app = locking.apps(1)[0]
-    scenes.enqueue(app, 1)
+    fault_cases.enqueue(app, 1)
     [claim] = app.sync.claim(lease=1)
 
     with pytest.raises(LeaseLost):
-        with claim as job, scenes.locked(locking, job.id):
+        with claim as job, fault_cases.locked(locking, job.id):
             wait_until(lambda: claim.lost or _expired(locking, job.id), seconds=5)
             assert not _expired(locking, job.id), "the lease ended, and its holder was not told"
 
@@ -381,7 +382,7 @@ def test_a_claim_by_name_waits_for_who_has_locked_the_job_and_does_not_want_it(
     app = locking.apps(1)[0]
     [job] = app.sync.enqueue(NewJob("work", **gate))
     let_go = threading.Event()
-    with ThreadPoolExecutor() as threads, scenes.locked(locking, job.id):
+    with ThreadPoolExecutor() as threads, fault_cases.locked(locking, job.id):
         claiming = threads.submit(app.sync.claim_job, job.id)
         threading.Timer(0.2, let_go.set).start()
         let_go.wait()
@@ -407,7 +408,7 @@ def test_a_claim_by_name_waits_for_no_open_transaction_for_long(locking: Place, 
     app = locking.apps(1)[0]
     [job] = app.sync.enqueue(NewJob("work", **gate))
     began = time.monotonic()
-    with scenes.locked(locking, job.id):
+    with fault_cases.locked(locking, job.id):
         [claim] = answers_within(5, lambda: app.sync.claim_job(job.id), then=lambda: None)
 
     assert claim is None

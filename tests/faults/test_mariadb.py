@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
-from rig import MysqlHands, Place, answers_within, blocks, wait_until
 
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app.dibs import SyncDibs
@@ -24,11 +21,10 @@ from dibs.engines.mysql.errors import error_number, judge
 from dibs.engines.mysql.pools import SESSION
 from dibs.engines.sql.engine import placeholders
 from dibs.engines.trouble import TryAgain
-from servers import MariaDB
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "model"))
-
-from crowd import Crowd
+from tests.model.crowd import Crowd
+from tests.support.fault_stores import MysqlHands, Place, answers_within, blocks, wait_until
+from tests.support.internals import store_of
+from tests.support.servers import MariaDB
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def test_at_the_servers_own_isolation_level_it_would(store: Place) -> None:
 def test_every_connection_of_ours_is_read_committed(store: Place) -> None:
     app = store.app()
     app.sync.counts()
-    with app._core.store._sync._connection() as connection, connection.cursor() as cursor:
+    with store_of(app)._sync._connection() as connection, connection.cursor() as cursor:
         cursor.execute("select @@tx_isolation")
         assert cursor.fetchone() == ("READ-COMMITTED",)
 

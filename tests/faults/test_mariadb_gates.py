@@ -12,14 +12,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from rig import Place, Places, age, answers_within, blocks, mutate, together
 
 from dibs import Dibs, DibsError, Job, NewJob
 from dibs.engines import trouble
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.sql.engine import Plan, placeholders
 from dibs.engines.sql.schema_files import schema_files, schema_version, statements
-from servers import MariaDB, mysql_connection
+from tests.support.fault_stores import Place, Places, answers_within, blocks, mutate, together
+from tests.support.internals import age
+from tests.support.servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long
 

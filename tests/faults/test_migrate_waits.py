@@ -17,8 +17,8 @@ from dibs import Dibs, StoreUnavailable
 from dibs.engines.mysql.pools import connect_options
 from dibs.engines.sql.migrations import MIGRATION_LOCK
 from dibs.engines.sql.schema_files import schema_version
-from faces import open_face
-from stores_by_hand import bare_store, by_hand
+from tests.support.faces import open_face
+from tests.support.raw_sql import bare_store, by_hand
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])

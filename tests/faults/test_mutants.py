@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import scenes
-from rig import Place, Places, mutate
 
 from dibs import Dibs
 from dibs.engines import trouble
 from dibs.engines.sqlite import file as sqlite_file
+from tests.support import fault_cases
+from tests.support.fault_stores import Place, Places, mutate
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ class Mutant:
     block: str
     text: str
     instead: str
-    scene: scenes.Scene
+    scene: fault_cases.Scene
     symptom: str = ""
     also: tuple[str, str] | None = None
 
@@ -53,119 +53,121 @@ FENCE = "and ((job.id, job.token) in (select given.id, given.token from given)) 
 SCHEDULES = [
     Mutant(
         "a schedule is moved from anywhere", "move_schedule", "and last_tick = :since", "",
-        scenes.a_tick_is_enqueued_once, "enqueued twice",
+        fault_cases.a_tick_is_enqueued_once, "enqueued twice",
     ),
     Mutant(
         "a schedule is moved to any other tick", "move_schedule", "last_tick = :since", "last_tick <> :tick",
-        scenes.a_tick_is_enqueued_once, "enqueued twice",
+        fault_cases.a_tick_is_enqueued_once, "enqueued twice",
     ),
     Mutant(
         "a schedule is moved to any later tick", "move_schedule", "last_tick = :since", "last_tick < :tick",
-        scenes.a_tick_is_enqueued_once, "enqueued twice",
+        fault_cases.a_tick_is_enqueued_once, "enqueued twice",
     ),
 ]  # fmt: skip
 
 POSTGRESQL = [
     Mutant(
         "claim takes no lock, and what has moved", "claim", LOCK, "",
-        scenes.each_claimer_gets_a_job_of_its_own, "claimed twice", also=(TAKE, TAKE_BY_ID),
+        fault_cases.each_claimer_gets_a_job_of_its_own, "claimed twice", also=(TAKE, TAKE_BY_ID),
     ),
     Mutant(
         "claim waits for locks", "claim", LOCK, "for update",
-        scenes.a_claim_never_waits, "waited",
+        fault_cases.a_claim_never_waits, "waited",
     ),
     Mutant(
         "claim of a line takes no lock, and what has moved", "claim_line", LOCK, "",
-        scenes.each_taker_of_a_line_gets_jobs_of_its_own, "claimed twice",
+        fault_cases.each_taker_of_a_line_gets_jobs_of_its_own, "claimed twice",
         also=(TAKE_OF_LINE, TAKE_OF_LINE.replace("ctid", "id")),
     ),
     Mutant(
         "claim of a line waits for locks", "claim_line", LOCK, "for update",
-        scenes.a_taker_of_a_line_never_waits, "waited",
+        fault_cases.a_taker_of_a_line_never_waits, "waited",
     ),
     Mutant(
         "going on takes no lock, and what has moved", "exchange_on", LOCK, "",
-        scenes.each_who_goes_on_gets_jobs_of_its_own, "claimed twice", also=(TAKE, TAKE_BY_ID),
+        fault_cases.each_who_goes_on_gets_jobs_of_its_own, "claimed twice", also=(TAKE, TAKE_BY_ID),
     ),
     Mutant(
         "going on waits for locks", "exchange_on", LOCK, "for update",
-        scenes.who_goes_on_never_waits, "waited",
+        fault_cases.who_goes_on_never_waits, "waited",
     ),
     Mutant(
         "claim by id takes no lock", "claim_job", LOCK, "",
-        scenes.one_of_many_wins_the_job, "claimed twice",
+        fault_cases.one_of_many_wins_the_job, "claimed twice",
     ),
     Mutant(
         "claim by id waits for locks", "claim_job", LOCK, "for update",
-        scenes.a_claim_by_id_waits_for_nobody_for_long, "answered []",
+        fault_cases.a_claim_by_id_waits_for_nobody_for_long, "answered []",
     ),
     Mutant(
         "claim counts no attempt", "claim", "attempts = job.attempts + 1", "attempts = job.attempts",
-        scenes.poison_runs_out_of_attempts, "more often",
+        fault_cases.poison_runs_out_of_attempts, "more often",
     ),
     Mutant(
         "claim keeps the old token", "claim", "token = nextval('dibs_token')",
         "token = coalesce(job.token, nextval('dibs_token'))",
-        scenes.a_zombie_succeeds_at_nothing, "greater",
+        fault_cases.a_zombie_succeeds_at_nothing, "greater",
     ),
     Mutant(
         "limits are counted without a lock", "lock_limits", "for update", "",
-        scenes.a_limit_holds_under_race, "over the limit",
+        fault_cases.a_limit_holds_under_race, "over the limit",
     ),
-    Mutant("settle is not fenced", "settle", FENCE, "", scenes.a_zombie_succeeds_at_nothing, "changed"),
-    Mutant("giving back is not fenced", "settle", FENCE, "", scenes.a_zombie_gives_nothing_back, "changed"),
+    Mutant("settle is not fenced", "settle", FENCE, "", fault_cases.a_zombie_succeeds_at_nothing, "changed"),
+    Mutant(
+        "giving back is not fenced", "settle", FENCE, "", fault_cases.a_zombie_gives_nothing_back, "changed"
+    ),
     Mutant("exchange is not fenced", "exchange", FENCE, "",
-           scenes.an_exchange_of_a_zombie_settles_nothing, "no longer held"),
+           fault_cases.an_exchange_of_a_zombie_settles_nothing, "no longer held"),
     Mutant(
         "settle takes jobs that wait", "settle", "and job.lease_until is not null", "",
-        scenes.a_released_claim_settles_nothing, "could",
+        fault_cases.a_released_claim_settles_nothing, "could",
     ),
     Mutant(
         "settle with children is not fenced", "settle", FENCE, "",
-        scenes.children_come_only_with_success, "left 1 children",
+        fault_cases.children_come_only_with_success, "left 1 children",
     ),
     Mutant(
         "renew is not fenced", "renew", FENCE, "",
-        scenes.a_zombie_renews_nothing, "changed",
+        fault_cases.a_zombie_renews_nothing, "changed",
     ),
     Mutant(
         "renew waits for locks", "renew", "for update skip locked", "for update",
-        scenes.a_locked_row_does_not_stall_renewals, "waited",
+        fault_cases.a_locked_row_does_not_stall_renewals, "waited",
     ),
     Mutant(
         "progress is not fenced", "progress", "and token = :token", "and :token > 0",
-        scenes.a_zombie_reports_nothing, "changed",
+        fault_cases.a_zombie_reports_nothing, "changed",
     ),
     Mutant(
         "sweep takes live leases", "sweep", "and job.lease_until <= statement_timestamp()", "",
-        scenes.a_live_lease_is_not_swept, "had a minute to go",
+        fault_cases.a_live_lease_is_not_swept, "had a minute to go",
     ),
     Mutant(
         "sweep waits for locks", "sweep", LOCK, "for update",
-        scenes.a_locked_row_does_not_stall_the_sweep, "waited",
+        fault_cases.a_locked_row_does_not_stall_the_sweep, "waited",
     ),
     Mutant(
         "a repeated enqueue is not expected", "enqueue_again", "on conflict (id) do nothing", "",
-        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
+        fault_cases.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
     ),
     Mutant(
         "a repeated enqueue forgets what has finished", "enqueue_forget_finished",
         "and finished.id = job.id", "and finished.id = job.id and false",
-        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
+        fault_cases.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
     ),
     Mutant(
         "a unique key that is taken answers nothing", "holders",
         "on job.unique_key = given.key", "on false",
-        scenes.a_unique_key_that_is_taken_names_its_holder,
+        fault_cases.a_unique_key_that_is_taken_names_its_holder,
     ),
     Mutant(
         "retry does not expect a taken key", "retry", "on conflict do nothing", "",
-        scenes.a_retry_respects_the_unique_key, "StoreUnavailable",
+        fault_cases.a_retry_respects_the_unique_key, "StoreUnavailable",
     ),
     Mutant(
         "retry leaves the finished copy", "retry", "where finished.id = back.id",
         "where finished.id = back.id and false",
-        scenes.a_retry_by_many_leaves_one_copy, "retried by many left",
+        fault_cases.a_retry_by_many_leaves_one_copy, "retried by many left",
     ),
 ]  # fmt: skip
 
@@ -173,68 +175,68 @@ SQLITE = [
     Mutant(
         "claim sees jobs that are running", "near",
         "indexed by dibs_jobs_ready\nwhere ready.state = 'ready' and", "where",
-        scenes.each_claimer_gets_a_job_of_its_own, "claimed twice",
+        fault_cases.each_claimer_gets_a_job_of_its_own, "claimed twice",
     ),
     Mutant(
         "claim by id sees jobs that are running", "wanted", "and job.state = 'ready'", "",
-        scenes.one_of_many_wins_the_job, "claimed twice",
+        fault_cases.one_of_many_wins_the_job, "claimed twice",
     ),
     Mutant(
         "claim counts no attempt", "lease", "attempts = attempts + 1", "attempts = attempts",
-        scenes.poison_runs_out_of_attempts, "more often",
+        fault_cases.poison_runs_out_of_attempts, "more often",
     ),
     Mutant(
         "tokens stand still", "tokens", "value + :taken", "value + 0 * :taken",
-        scenes.a_zombie_succeeds_at_nothing, "greater",
+        fault_cases.a_zombie_succeeds_at_nothing, "greater",
     ),
     Mutant(
         "settle is not fenced", "settle_ended", "and job.token = :token", "",
-        scenes.a_zombie_succeeds_at_nothing, "changed",
+        fault_cases.a_zombie_succeeds_at_nothing, "changed",
     ),
     Mutant(
         "giving back is not fenced", "settle_returned", "and token = :token", "",
-        scenes.a_zombie_gives_nothing_back, "changed",
+        fault_cases.a_zombie_gives_nothing_back, "changed",
     ),
     Mutant(
         "settle takes jobs that wait", "settle_ended", "and job.state = 'running'", "",
-        scenes.a_released_claim_settles_nothing, "could",
+        fault_cases.a_released_claim_settles_nothing, "could",
     ),
     Mutant(
         "settle with children is not fenced", "settle_ended", "and job.token = :token", "",
-        scenes.children_come_only_with_success, "left 1 children",
+        fault_cases.children_come_only_with_success, "left 1 children",
     ),
     Mutant(
         "renew is not fenced", "renew", "and token = :token", "and :token > 0",
-        scenes.a_zombie_renews_nothing, "changed",
+        fault_cases.a_zombie_renews_nothing, "changed",
     ),
     Mutant(
         "progress is not fenced", "progress", "and token = :token", "and :token > 0",
-        scenes.a_zombie_reports_nothing, "changed",
+        fault_cases.a_zombie_reports_nothing, "changed",
     ),
     Mutant(
         "sweep takes live leases", "expired", "and job.lease_until <=", "and 0 <=",
-        scenes.a_live_lease_is_not_swept, "had a minute to go",
+        fault_cases.a_live_lease_is_not_swept, "had a minute to go",
     ),
     Mutant(
         "a repeated enqueue is not looked for", "holders", "where job.id in", "where false and job.id in",
-        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
+        fault_cases.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
     ),
     Mutant(
         "a unique key that is taken is not seen", "holders", "where job.unique_key in",
         "where false and job.unique_key in",
-        scenes.a_unique_key_is_held_once, "StoreUnavailable",
+        fault_cases.a_unique_key_is_held_once, "StoreUnavailable",
     ),
     Mutant(
         "retry does not expect a taken key", "retry_finished", "on conflict do nothing", "",
-        scenes.a_retry_respects_the_unique_key, "StoreUnavailable",
+        fault_cases.a_retry_respects_the_unique_key, "StoreUnavailable",
     ),
     Mutant(
         "retry leaves the finished copy", "forget_finished", "where id = :id", "where id = :id and false",
-        scenes.a_retry_by_many_leaves_one_copy, "retried by many left",
+        fault_cases.a_retry_by_many_leaves_one_copy, "retried by many left",
     ),
     Mutant(
         "limits count nothing", "lines", "other.state = 'running' and", "false and",
-        scenes.a_limit_holds_under_race, "over the limit",
+        fault_cases.a_limit_holds_under_race, "over the limit",
     ),
 ]  # fmt: skip
 
@@ -244,103 +246,105 @@ HELD = "and job.token = given.token"
 MARIADB = [
     Mutant(
         "claim takes no lock", "lock_first", LOCK, "",
-        scenes.each_claimer_gets_a_job_of_its_own, "claimed twice",
+        fault_cases.each_claimer_gets_a_job_of_its_own, "claimed twice",
     ),
     Mutant(
         "claim of several lines takes no lock", "lock_these", LOCK, "",
-        scenes.each_claimer_gets_a_job_of_many_lines, "claimed twice",
+        fault_cases.each_claimer_gets_a_job_of_many_lines, "claimed twice",
     ),
-    Mutant("claim waits for locks", "lock_first", LOCK, "for update", scenes.a_claim_never_waits, "waited"),
+    Mutant(
+        "claim waits for locks", "lock_first", LOCK, "for update", fault_cases.a_claim_never_waits, "waited"
+    ),
     Mutant(
         "going on takes no lock", "lock_first_on", LOCK, "",
-        scenes.each_who_goes_on_in_a_line_gets_jobs_of_its_own, "claimed twice",
+        fault_cases.each_who_goes_on_in_a_line_gets_jobs_of_its_own, "claimed twice",
     ),
     Mutant(
         "going on waits for locks", "lock_first_on", LOCK, "for update",
-        scenes.who_goes_on_never_waits, "waited",
+        fault_cases.who_goes_on_never_waits, "waited",
     ),
     Mutant(
         "what is leased is not found by its key", "lease", "force index (primary)", "ignore index (primary)",
-        scenes.a_claim_never_waits, "waited",
+        fault_cases.a_claim_never_waits, "waited",
     ),
     Mutant(
         "claim by id takes no lock", "lock_these", LOCK, "",
-        scenes.one_of_many_wins_the_job, "claimed twice",
+        fault_cases.one_of_many_wins_the_job, "claimed twice",
     ),
     Mutant(
         "claim by id waits for locks", "lock_these", LOCK, "for update",
-        scenes.a_claim_by_id_waits_for_nobody_for_long, "answered []",
+        fault_cases.a_claim_by_id_waits_for_nobody_for_long, "answered []",
     ),
     Mutant(
         "claim counts no attempt", "lease", "job.attempts + 1", "job.attempts",
-        scenes.poison_runs_out_of_attempts, "more often",
+        fault_cases.poison_runs_out_of_attempts, "more often",
     ),
     Mutant(
         "tokens stand still", "lock_first", "nextval(dibs_token)", "1",
-        scenes.a_zombie_succeeds_at_nothing, "greater",
+        fault_cases.a_zombie_succeeds_at_nothing, "greater",
     ),
     Mutant(
         "limits are counted without a lock", "lock_limits", "for update", "",
-        scenes.a_limit_holds_under_race, "over the limit",
+        fault_cases.a_limit_holds_under_race, "over the limit",
     ),
-    Mutant("settle is not fenced", "held", HELD, "", scenes.a_zombie_succeeds_at_nothing, "changed"),
-    Mutant("giving back is not fenced", "held", HELD, "", scenes.a_zombie_gives_nothing_back, "changed"),
+    Mutant("settle is not fenced", "held", HELD, "", fault_cases.a_zombie_succeeds_at_nothing, "changed"),
+    Mutant("giving back is not fenced", "held", HELD, "", fault_cases.a_zombie_gives_nothing_back, "changed"),
     Mutant("exchange is not fenced", "held", HELD, "",
-           scenes.an_exchange_of_a_zombie_settles_nothing, "no longer held"),
+           fault_cases.an_exchange_of_a_zombie_settles_nothing, "no longer held"),
     Mutant(
         "settle takes jobs that wait", "held", "and job.lease_until is not null", "",
-        scenes.a_released_claim_settles_nothing, "could",
+        fault_cases.a_released_claim_settles_nothing, "could",
     ),
     Mutant(
         "settle with children is not fenced", "held", HELD, "",
-        scenes.children_come_only_with_success, "left 1 children",
+        fault_cases.children_come_only_with_success, "left 1 children",
     ),
-    Mutant("renew is not fenced", "held_and_free", HELD, "", scenes.a_zombie_renews_nothing, "changed"),
+    Mutant("renew is not fenced", "held_and_free", HELD, "", fault_cases.a_zombie_renews_nothing, "changed"),
     Mutant(
         "renew waits for locks", "held_and_free", LOCK, "for update",
-        scenes.a_locked_row_does_not_stall_renewals, "waited",
+        fault_cases.a_locked_row_does_not_stall_renewals, "waited",
     ),
-    Mutant("progress is not fenced", "held", HELD, "", scenes.a_zombie_reports_nothing, "changed"),
+    Mutant("progress is not fenced", "held", HELD, "", fault_cases.a_zombie_reports_nothing, "changed"),
     Mutant(
         "sweep takes live leases", "expired", "where job.lease_until <= utc_timestamp(6)",
         "where job.lease_until is not null",
-        scenes.a_live_lease_is_not_swept, "had a minute to go",
+        fault_cases.a_live_lease_is_not_swept, "had a minute to go",
     ),
     Mutant(
         "sweep waits for locks", "expired", LOCK, "for update",
-        scenes.a_locked_row_does_not_stall_the_sweep, "waited",
+        fault_cases.a_locked_row_does_not_stall_the_sweep, "waited",
     ),
     Mutant(
         "a repeated enqueue is not expected", "enqueue_again",
         "on duplicate key update stored_by = dibs_jobs.stored_by", "",
-        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
+        fault_cases.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "StoreUnavailable",
     ),
     Mutant(
         "a repeated enqueue takes what is there for its own", "enqueue_again",
         "stored_by = dibs_jobs.stored_by", "stored_by = unhex(:stored_by)",
-        scenes.a_job_enqueued_by_many_is_stored_once, "is_new was told",
+        fault_cases.a_job_enqueued_by_many_is_stored_once, "is_new was told",
     ),
     Mutant(
         "a repeated enqueue forgets what has finished", "finished", "for update", "limit 0",
-        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
+        fault_cases.an_enqueue_overtaken_by_its_twin_stores_nothing_new, "came back to life",
     ),
     Mutant(
         "a unique key that is taken answers nothing", "holders", "for update", "limit 0",
-        scenes.a_unique_key_is_held_once,
+        fault_cases.a_unique_key_is_held_once,
     ),
     Mutant(
         "a unique key that is taken names nobody", "key_holders", "job.id as holder",
-        "unhex(repeat('0', 32)) as holder", scenes.a_unique_key_that_is_taken_names_its_holder,
+        "unhex(repeat('0', 32)) as holder", fault_cases.a_unique_key_that_is_taken_names_its_holder,
     ),
     Mutant(
         "retry does not expect a taken key", "retry",
         "on duplicate key update stored_by = dibs_jobs.stored_by", "",
-        scenes.a_retry_respects_the_unique_key, "StoreUnavailable",
+        fault_cases.a_retry_respects_the_unique_key, "StoreUnavailable",
     ),
     Mutant(
         "retry leaves the finished copy", "forget_finished", "on job.id = unhex(given.id)",
         "on job.id = unhex(given.id) and false",
-        scenes.a_retry_by_many_leaves_one_copy, "retried by many left",
+        fault_cases.a_retry_by_many_leaves_one_copy, "retried by many left",
     ),
 ]  # fmt: skip
 
@@ -364,7 +368,7 @@ def test_a_mutant_is_caught(places: Places, engine: str, mutant: Mutant) -> None
     for _ in range(ENOUGH_TRIES):  # some scenes are races, which a mutant may survive by luck
         place = places(engine)
         place.broken_by = mutant.hurt
-        if (wrong := scenes.run_scene(mutant.scene, place)) is not None:
+        if (wrong := fault_cases.run_scene(mutant.scene, place)) is not None:
             break
 
     assert wrong is not None, f"{mutant.name}: nobody noticed"
@@ -380,9 +384,9 @@ SCENES = sorted(
     ("engine", "scene"), [pytest.param(*each, id=f"{each[0]}: {each[1].__name__}") for each in SCENES]
 )
 def test_the_statement_as_it_is_passes_the_same_scene(
-    places: Places, engine: str, scene: scenes.Scene
+    places: Places, engine: str, scene: fault_cases.Scene
 ) -> None:
-    assert scenes.run_scene(scene, places(engine)) is None
+    assert fault_cases.run_scene(scene, places(engine)) is None
 
 
 # -- Mutants that are more than one replaced text ------------------------------------------------
@@ -391,7 +395,7 @@ def test_the_statement_as_it_is_passes_the_same_scene(
 def test_a_claim_with_a_naive_subselect_is_caught(postgres: Place) -> None:
     postgres.broken_by = _claim_naively
 
-    wrong = scenes.run_scene(scenes.a_claim_is_never_larger_than_asked, postgres)
+    wrong = fault_cases.run_scene(fault_cases.a_claim_is_never_larger_than_asked, postgres)
 
     assert wrong is not None
     assert "where 3 were asked for" in wrong or "over-claimed" in wrong
@@ -410,7 +414,7 @@ def _claim_naively(app: Dibs) -> None:
 def test_without_its_lock_a_claim_still_takes_nothing_that_another_has_moved(postgres: Place) -> None:
     postgres.broken_by = lambda app: mutate(app, "claim", LOCK, "")
 
-    assert scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, postgres) is None
+    assert fault_cases.run_scene(fault_cases.each_claimer_gets_a_job_of_its_own, postgres) is None
 
 
 class Deferred(sqlite3.Connection):
@@ -433,7 +437,7 @@ def test_a_sqlite_transaction_that_does_not_begin_immediate_is_caught(
         )
 
     for _ in range(5 * ENOUGH_TRIES if deferred else 1):  # a race that the mutant may win by luck
-        scenes.run_scene(scenes.each_claimer_gets_a_job_of_its_own, sqlite)
+        fault_cases.run_scene(fault_cases.each_claimer_gets_a_job_of_its_own, sqlite)
         if refused:
             break
 

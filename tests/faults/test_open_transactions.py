@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from rig import Place, Places, answers_within, together
 
 from dibs import Job, LeaseLost, NewJob, Worker
-from servers import mysql_connection
+from tests.support.fault_stores import Place, Places, answers_within, together
+from tests.support.servers import mysql_connection
 
 LEVELS = ["read committed", "repeatable read"]
 OLD = ["repeatable read", "serializable"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import scenes
-from rig import Place, exchange, face_of
 
 from dibs import Dibs, Job, NewJob
 from dibs.app.claims import Holding, SyncClaim
 from dibs.clock import monotonic
+from tests.support import fault_cases
+from tests.support.fault_stores import Place, exchange, face_of
+from tests.support.internals import core_of
 
 # What PostgreSQL 15 answered with 50 rows: the planner puts the locking subselect on the inner side
 # of a nested loop and runs it once per row.
@@ -32,7 +33,7 @@ def misled(request: pytest.FixtureRequest, postgres: Place) -> Place:
     """A database whose planner expects no ready job; there will be fifty."""
     postgres.sql("alter table dibs_jobs set (autovacuum_enabled = off)")
     if request.param.startswith("lies"):
-        scenes.say_that_nothing_is_ready(postgres)
+        fault_cases.say_that_nothing_is_ready(postgres)
     if request.param.endswith("generic-plan"):
         database = postgres.url.rpartition("/")[2]
         postgres.sql(f"alter database {database} set plan_cache_mode = force_generic_plan")
@@ -45,13 +46,13 @@ def app(misled: Place) -> Dibs:
     app = misled.app()
     for _ in range(3):
         assert app.sync.claim() == []
-    scenes.enqueue(app, 50)
+    fault_cases.enqueue(app, 50)
     return app
 
 
 def test_the_recipe_bites_a_naive_claim(postgres: Place) -> None:
-    scenes.say_that_nothing_is_ready(postgres)
-    scenes.enqueue(postgres.app(), 50)
+    fault_cases.say_that_nothing_is_ready(postgres)
+    fault_cases.enqueue(postgres.app(), 50)
 
     [(taken,)] = postgres.sql(NAIVE)
 
@@ -59,7 +60,7 @@ def test_the_recipe_bites_a_naive_claim(postgres: Place) -> None:
 
 
 def test_a_claim_of_three_is_three(postgres: Place) -> None:
-    assert scenes.a_claim_is_never_larger_than_asked(postgres) is None
+    assert fault_cases.a_claim_is_never_larger_than_asked(postgres) is None
 
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -75,7 +76,7 @@ def test_a_claim_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> None:
     for name, wish in WISHES.items():
         claims = [claim for limit in (3, 1, 10) for claim in app.sync.claim(limit=limit, **wish)]
 
-        assert scenes.not_exactly(misled, 14, claims) is None, name
+        assert fault_cases.not_exactly(misled, 14, claims) is None, name
         for claim in claims:
             claim.release()
 
@@ -87,7 +88,7 @@ def test_an_awaited_claim_is_exactly_as_large_as_asked(misled: Place) -> None:
 
         claims = face.claim(limit=3)
 
-        assert scenes.not_exactly(misled, 3, claims) is None
+        assert fault_cases.not_exactly(misled, 3, claims) is None
 
 
 def test_an_exchange_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> None:
@@ -96,29 +97,29 @@ def test_an_exchange_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> N
         lost, jobs = exchange(app, taken, limit=many)
 
         assert lost == []
-        assert scenes.not_exactly(misled, many, jobs) is None
+        assert fault_cases.not_exactly(misled, many, jobs) is None
         taken = [_held(app, job) for job in jobs]
 
 
 def _held(app: Dibs, job: Job) -> Any:
     """The claim of a job that an exchange has leased."""
-    return SyncClaim(Holding(app._core, job, monotonic()))
+    return SyncClaim(Holding(core_of(app), job, monotonic()))
 
 
 def test_a_claim_within_limits_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> None:
     app.sync.limit("default", 5)
 
     first = app.sync.claim(limit=3)
-    assert scenes.not_exactly(misled, 3, first) is None
+    assert fault_cases.not_exactly(misled, 3, first) is None
     second = app.sync.claim(limit=3)
 
-    assert scenes.not_exactly(misled, 5, [*first, *second]) is None
+    assert fault_cases.not_exactly(misled, 5, [*first, *second]) is None
 
 
 def test_the_claims_of_two_lines_are_together_as_large_as_asked(misled: Place, app: Dibs) -> None:
-    scenes.enqueue(app, 50, "more", queue="other")
+    fault_cases.enqueue(app, 50, "more", queue="other")
 
     claims = app.sync.claim(limit=1)
     claims += app.sync.claim(limit=3)
 
-    assert scenes.not_exactly(misled, 4, claims) is None
+    assert fault_cases.not_exactly(misled, 4, claims) is None

@@ -10,15 +10,16 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import scenes
-from rig import Place, Places, blocks
 
 from dibs import Dibs, NewJob
 from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.sql.engine import Query, placeholders
 from dibs.operations.manage import FIRST_ID
 from dibs.operations.scripts import Step
-from servers import PostgreSQL
+from tests.support import fault_cases
+from tests.support.fault_stores import Place, Places, blocks
+from tests.support.internals import engine_of, store_of
+from tests.support.servers import PostgreSQL
 
 AROUND = 100_000
 READY, RUNNING = 20, 200
@@ -71,13 +72,13 @@ def surrounded(postgresql: PostgreSQL, template: str) -> str:
 
 
 def _surround(place: Place, around: int = AROUND) -> None:
-    scenes.crowd(place, around, state="scheduled")
-    scenes.crowd(place, around, state="succeeded", table="dibs_finished")
-    scenes.crowd(place, FEW, state="failed", table="dibs_finished")
-    scenes.crowd(place, FEW, state="cancelled", table="dibs_finished")
-    scenes.crowd(place, RUNNING, state="running")
-    scenes.crowd(place, READY, state="ready", kind="work")
-    scenes.crowd(place, READY, state="ready", kind="work", queue="other")
+    fault_cases.crowd(place, around, state="scheduled")
+    fault_cases.crowd(place, around, state="succeeded", table="dibs_finished")
+    fault_cases.crowd(place, FEW, state="failed", table="dibs_finished")
+    fault_cases.crowd(place, FEW, state="cancelled", table="dibs_finished")
+    fault_cases.crowd(place, RUNNING, state="running")
+    fault_cases.crowd(place, READY, state="ready", kind="work")
+    fault_cases.crowd(place, READY, state="ready", kind="work", queue="other")
 
 
 def _surround_gates(place: Place, around: int = AROUND) -> None:
@@ -214,7 +215,7 @@ def test_a_plan_that_was_made_for_few_jobs_serves_many(postgres: Place) -> None:
         postgres.sql(f"alter table {table} set (autovacuum_enabled = off)")
     hot = {name: HOT[name] for name in ("claim by walking", "claim by id", "settle", "renew", "sweep")}
     hot |= {name: AT_GATES[name] for name in ("lock who is ready", "open a train", "open slots")}
-    scenes.crowd(postgres, 10, state="ready", kind="work")
+    fault_cases.crowd(postgres, 10, state="ready", kind="work")
     _surround_gates(postgres, 20)
     connection = postgres._raw
     assert connection is not None
@@ -397,7 +398,7 @@ def _asked(app: Dibs, question: str, filter: Mapping[str, Any]) -> Query:
     """The one query that answers it."""
     anything = dict.fromkeys(("queue", "kind", "train", "slot", "pipeline_id"))
     step = Step(question, {**anything, "tags": [], "limit": 500, **filter})
-    query = next(app._core.store._engine.answer(step))
+    query = next(engine_of(app).answer(step))
     assert isinstance(query, Query)
     return query
 
@@ -516,7 +517,7 @@ def _claim_steps(place: Place) -> int:
     def count() -> None:
         counted[0] += 1
 
-    connection = app._core.store._file._connection
+    connection = store_of(app)._file._connection
     connection.set_progress_handler(count, 1000)
     assert len(app.sync.claim(limit=3)) == 3
     connection.set_progress_handler(None, 0)
@@ -570,7 +571,7 @@ def crowded_mariadb(request: pytest.FixtureRequest, places: Places) -> Place:
         place.sql(f"alter table {table} stats_persistent = 1, stats_auto_recalc = 0")
     place.sql("analyze table dibs_jobs, dibs_finished")
     _surround(place, MARIADB_AROUND)
-    scenes.crowd(place, 1000, state="ready", kind="ahead")
+    fault_cases.crowd(place, 1000, state="ready", kind="ahead")
     if request.param == "analyzed":
         place.sql("analyze table dibs_jobs, dibs_finished")
     return place

@@ -11,11 +11,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from rig import Place, face_of, wait_until
 
 from dibs import BadRequest, Dibs, NewJob
 from dibs.engines.postgresql.poolers import Manners
-from servers import PgBouncer, PostgreSQL
+from tests.support.fault_stores import Place, face_of, wait_until
+from tests.support.internals import store_of
+from tests.support.servers import PgBouncer, PostgreSQL
 
 # Some leave PgBouncer as it comes, others let it swallow what it does not know.
 TOLERANT = {"ignore_startup_parameters": "extra_float_digits,options,jit,default_transaction_isolation"}
@@ -48,7 +49,7 @@ def _database(place: Place) -> str:
 
 
 def _manners(app: Dibs, face: str) -> Manners:
-    store: Any = app._core.store
+    store: Any = store_of(app)
     return (store._sync if face == "sync" else store._async)._manners
 
 
@@ -177,7 +178,7 @@ def test_prepared_statements_have_names_that_nobody_else_gives(
         app = Dibs(postgres.url)
         for _ in range(4):
             app.sync.counts()
-        names += _prepared(app._core.store._sync._idle[0])  # type: ignore[attr-defined]
+        names += _prepared(store_of(app)._sync._idle[0])  # type: ignore[attr-defined]
         app.sync.close()
         names += asyncio.run(_prepared_awaited(Dibs(postgres.url)))
 
@@ -192,7 +193,7 @@ def _prepared(connection: Any) -> list[str]:
 
 async def _prepared_awaited(app: Dibs) -> list[str]:
     await app.counts()
-    store: Any = app._core.store
+    store: Any = store_of(app)
     rows = await store._async._idle[0].fetch("select name from pg_prepared_statements")
     await app.close()
     return [row["name"] for row in rows]
@@ -240,7 +241,7 @@ def test_a_server_that_became_a_replica_is_left_for_its_successor(postgres: Plac
     [(session,)] = postgres.sql(
         "select pid from pg_stat_activity where datname = %s and application_name = 'dibs'", database
     )
-    app._core.store._sync._idle[0].execute("set default_transaction_read_only = on")  # type: ignore[attr-defined]
+    store_of(app)._sync._idle[0].execute("set default_transaction_read_only = on")  # type: ignore[attr-defined]
 
     app.sync.enqueue(NewJob("work"))
 

@@ -9,13 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import scenes
-from rig import Actor, Place, actors, keep_journal, together
 
 from dibs import NewJob
+from tests.support import fault_cases
+from tests.support.fault_stores import Actor, Place, actors, keep_journal, together
 
 SIZES = [
-    pytest.param(8, 400, 3, id="small"),
+    pytest.param(6, 240, 3, id="small"),
     pytest.param(20, 2000, 1, id="full-size-one-by-one", marks=pytest.mark.long),
     pytest.param(20, 5000, 7, id="full-size-by-seven", marks=pytest.mark.long),
 ]
@@ -90,12 +90,12 @@ def test_many_threads_claim_every_job_of_a_memory_store_exactly_once(memory: Pla
 
 
 def test_as_many_claimers_as_ready_jobs_each_get_one(place: Place) -> None:
-    assert scenes.each_claimer_gets_a_job_of_its_own(place) is None
+    assert fault_cases.each_claimer_gets_a_job_of_its_own(place) is None
 
 
 def test_as_many_claimers_as_ready_jobs_of_a_named_line_each_get_one(shared: Place) -> None:
     wish = {"queues": ["default"], "kinds": ["work"]}
-    assert scenes.each_claimer_gets_a_job_of_its_own(shared, **wish) is None
+    assert fault_cases.each_claimer_gets_a_job_of_its_own(shared, **wish) is None
 
 
 @pytest.mark.parametrize(
@@ -110,18 +110,18 @@ def test_as_many_claimers_as_ready_jobs_of_several_lines_each_get_one(
     place: Place, wish: dict[str, list[str]]
 ) -> None:
     rounds = 20 if place.kind in ("postgresql", "mariadb") else 5
-    assert scenes.each_claimer_gets_a_job_of_many_lines(place, rounds=rounds, **wish) is None
+    assert fault_cases.each_claimer_gets_a_job_of_many_lines(place, rounds=rounds, **wish) is None
 
 
 @pytest.mark.parametrize(
     "scene",
     [
-        scenes.a_claim_never_waits,
-        scenes.a_claim_never_waits_for_another_line,
-        scenes.a_claim_by_id_waits_for_nobody_for_long,
+        fault_cases.a_claim_never_waits,
+        fault_cases.a_claim_never_waits_for_another_line,
+        fault_cases.a_claim_by_id_waits_for_nobody_for_long,
     ],
 )
-def test_a_ready_row_that_somebody_has_locked_delays_nobody(locking: Place, scene: scenes.Scene) -> None:
+def test_a_ready_row_that_somebody_has_locked_delays_nobody(locking: Place, scene: fault_cases.Scene) -> None:
     assert scene(locking) is None
 
 
@@ -140,12 +140,12 @@ def test_a_unique_key_held_in_an_open_transaction_delays_no_claim(locking: Place
 
 
 def test_of_many_who_want_one_job_exactly_one_gets_it(place: Place) -> None:
-    assert scenes.one_of_many_wins_the_job(place, rounds=50) is None
+    assert fault_cases.one_of_many_wins_the_job(place, rounds=50) is None
 
 
 @pytest.mark.parametrize("limit", [1, 5])
 def test_a_queue_never_runs_more_than_its_limit(place: Place, limit: int) -> None:
-    assert scenes.a_limit_holds_under_race(place, limit=limit) is None
+    assert fault_cases.a_limit_holds_under_race(place, limit=limit) is None
 
 
 def test_a_queue_never_runs_more_than_its_limit_when_jobs_are_claimed_by_id(place: Place) -> None:
@@ -162,23 +162,23 @@ def test_a_queue_never_runs_more_than_its_limit_when_jobs_are_claimed_by_id(plac
 
 
 def test_a_unique_key_raced_for_by_many_is_held_once(place: Place) -> None:
-    assert scenes.a_unique_key_is_held_once(place) is None
+    assert fault_cases.a_unique_key_is_held_once(place) is None
 
 
 def test_a_unique_key_whose_holder_is_just_finishing_is_always_answered(place: Place) -> None:
-    assert scenes.a_unique_key_is_never_answered_by_nobody(place) is None
+    assert fault_cases.a_unique_key_is_never_answered_by_nobody(place) is None
 
 
 def test_a_failed_job_retried_by_many_comes_back_once(place: Place) -> None:
-    assert scenes.a_retry_by_many_leaves_one_copy(place) is None
+    assert fault_cases.a_retry_by_many_leaves_one_copy(place) is None
 
 
 def test_a_tick_that_many_workers_see_at_different_times_is_enqueued_once(place: Place) -> None:
-    assert scenes.a_tick_is_enqueued_once(place, rounds=20) is None
+    assert fault_cases.a_tick_is_enqueued_once(place, rounds=20) is None
 
 
 def test_the_same_new_job_enqueued_by_many_threads_is_stored_once(place: Place) -> None:
-    assert scenes.a_job_enqueued_by_many_is_stored_once(place) is None
+    assert fault_cases.a_job_enqueued_by_many_is_stored_once(place) is None
 
 
 def test_the_same_new_job_enqueued_by_many_processes_is_stored_once(shared: Place) -> None:
@@ -202,11 +202,11 @@ def _ask_all(processes: list[Actor], id: str) -> list[bool]:
 @pytest.mark.parametrize(
     "scene",
     [
-        scenes.an_enqueue_repeated_stores_nothing_new,
-        scenes.an_enqueue_overtaken_by_its_twin_stores_nothing_new,
-        scenes.a_unique_key_that_is_taken_names_its_holder,
-        scenes.a_retry_respects_the_unique_key,
+        fault_cases.an_enqueue_repeated_stores_nothing_new,
+        fault_cases.an_enqueue_overtaken_by_its_twin_stores_nothing_new,
+        fault_cases.a_unique_key_that_is_taken_names_its_holder,
+        fault_cases.a_retry_respects_the_unique_key,
     ],
 )
-def test_nothing_is_stored_twice(place: Place, scene: scenes.Scene) -> None:
+def test_nothing_is_stored_twice(place: Place, scene: fault_cases.Scene) -> None:
     assert scene(place) is None

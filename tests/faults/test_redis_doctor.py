@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
-from rig import face_of, wait_until
 
 from dibs import Dibs, Finding, NewJob
-from servers import HOST, Redis
+from tests.support.fault_stores import face_of, wait_until
+from tests.support.servers import HOST, Redis
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Place, age, exchange, together
 
 from dibs import Dibs, Job, NewJob
-from redis_places import astray, break_script, misplaced
+from tests.support.fault_stores import Place, exchange, together
+from tests.support.internals import age
+from tests.support.redis_checks import astray, break_script, misplaced
 
 
 @pytest.fixture

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import redis
-from rig import Place, age, exchange
 
 from dibs import Dibs, NewJob
 from dibs.engines.redis.scripts import lua_script
 from dibs.operations import upkeep
 from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
 from dibs.operations.scripts import Step
-from movers import ELSEWHERE, ask
-from redis_places import astray, break_script, call_once, everything, misplaced
+from tests.support.fault_stores import Place, exchange
+from tests.support.internals import age, core_of, run_script
+from tests.support.moves import ELSEWHERE, ask
+from tests.support.redis_checks import astray, break_script, call_once, everything, misplaced
 
 ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
 READS = {
@@ -50,7 +51,7 @@ def _running(app: Dibs, many: int = 1, **options: Any) -> list[Any]:
 
 
 def _run(app: Dibs, script: Callable[[], Any]) -> Any:
-    return app._core.store.run(lambda _: script())
+    return run_script(app, script)
 
 
 @scene
@@ -161,7 +162,7 @@ def tick(app: Dibs) -> Act:
 
 @scene
 def enqueue_tick(app: Dibs) -> Act:
-    jobs = [app._core.registry.prepare(NewJob("work"))]
+    jobs = [core_of(app).registry.prepare(NewJob("work"))]
     move = {"schedule": "nightly", "since": None, "tick": datetime.now(UTC), "jobs": jobs}
 
     def script() -> Any:

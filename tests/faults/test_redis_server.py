@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import redis
 from redis import exceptions
-from rig import face_of, wait_until
 
-import proxy as proxies
 from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis.connection import Nodes
 from dibs.engines.trouble import TryAgain
 from dibs.operations.questions import hint_of
-from naming import named
-from proxy import FaultProxy
-from redis_places import everything, misplaced
-from servers import Redis, RedisCluster
+from tests.support import proxy as proxies
+from tests.support.fault_stores import face_of, wait_until
+from tests.support.param_names import named
+from tests.support.proxy import FaultProxy
+from tests.support.redis_checks import everything, misplaced
+from tests.support.servers import Redis, RedisCluster
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -10,12 +10,13 @@ from uuid import UUID
 
 import pytest
 import redis
-from rig import Place, age
 
 from dibs import Dibs, JobState, NewJob
 from dibs.engines.redis import pipelines
 from dibs.operations import upkeep
-from redis_places import STORE, astray, break_script, call_once, misplaced
+from tests.support.fault_stores import Place
+from tests.support.internals import age, core_of, engine_of, run_script, store_of
+from tests.support.redis_checks import STORE, astray, break_script, call_once, misplaced
 
 SCRIPTS = ("settle", "cancel", "retry", "delete", "go_on", "sweep", "enqueue_pipeline")
 
@@ -99,7 +100,7 @@ def test_whoever_dies_half_way_a_sweep_goes_on(app: Dibs, client: redis.Redis) -
 
     call_once(app, "cancel", ids=[first.id], reason=None)
     assert 1 < counts(app)["cancelled"] < 22
-    assert app._core.store.run(lambda _: upkeep.upcoming()).overdue
+    assert run_script(app, upkeep.upcoming).overdue
     app.sync.sweep()
 
     assert counts(app) == {"cancelled": 22}
@@ -196,8 +197,8 @@ def test_a_pipeline_in_pieces_is_as_one_in_one_piece(app: Dibs, client: redis.Re
 
 def calls_of(app: Dibs, drawn: Any) -> list[dict[str, Any]]:
     """What an enqueue would ask, one after the other."""
-    engine: Any = app._core.store._engine
-    rows = drawn._plan.rows([app._core.registry.prepare(new) for new in drawn._plan.jobs.values()])
+    engine: Any = engine_of(app)
+    rows = drawn._plan.rows([core_of(app).registry.prepare(new) for new in drawn._plan.jobs.values()])
     about = (drawn.id, drawn._plan.name, drawn._plan.on_failed)
     return list(engine.enqueue_pipeline_calls(about, drawn._plan.edges, rows))
 
@@ -206,7 +207,7 @@ def send(app: Dibs, call: Any) -> Any:
     def talk() -> Any:
         return (yield call)
 
-    store: Any = app._core.store
+    store: Any = store_of(app)
     return store._sync._talk(talk)
 
 

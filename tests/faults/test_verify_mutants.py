@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rig import mutate
-from test_mutants import FENCE, HELD
 
 from dibs import Dibs
 from dibs.cli.verify import late_writes
 from dibs.cli.verify.history import Verdict, Writer, judge, read_lines
 from dibs.cli.verify.late_writes import come_late
+from tests.faults.test_mutants import FENCE, HELD
+from tests.support.fault_stores import mutate
 
 MUTANTS = {
     "sqlite-settle": ("settle_ended", "and job.token = :token", ""),

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import scenes
-from rig import Actor, Place, actors, keep_journal, wait_until
 
 from dibs import NewJob
+from tests.support import fault_cases
+from tests.support.fault_stores import Actor, Place, actors, keep_journal, wait_until
 
 LEASE = 0.5
 ZOMBIE_DEEDS: dict[str, list[Any]] = {
@@ -144,7 +144,7 @@ def _claim_until_it_dies(process: Actor) -> int:
 
 
 def test_poison_runs_out_of_attempts(place: Place) -> None:
-    assert scenes.poison_runs_out_of_attempts(place) is None
+    assert fault_cases.poison_runs_out_of_attempts(place) is None
 
 
 def test_killing_some_of_many_processes_loses_no_job_and_runs_none_twice(
@@ -184,16 +184,16 @@ def _drain_again(process: Actor, folder: Path) -> bool:
 @pytest.mark.parametrize(
     "scene",
     [
-        scenes.a_zombie_succeeds_at_nothing,
-        scenes.a_zombie_fails_nothing,
-        scenes.a_zombie_gives_nothing_back,
-        scenes.a_zombie_renews_nothing,
-        scenes.a_zombie_reports_nothing,
-        scenes.a_released_claim_settles_nothing,
-        scenes.children_come_only_with_success,
-        scenes.an_exchange_of_a_zombie_settles_nothing,
-        scenes.a_live_lease_is_not_swept,
+        fault_cases.a_zombie_succeeds_at_nothing,
+        fault_cases.a_zombie_fails_nothing,
+        fault_cases.a_zombie_gives_nothing_back,
+        fault_cases.a_zombie_renews_nothing,
+        fault_cases.a_zombie_reports_nothing,
+        fault_cases.a_released_claim_settles_nothing,
+        fault_cases.children_come_only_with_success,
+        fault_cases.an_exchange_of_a_zombie_settles_nothing,
+        fault_cases.a_live_lease_is_not_swept,
     ],
 )
-def test_only_the_holder_changes_a_job(place: Place, scene: scenes.Scene) -> None:
+def test_only_the_holder_changes_a_job(place: Place, scene: fault_cases.Scene) -> None:
     assert scene(place) is None

@@ -25,8 +25,9 @@ from dibs import BadRequest, Dibs, NewJob
 from dibs.engines.sql import migrations
 from dibs.engines.sql import schema_files as schema_folder
 from dibs.engines.sql.schema_files import schema_files, schema_version, statements
-from guides import write_project
-from stores_by_hand import bare_store, by_hand, sqlalchemy_url
+from tests.support.guides import write_project
+from tests.support.internals import store_of
+from tests.support.raw_sql import bare_store, by_hand, sqlalchemy_url
 
 NEWEST = schema_version("postgresql")
 
@@ -268,7 +269,7 @@ def test_up_down_and_up_with_a_worker_of_the_previous_schema_beside(
     project.revise("next", f"op.dibs_upgrade(to={next_version})", f"op.dibs_downgrade(to={NEWEST})")
     project.upgrade("now")
     app, jobs = Dibs(url).sync, []
-    app._core.store._checked = app._core.store._migrated = True  # type: ignore[attr-defined]
+    store_of(app)._checked = store_of(app)._migrated = True  # type: ignore[attr-defined]
 
     with _worker(url, tmp_path) as worker:
         for move in (None, project.upgrade, partial(project.downgrade, "now"), project.upgrade):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shop_tasks
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -31,7 +30,6 @@ from django_tasks.exceptions import (
 )
 from django_tasks.signals import task_enqueued, task_finished, task_started
 
-import django_here
 from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worker
 from dibs.engines.sql.schema_files import schema_version
 from dibs.integrations.django import app, store
@@ -39,14 +37,16 @@ from dibs.integrations.django.backend import DibsBackend, dibs_backends
 from dibs.integrations.django.management.commands import dibs as command
 from dibs.settings import read_settings
 from dibs.testing.sync import run_pending
-from guides import write_project
-from stores_by_hand import bare_store
+from tests.support import django_project, django_shop
+from tests.support.guides import write_project
+from tests.support.internals import core_of
+from tests.support.raw_sql import bare_store
 
 NEWEST = schema_version("postgresql")
 
 
 def _point_django_at(url: str) -> None:
-    connections.settings.update(connections.configure_settings({"default": django_here.database(url)}))
+    connections.settings.update(connections.configure_settings({"default": django_project.database(url)}))
     if hasattr(connections._connections, "default"):
         connections["default"].close()
         del connections["default"]
@@ -56,7 +56,7 @@ def _point_django_at(url: str) -> None:
 def _django_at(url: str) -> Iterator[None]:
     _point_django_at(url)
     store.follow()
-    shop_tasks.ran.clear()
+    django_shop.ran.clear()
     yield
     app.sync.close()
     connections.close_all()
@@ -211,7 +211,7 @@ def test_times_are_right_in_a_project_without_time_zones(project: str) -> None:
         _point_django_at(project)
         with transaction.atomic():
             [job] = app.sync.enqueue(NewJob("work", delay=60), within=connection)
-        result = shop_tasks.note.using(run_after=datetime.now() + timedelta(hours=10)).enqueue()
+        result = django_shop.note.using(run_after=datetime.now() + timedelta(hours=10)).enqueue()
 
         found = app.sync.get(job.id)
         assert (found.enqueued_at, found.run_at) == (job.enqueued_at, job.run_at)
@@ -226,15 +226,15 @@ def test_a_task_enqueued_in_a_rolled_back_atomic_leaves_nothing_and_a_committed_
     project: str,
 ) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
-        shop_tasks.note.enqueue("never")
+        django_shop.note.enqueue("never")
         1 / 0  # noqa: B018
     with transaction.atomic():
-        result = shop_tasks.note.enqueue("once", word=2)
+        result = django_shop.note.enqueue("once", word=2)
         assert sum(app.sync.counts().values()) == 0
 
     work()
 
-    assert shop_tasks.ran == [(("once",), {"word": 2})]
+    assert django_shop.ran == [(("once",), {"word": 2})]
     result.refresh()
     assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, [["once"], {"word": 2}])
     assert (result.attempts, len(result.worker_ids), result.errors) == (1, 1, [])
@@ -245,8 +245,8 @@ def test_a_task_enqueued_in_a_rolled_back_atomic_leaves_nothing_and_a_committed_
 
 def test_a_new_task_is_described_as_the_interface_wants(project: str) -> None:
     assert isinstance(task_backends["default"], DibsBackend)
-    for one in (shop_tasks.note, shop_tasks.note_later):
-        result = one.enqueue("a") if one is shop_tasks.note_later else one.enqueue(1, two=3)
+    for one in (django_shop.note, django_shop.note_later):
+        result = one.enqueue("a") if one is django_shop.note_later else one.enqueue(1, two=3)
 
         assert result.status == TaskResultStatus.READY
         assert not result.is_finished
@@ -261,7 +261,7 @@ def test_a_new_task_is_described_as_the_interface_wants(project: str) -> None:
 def test_tasks_are_enqueued_and_looked_at_from_async_code(project: str) -> None:
     async def there_and_back() -> Any:
         async with ThreadSensitiveContext():
-            result = await shop_tasks.note_later.aenqueue(word="async")
+            result = await django_shop.note_later.aenqueue(word="async")
             found = await default_task_backend.aget_result(result.id)
             await found.arefresh()
             await sync_to_async(connections.close_all)()
@@ -274,7 +274,7 @@ def test_tasks_are_enqueued_and_looked_at_from_async_code(project: str) -> None:
 
 def test_a_task_waits_for_the_commit_where_autocommit_is_off(project: str) -> None:
     transaction.set_autocommit(False)
-    result = shop_tasks.note.enqueue()
+    result = django_shop.note.enqueue()
     assert sum(app.sync.counts().values()) == 0
 
     transaction.commit()
@@ -285,13 +285,13 @@ def test_a_task_waits_for_the_commit_where_autocommit_is_off(project: str) -> No
 
 def test_a_result_is_read_by_the_transaction_that_wrote_it(project: str) -> None:
     with transaction.atomic():
-        result = shop_tasks.note.enqueue()
+        result = django_shop.note.enqueue()
 
         assert default_task_backend.get_result(result.id) == result
 
 
 def test_a_task_that_raises_has_failed_for_good(project: str) -> None:
-    result = shop_tasks.broken.enqueue()
+    result = django_shop.broken.enqueue()
 
     work()
 
@@ -306,7 +306,7 @@ def test_a_task_that_raises_has_failed_for_good(project: str) -> None:
 
 
 def test_a_task_whose_worker_died_comes_back(project: str) -> None:
-    result = shop_tasks.attempt.enqueue()
+    result = django_shop.attempt.enqueue()
     app.sync.claim_job(result.id, worker="gone", lease=0.1)
     _let_pass(1)
 
@@ -321,18 +321,18 @@ def test_a_task_whose_worker_died_comes_back(project: str) -> None:
 def test_priority_queue_and_time_are_those_of_the_task(project: str) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
 
-    result = shop_tasks.note_later.using(run_after=later).enqueue()
+    result = django_shop.note_later.using(run_after=later).enqueue()
 
     job = app.sync.get(result.id)
     assert (job.queue, job.priority, job.state) == ("slow", 7, "scheduled")
     assert abs(job.run_at - later) < timedelta(seconds=1)
-    assert job.tags == ["shop_tasks.note_later"]
+    assert job.tags == ["tests.support.django_shop.note_later"]
     assert result.task.get_result(result.id).task.run_after == later
 
 
 def test_results_of_others_are_not_found(project: str) -> None:
     [job] = app.sync.enqueue(NewJob("something else"))
-    result = shop_tasks.note.enqueue()
+    result = django_shop.note.enqueue()
 
     for id in (str(job.id), "not an id", "123"):
         with pytest.raises(TaskResultDoesNotExist):
@@ -340,38 +340,38 @@ def test_results_of_others_are_not_found(project: str) -> None:
     with pytest.raises(TaskResultDoesNotExist):
         task_backends["again"].get_result(result.id)
     with pytest.raises(TaskResultMismatch):
-        shop_tasks.broken.get_result(result.id)
+        django_shop.broken.get_result(result.id)
 
 
 def test_what_is_no_json_and_what_is_no_task_is_refused(project: str) -> None:
     for bad in (object(), {1, 2}, datetime.now(UTC)):
         with pytest.raises((TypeError, BadRequest)):
-            shop_tasks.note.enqueue(bad)
+            django_shop.note.enqueue(bad)
     with pytest.raises(InvalidTaskError, match="not valid for backend"):
-        shop_tasks.note.using(queue_name="unheard of")
+        django_shop.note.using(queue_name="unheard of")
     with pytest.raises(InvalidTaskError, match="priority"):
-        shop_tasks.note.using(priority=101)
+        django_shop.note.using(priority=101)
 
     assert sum(app.sync.counts().values()) == 0
 
 
 def test_a_task_uses_the_database_and_leaves_no_connection(project: str) -> None:
-    result = shop_tasks.ask_the_database.enqueue()
+    result = django_shop.ask_the_database.enqueue()
 
     work()
 
-    assert shop_tasks.ask_the_database.get_result(result.id).return_value == 7
+    assert django_shop.ask_the_database.get_result(result.id).return_value == 7
 
 
 def test_tests_run_what_is_pending(project: str) -> None:
     from dibs.integrations.django.worker import app as same
 
-    result = shop_tasks.note.enqueue("pending")
+    result = django_shop.note.enqueue("pending")
 
     ran = run_pending(same)
 
     assert (same, [str(job.id) for job in ran]) == (app, [result.id])
-    assert shop_tasks.ran == [(("pending",), {})]
+    assert django_shop.ran == [(("pending",), {})]
 
 
 def test_signals_tell_of_a_task(project: str) -> None:
@@ -386,9 +386,9 @@ def test_signals_tell_of_a_task(project: str) -> None:
     for name, signal in signals.items():
         signal.connect(hears[name])
 
-    shop_tasks.note.enqueue()
+    django_shop.note.enqueue()
     work()
-    shop_tasks.broken.enqueue()
+    django_shop.broken.enqueue()
     work()
 
     assert heard == [
@@ -403,10 +403,10 @@ def test_a_store_of_its_own_gets_the_task_after_the_commit(project: str, tmp_pat
     with override_settings(DIBS={"URL": f"sqlite:///{tmp_path}/elsewhere.db"}):
         store.follow()
         with pytest.raises(ZeroDivisionError), transaction.atomic():
-            shop_tasks.note.enqueue("never")
+            django_shop.note.enqueue("never")
             1 / 0  # noqa: B018
         with transaction.atomic():
-            result = shop_tasks.note.enqueue("once")
+            result = django_shop.note.enqueue("once")
             assert sum(app.sync.counts().values()) == 0
 
         assert [str(job.id) for job in app.sync.find()] == [result.id]
@@ -493,9 +493,9 @@ def test_there_is_nothing_for_makemigrations_to_do(project: str) -> None:
 
 
 def _let_pass(seconds: int) -> None:
-    from dibs.operations.upkeep import age
+    from tests.support.internals import age
 
-    app._core.store.run(lambda _: age(seconds * 1_000_000))
+    age(app, seconds)
 
 
 # -- The guide ----------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest
     names = write_project("django.md", tmp_path)
     url = bare_store(engine, request, tmp_path)
     (tmp_path / "manage.py").write_text(MANAGE)
-    databases = {"default": django_here.database(url)}
+    databases = {"default": django_project.database(url)}
     (tmp_path / "here.py").write_text(f"from settings import *\nDATABASES = {databases!r}\n")
 
     def run(*words: str) -> str:
@@ -549,7 +549,7 @@ def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest
 
 
 def test_the_command_line_is_that_of_dibs_on_the_projects_store(project: str) -> None:
-    shop_tasks.note.enqueue()
+    django_shop.note.enqueue()
     printed = io.StringIO()
 
     call_command("dibs", "jobs", "list", stdout=printed)
@@ -560,8 +560,8 @@ def test_the_command_line_is_that_of_dibs_on_the_projects_store(project: str) ->
 
 
 def test_options_of_the_command_line_pass_through_call_command(project: str) -> None:
-    shop_tasks.note.enqueue()
-    shop_tasks.note.enqueue()
+    django_shop.note.enqueue()
+    django_shop.note.enqueue()
     printed = io.StringIO()
 
     call_command("dibs", "jobs", "list", "--limit", "1", "--json", stdout=printed)
@@ -571,7 +571,7 @@ def test_options_of_the_command_line_pass_through_call_command(project: str) -> 
 
 def test_the_command_line_has_every_setting_of_the_project(project: str) -> None:
     with override_settings(DIBS={"STALE_AFTER": 77, "KEEP_FOR": timedelta(hours=1), "PREFIX": "shop"}):
-        told = command._environment(store._make()._core.settings)
+        told = command._environment(core_of(store._make()).settings)
 
     assert (told["DIBS_STALE_AFTER"], told["DIBS_KEEP_FOR"], told["DIBS_PREFIX"]) == (
         "77.0",

@@ -17,7 +17,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from dibs import BadRequest, Context, Dibs, NewJob, Retry, Snooze, Worker
 from dibs.integrations.opentelemetry import instrument, running
-from faces import Face
+from tests.support.faces import Face
+from tests.support.internals import core_of
 
 
 class Watched:
@@ -195,7 +196,7 @@ def test_what_was_not_asked_for_leaves_no_trace(here: Watched) -> None:
     [job], [elsewhere] = here.app.sync.enqueue(NewJob("work")), other.enqueue(NewJob("work"))
 
     assert (job.meta, elsewhere.meta, here.spans()) == ({}, {}, [])
-    assert here.app._core.around is None
+    assert core_of(here.app).around is None
     here.instrument()()
     other.close()
 

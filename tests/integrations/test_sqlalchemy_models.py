@@ -16,8 +16,8 @@ from dibs.engines.sql.migrations import dialect_named, undoing
 from dibs.engines.sql.schema_files import schema_files
 from dibs.integrations import sqlalchemy as ours
 from dibs.integrations.sqlalchemy import AnyJob, FinishedJob, Gate, LiveJob, Pipeline, Queue, Step, models
-from faces import Face, Make, open_face
-from stores_by_hand import by_hand, sqlalchemy_url
+from tests.support.faces import Face, Make, open_face
+from tests.support.raw_sql import by_hand, sqlalchemy_url
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])

@@ -14,21 +14,6 @@ from inspect import getmembers
 from typing import Any
 from uuid import UUID
 
-from beside import Moment, RealStore, Seen, Side, make_app, old_ids
-from draws import (
-    End,
-    beats,
-    ends,
-    filters,
-    leases,
-    plain_jobs,
-    queue_settings,
-    queues,
-    reasons,
-    some_kinds,
-    some_queues,
-    workers,
-)
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -57,6 +42,22 @@ from dibs.jobs.states import (
     swept,
 )
 from dibs.operations.settle import exchange
+from tests.model.beside import Moment, RealStore, Seen, Side, make_app, old_ids
+from tests.model.draws import (
+    End,
+    beats,
+    ends,
+    filters,
+    leases,
+    plain_jobs,
+    queue_settings,
+    queues,
+    reasons,
+    some_kinds,
+    some_queues,
+    workers,
+)
+from tests.support.internals import core_of
 
 # Between two operations, so that the millisecond of SQLite's clock orders jobs as memory's does.
 TICK = 0.01
@@ -72,7 +73,7 @@ class Twins:
     last: End | None = None
 
     def on(self, side: Side) -> SyncClaim:
-        return self.memory if side.app._core is self.memory._held.core else self.real
+        return self.memory if core_of(side.app) is self.memory._held.core else self.real
 
     @property
     def id(self) -> UUID:
@@ -206,7 +207,7 @@ class Agreement(RuleBasedStateMachine):
         """A job is only given back where nothing is claimed: whether the same exchange claims it is open."""
 
         def deed(side: Side) -> list[SyncClaim]:
-            core = side.app._core
+            core = core_of(side.app)
             settlements = [
                 core.settlement(held, held.succeeded("done") if limit else Released())
                 for held in {twins.id: twins.on(side)._held for twins in done}.values()

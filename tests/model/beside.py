@@ -25,8 +25,9 @@ from dibs import Dibs, DibsError, Job, Retry
 from dibs.app.claims import SyncClaim
 from dibs.clock import SECOND
 from dibs.operations import upkeep
-from redis_places import break_script, misplaced, places
-from servers import mysql_connection
+from tests.support.internals import engine_of, store_of
+from tests.support.redis_checks import break_script, misplaced, places
+from tests.support.servers import mysql_connection
 
 CLOCKS_DIFFER_BY = 5  # seconds; the machine lets 30 or more pass where it matters
 
@@ -84,7 +85,7 @@ class Side:
         return self.app.sync
 
     def run(self, script: Callable[[], Any]) -> Any:
-        return self.app._core.store.run(script)
+        return store_of(self.app).run(script)
 
     def age(self, seconds: float) -> None:
         self.run(lambda _: upkeep.age(round(seconds * SECOND)))
@@ -134,7 +135,7 @@ class Side:
 
 def take_out(app: Dibs, block: str, text: str, instead: str) -> None:
     """Make a mutant of a SQL store: in one of its blocks a guard gives way to something else."""
-    blocks = app._core.store._engine.dialect.blocks
+    blocks = engine_of(app).dialect.blocks
     assert text in blocks[block], f"{block} has changed: find the guard {text!r} again"
     blocks[block] = blocks[block].replace(text, instead)
 
@@ -194,7 +195,7 @@ def _as_id(value: Any) -> UUID:
 
 
 def places_in_memory(app: Dibs) -> Places:
-    live = app._core.store._engine._live.values()
+    live = engine_of(app)._live.values()
     return {
         job["id"]: (job["position"], job["slot_limit"] or 1, job["cancel_reason"])
         for job in live

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from beside import RedisStore, SqlStore, mariadb_store, postgresql_store, sqlite_store
 
-from servers import MariaDB, PostgreSQL, Redis
+from tests.model.beside import RedisStore, SqlStore, mariadb_store, postgresql_store, sqlite_store
+from tests.support.servers import MariaDB, PostgreSQL, Redis
 
 
 @pytest.fixture

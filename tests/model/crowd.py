@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
-from history import History, Told, Took
-
 from dibs import Dibs, LeaseLost, NewJob, Refused
 from dibs.app.claims import SyncClaim
+from tests.model.history import History, Told, Took
 
 WORKERS = 6
 DRAIN_SECONDS = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from beside import KINDS, QUEUES
 from hypothesis import strategies as st
 
 from dibs.jobs.states import JobState
+from tests.model.beside import KINDS, QUEUES
 
 queues = st.sampled_from(QUEUES)
 kinds = st.sampled_from(KINDS)

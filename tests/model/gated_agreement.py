@@ -14,12 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from agreement import TICK, Agreement, Twins, some
-from beside import QUEUES, Places, Seen, Side, places_in_memory
-from draws import End, ends, plain_jobs, states
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, multiple, precondition, rule
-from moved_agreement import MovedAgreement
 
 from dibs import NewJob
 from dibs.clock import to_micros
@@ -28,6 +24,11 @@ from dibs.jobs.states import FINISHED, WAITING, JobState
 from dibs.operations import upkeep
 from dibs.operations.scripts import Script, Step
 from dibs.operations.settle import exchange
+from tests.model.agreement import TICK, Agreement, Twins, some
+from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
+from tests.model.draws import End, ends, plain_jobs, states
+from tests.model.moved_agreement import MovedAgreement
+from tests.support.internals import core_of, engine_of
 
 TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
@@ -184,7 +185,7 @@ class GatedAgreement(MovedAgreement):
         children = [NewJob(**each, id=next(self.ids)) for each in options]
 
         def deed(side: Side) -> list[UUID]:
-            core = side.app._core
+            core = core_of(side.app)
             helds = [twins.on(side)._held for twins in parents]
             settlements = [
                 core.settlement(
@@ -316,7 +317,7 @@ class GatedAgreement(MovedAgreement):
 
     def take_over_ties(self) -> None:
         """Retried at once, some stores read the clock for one after the other: then that order counts."""
-        live, real = self.memory.app._core.store._engine._live, self.real.everything()
+        live, real = engine_of(self.memory.app)._live, self.real.everything()
         times = defaultdict(set)
         for id, job in live.items():
             times[job["run_at"]].add(real[id]["run_at"].at)
@@ -381,12 +382,12 @@ class GatedAgreement(MovedAgreement):
 
     def at_most(self, limit: int) -> int:
         """Of two of one slot that one claim takes, either may be called the later one."""
-        wide = [job["slot"] for job in self.memory.app._core.store._engine._live.values() if is_wide(job)]
+        wide = [job["slot"] for job in engine_of(self.memory.app)._live.values() if is_wide(job)]
         return limit if len(set(wide)) == len(wide) else min(limit, 1)
 
     def is_asked(self, id: UUID) -> bool:
         """By a person, or by a job that pre-empts it."""
-        job = self.memory.app._core.store._engine._live.get(id)
+        job = engine_of(self.memory.app)._live.get(id)
         return job is not None and job["cancel_reason"] is not None
 
     def is_only_gated(self, job: Seen) -> bool:
@@ -421,7 +422,7 @@ def open_pipelines() -> Script[list[UUID]]:
 
 
 def move_schedule(side: Side, name: str, new: NewJob) -> Script[list[Any]]:
-    job = side.app._core.registry.prepare(new)
+    job = core_of(side.app).registry.prepare(new)
     move = {"schedule": name, "since": None, "tick": datetime.now(UTC), "jobs": [job]}
     _, row = yield Step("enqueue_tick", move)
     return [True, str(row["state"])] if row["is_new"] else [False, row["holder"]]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gates_words import Job, Kind, Look, Mutant, World
-from protocol import replaced
-
 from dibs.jobs.states import FINISHED, JobState, fits, in_the_way
+from tests.model.gates_words import Job, Kind, Look, Mutant, World
+from tests.model.protocol import replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from explorer import Explored, Rule, explore_all
-from gates_protocol import Gates
-from gates_words import Deed, Promise, World
-
 from dibs.jobs.states import FINISHED, JobState, fits
+from tests.model.explorer import Explored, Rule, explore_all
+from tests.model.gates_protocol import Gates
+from tests.model.gates_words import Deed, Promise, World
 
 
 def _running_at(gates: Gates, world: World, sort: str) -> list[int]:

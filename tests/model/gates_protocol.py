@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gates_opening import Opening, finished, with_job, with_look, without_look
-from gates_words import (
+from dibs.jobs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
+from tests.model.gates_opening import Opening, finished, with_job, with_look, without_look
+from tests.model.gates_words import (
     ENDS,
     GIFTS,
     UNLOCKED,
@@ -27,9 +28,7 @@ from gates_words import (
     Unborn,
     World,
 )
-from protocol import replaced
-
-from dibs.jobs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
+from tests.model.protocol import replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

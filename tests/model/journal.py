@@ -14,11 +14,11 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from history import Change
 from psycopg.rows import namedtuple_row
 from pymysql.cursors import DictCursor
 
-from servers import mysql_connection
+from tests.model.history import Change
+from tests.support.servers import mysql_connection
 
 INSTALL = """
 create table journal (

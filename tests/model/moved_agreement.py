@@ -10,8 +10,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from agreement import Agreement
-from beside import QUEUES, Moment, Side
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, rule
 from msgspec import structs
@@ -19,6 +17,8 @@ from msgspec import structs
 from dibs import NewJob
 from dibs.jobs.job import StoredJob, read_stored
 from dibs.operations.scripts import Rows, Script, Step
+from tests.model.agreement import Agreement
+from tests.model.beside import QUEUES, Moment, Side
 
 ELSEWHERE = UUID(int=7)
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
-from explorer import Explored, Rule, explore_all
-from protocol import replaced
-
 from dibs.outbox.messages import Status
+from tests.model.explorer import Explored, Rule, explore_all
+from tests.model.protocol import replaced
 
 OPEN = (Status.pending, Status.processing, Status.failed)
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, TypeVar
 
-from explorer import Explored, explore_all
-
 from dibs.jobs.states import FINISHED, TRANSITIONS, WAITING, JobState, put_back, swept
+from tests.model.explorer import Explored, explore_all
 
 # -- what there is ------------------------------------------------------------------------------------
 

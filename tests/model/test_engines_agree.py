@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from agreement import check_agreement
-from beside import RedisStore, SqlStore
 from hypothesis import Phase
+
+from tests.model.agreement import check_agreement
+from tests.model.beside import RedisStore, SqlStore
 
 
 def test_sqlite_does_what_memory_does(sqlite: SqlStore) -> None:

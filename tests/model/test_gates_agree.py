@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from agreement import check_agreement, only
-from beside import RedisStore, SqlStore
-from gated_agreement import GatedAgreement
 from hypothesis import Phase
+
+from tests.model.agreement import check_agreement, only
+from tests.model.beside import RedisStore, SqlStore
+from tests.model.gated_agreement import GatedAgreement
 
 
 def test_gates_of_sqlite_do_what_those_of_memory_do(sqlite: SqlStore) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from explorer import describe, walk_all
-from gates_promises import explore
-from gates_protocol import Gates
-from gates_words import CAUGHT_BY, Kind, Mutant, Promise
 
 from dibs.jobs.states import JobState
+from tests.model.explorer import describe, walk_all
+from tests.model.gates_promises import explore
+from tests.model.gates_protocol import Gates
+from tests.model.gates_words import CAUGHT_BY, Kind, Mutant, Promise
 
 TRAIN, OTHERS = Kind("train"), Kind("train", producer=1)
 HOLDS = Kind("train", on_failed="hold")

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from beside import make_app, take_out
-from crowd import Crowd
-from history import Broken, Change, History, Rule, Told, Took, check, rules_broken
-from journal import install_journal, read_journal
-from protocol import Deed, Mutant, Protocol, World
 
 from dibs.jobs.states import FINISHED, JobState
-from servers import MariaDB, PostgreSQL
+from tests.model.beside import make_app, take_out
+from tests.model.crowd import Crowd
+from tests.model.history import Broken, Change, History, Rule, Told, Took, check, rules_broken
+from tests.model.journal import install_journal, read_journal
+from tests.model.protocol import Deed, Mutant, Protocol, World
+from tests.support.servers import MariaDB, PostgreSQL
 
 FLAGGED_BY = {
     Mutant.claim_looks_first: Rule.claimed_when_ready,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from explorer import describe, walk_all
-from outbox_protocol import CAUGHT_BY, Mutant, OutboxProtocol, Promise, explore
 
 from dibs.outbox.messages import Status
+from tests.model.explorer import describe, walk_all
+from tests.model.outbox_protocol import CAUGHT_BY, Mutant, OutboxProtocol, Promise, explore
 
 THREE = ("k", "k", "k")
 

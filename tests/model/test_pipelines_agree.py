@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from dibs import Dibs, DibsError, Job, JobState, NewJob, Retry
-from dibs.clock import SECOND
 from dibs.operations import upkeep
-from redis_places import STORE, break_script, misplaced
+from tests.support.internals import age, run_script
+from tests.support.redis_checks import STORE, break_script, misplaced
 
 pytestmark = pytest.mark.parametrize("face", ["sync"], indirect=True)
 
@@ -80,11 +80,11 @@ def acts(chance: random.Random, jobs: list[NewJob]) -> tuple[str, Callable[[Any]
         return False
 
     def later(app: Any) -> None:
-        app._core.store.run(lambda _: upkeep.age(120 * SECOND))
+        age(app, 120)
 
     def prune(app: Any) -> Any:
         later(app)
-        return app._core.store.run(lambda _: upkeep.prune(0, {JobState.failed, JobState.succeeded}))
+        return run_script(app, lambda: upkeep.prune(0, {JobState.failed, JobState.succeeded}))
 
     return chance.choice(
         [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from explorer import describe, walk_all
-from protocol import CAUGHT_BY, Mutant, Promise, Protocol, explore
 
 from dibs.jobs.states import JobState
+from tests.model.explorer import describe, walk_all
+from tests.model.protocol import CAUGHT_BY, Mutant, Promise, Protocol, explore
 
 # The people's part and the many attempts apart: together they make ten times as many worlds.
 SMALL = {

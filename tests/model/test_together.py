@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beside import make_app
 
 from dibs import Claim, Dibs, LeaseLost, NewJob
 from dibs.clock import SECOND
 from dibs.operations import upkeep
+from tests.model.beside import make_app
+from tests.support.internals import store_of
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])
@@ -127,7 +128,7 @@ async def new_claim(app: Dibs, lease: float = 60) -> Claim:
 async def two_claims_of_one_job(app: Dibs, lease: float = 60) -> tuple[Claim, Claim]:
     """The first one's lease has run out."""
     zombie = await new_claim(app, lease)
-    await app._core.store.run_async(lambda _: upkeep.age(61 * SECOND))
+    await store_of(app).run_async(lambda _: upkeep.age(61 * SECOND))
     holder = await app.claim_job(zombie.job.id, lease=lease)
     assert holder is not None
     return zombie, holder

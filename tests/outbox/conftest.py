@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from boxes import Box, open_box
-from brokers import NatsTarget, RabbitTarget, RedisTarget, Target
 
-from servers import Nats, RabbitMQ
+from tests.support.brokers import NatsTarget, RabbitTarget, RedisTarget, Target
+from tests.support.outboxes import Box, open_box
+from tests.support.servers import Nats, RabbitMQ
 
 ENGINES = ["sqlite", "postgresql", "mariadb"]
 

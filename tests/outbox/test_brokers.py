@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boxes import Box, eventually_async
-from brokers import Receiver, Target, until_arrived
 
 from dibs import BadRequest, Retry
 from dibs.outbox import BrokerUnavailable, Outbox, Rejected, Relay
 from dibs.outbox.brokers import make_broker, nats, rabbitmq, redis
 from dibs.outbox.brokers.redis import RedisStreams
 from dibs.outbox.brokers.webhook import Webhook, signature
-from servers import Nats, Redis, free_port
+from tests.support.brokers import Receiver, Target, until_arrived
+from tests.support.outboxes import Box, eventually_async
+from tests.support.servers import Nats, Redis, free_port
 
 every_broker = pytest.mark.parametrize("target", ["rabbitmq", "nats", "redis"], indirect=True)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Arrived, Target, in_order
 
 from dibs import Dibs
 from dibs.outbox import Outbox
-from servers import PostgreSQL
+from tests.support.brokers import Arrived, Target, in_order
+from tests.support.servers import PostgreSQL
 
-ACTORS = Path(__file__).with_name("actors.py")
+ACTORS = Path(__file__).parents[1] / "support" / "outbox_process.py"
 
 every_broker = pytest.mark.parametrize("target", ["rabbitmq", "nats", "redis"], indirect=True)
 

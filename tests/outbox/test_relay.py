@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import pytest
-from boxes import Box, eventually_async
 
 from dibs import BadRequest, Retry
 from dibs.outbox import BrokerUnavailable, Message, Relay
 from dibs.outbox.brokers import BrokerRefused
+from tests.support.outboxes import Box, eventually_async
 
 Send = Callable[[Message], Awaitable[None]]
 

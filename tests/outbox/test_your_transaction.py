@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,16 @@ from uuid import uuid4
 import psycopg
 import pytest
 import sqlalchemy
-from boxes import Box, beside
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from dibs import SchemaOutdated, UnsupportedConnection
 from dibs.outbox import Inbox, Outbox
-from faces import Face, open_face
-from servers import PostgreSQL
-
-sys.path.append(str(Path(__file__).parents[1] / "conformance"))
-from test_within import CONNECTIONS, Yours
+from tests.conformance.test_within import CONNECTIONS, Yours
+from tests.support.faces import Face, open_face
+from tests.support.internals import core_of
+from tests.support.outboxes import Box, beside
+from tests.support.servers import PostgreSQL
 
 KINDS = list(CONNECTIONS)
 
@@ -119,7 +117,7 @@ def _once(app: Face, inbox: Inbox, yours: Yours, id: str) -> bool:
 
 def test_what_an_inbox_noted_stays_noted_until_it_is_pruned(box: Box) -> None:
     inbox, driver = Inbox(box.url), {"sqlite": "sqlite", "mysql": "mysql+pymysql"}
-    scheme = driver.get(box.outbox._core.words.database, "postgresql+psycopg")
+    scheme = driver.get(core_of(box.outbox).words.database, "postgresql+psycopg")
     engine = sqlalchemy.create_engine(f"{scheme}{box.url[box.url.index(':') :]}")
     with engine.begin() as connection, inbox.sync.once("m1", within=connection) as first:
         assert first

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from desks import AWAITED, BLOCKING, Desk, open_engine
 from sqlalchemy import Engine, delete, text
-from users_tables import Base, plain
+
+from tests.support.table_databases import AWAITED, BLOCKING, Desk, open_engine
+from tests.support.user_tables import Base, plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from desks import Desk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, exists, func, inspect, select
 from sqlalchemy.orm import Session
-from users_tables import Animal, Author, Dog, Report, Seat, Shelf, Status, archived, task
+
+from tests.support.table_databases import Desk
+from tests.support.user_tables import Animal, Author, Dog, Report, Seat, Shelf, Status, archived, task
 
 TAKEN = {"status": "taken", "locked_by": "w1"}
 READY = Report.status == "ready"

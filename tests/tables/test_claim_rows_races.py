@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desks import AWAITED, BLOCKING, Desk
 from sqlalchemy import text
-from users_tables import Report
 
 from dibs import tables
 from dibs.tables import sync
+from tests.support.table_databases import AWAITED, BLOCKING, Desk
+from tests.support.user_tables import Report
 
 READY = Report.status == "ready"
 SIZES = [
@@ -102,7 +102,7 @@ PROCESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from sqlalchemy import create_engine
-from users_tables import Report
+from tests.support.user_tables import Report
 from dibs.tables.sync import claim_rows
 
 engine = create_engine(sys.argv[2])
@@ -134,7 +134,7 @@ def test_many_processes_claim_every_row_of_a_users_table_exactly_once(
 ) -> None:
     fill(desk, rows)
     url = desk.home.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-c", PROCESS, str(Path(__file__).parent), url, strategy or ""]
+    command = [sys.executable, "-c", PROCESS, str(Path(__file__).parents[2]), url, strategy or ""]
 
     running = [
         subprocess.Popen(

@@ -8,14 +8,14 @@ import sys
 from typing import Any
 
 import pytest
-from desks import BLOCKING, Desk
 from sqlalchemy import Column, Integer, MetaData, StaticPool, String, Table, create_engine, false, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, aliased, scoped_session, sessionmaker
-from users_tables import Author, Base, Employee, Manager, Query, Report, keyless, shown
 
 from dibs import BadRequest, ClaimInTransaction, UnsupportedConnection, tables
 from dibs.tables import sync as blocking
+from tests.support.table_databases import BLOCKING, Desk
+from tests.support.user_tables import Author, Base, Employee, Manager, Query, Report, keyless, shown
 
 TAKEN = {"status": "taken"}
 READY = Report.status == "ready"

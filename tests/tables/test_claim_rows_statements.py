@@ -10,15 +10,15 @@ from typing import Any
 
 import pymysql
 import pytest
-from desks import BLOCKING, Desk
 from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.dialects import mssql, mysql, oracle, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from users_tables import Report, Seat, task
 
 from dibs.tables import errors, strategies, sync
 from dibs.tables.model import wanted
+from tests.support.table_databases import BLOCKING, Desk
+from tests.support.user_tables import Report, Seat, task
 
 READY = Report.status == "ready"
 TAKEN = {"status": "taken", "attempts": Report.attempts + 1}

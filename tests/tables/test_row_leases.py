@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from desks import BLOCKING, Desk
 from sqlalchemy import create_engine, update
 from sqlalchemy.orm import Session
-from users_tables import Loose, Parcel, Report
 
 from dibs import BadRequest, LeaseLost, UnsupportedConnection, tables
 from dibs.tables import RowsLost, leases, sync
+from tests.support.table_databases import BLOCKING, Desk
+from tests.support.user_tables import Loose, Parcel, Report
 
 READY = Parcel.status == "ready"
 

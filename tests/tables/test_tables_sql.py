@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desks import BLOCKING, Desk
 from sqlalchemy import inspect, text
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
-from users_tables import Parcel, Report
 
 from dibs.cli import app
 from dibs.doctor import Level
-
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.support.table_databases import BLOCKING, Desk
+from tests.support.user_tables import Parcel, Report
 
 OLD = """
 from sqlalchemy import Column, DateTime, Integer, MetaData, String, Table, create_engine
@@ -165,7 +163,7 @@ def asked(*words: str) -> str:
 
 
 def test_a_server_that_does_not_answer_is_one_line_without_its_password() -> None:
-    said = asked("users_tables:Report", "--url", "postgresql://shopper:s3cret@127.0.0.1:1/shop")
+    said = asked("tests.support.user_tables:Report", "--url", "postgresql://shopper:s3cret@127.0.0.1:1/shop")
 
     assert "postgresql://shopper@127.0.0.1:1/shop can't be asked" in said
     assert "s3cret" not in said
@@ -173,6 +171,6 @@ def test_a_server_that_does_not_answer_is_one_line_without_its_password() -> Non
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
-    said = asked("users_tables:Report", "--url", f"sqlite:///{tmp_path}/empty.db")
+    said = asked("tests.support.user_tables:Report", "--url", f"sqlite:///{tmp_path}/empty.db")
 
     assert f"there is no table {Report.__tablename__} at sqlite:///{tmp_path}/empty.db: create it" in said

@@ -9,7 +9,7 @@ import pytest
 
 from dibs import Job, testing
 from dibs.testing import sync
-from faces import Face
+from tests.support.faces import Face
 
 
 @pytest.fixture

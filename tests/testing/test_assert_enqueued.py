@@ -8,8 +8,9 @@ import pytest
 
 from dibs import BadRequest, NewJob
 from dibs.testing import assert_enqueued, assert_not_enqueued
-from faces import Face, Make
-from naming import named
+from tests.support.faces import Face, Make
+from tests.support.internals import core_of
+from tests.support.param_names import named
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def receipts(app: Face) -> list[str]:
 
 
 def test_a_job_is_found_by_kind_or_task_and_answered(app: Face, receipts: list[str]) -> None:
-    task = app.app._core.registry.tasks["send_receipt"]
+    task = core_of(app.app).registry.tasks["send_receipt"]
 
     found = assert_enqueued(app.app, task)
 

@@ -13,8 +13,9 @@ import pytest
 from dibs import BadRequest, Context, Dibs, Job, NewJob, Worker
 from dibs.testing import Crashed, VirtualClock, assert_not_enqueued, crash_at
 from dibs.testing.crashes import POINTS
-from faces import Face, Make
-from naming import named
+from tests.support.faces import Face, Make
+from tests.support.internals import core_of, store_of
+from tests.support.param_names import named
 
 RunPending = Callable[..., list[Job]]
 
@@ -47,7 +48,7 @@ async def _worked(app: Dibs) -> None:
     try:
         await Worker(app).run(until_idle=True)
     finally:
-        await app._core.store.leave_loop()
+        await store_of(app).leave_loop()
 
 
 @pytest.mark.parametrize("how", ["inline", "worker"])
@@ -256,9 +257,9 @@ def test_a_crash_is_no_exception_that_code_would_catch() -> None:
 
 
 def test_the_apps_own_store_and_keeper_are_back_afterwards(app: Face) -> None:
-    before: dict[str, Any] = dict(vars(app.app._core))
+    before: dict[str, Any] = dict(vars(core_of(app.app)))
 
     with crash_at(app.app, "after_enqueue"):
         app.enqueue(NewJob("work"))
 
-    assert vars(app.app._core) == before
+    assert vars(core_of(app.app)) == before

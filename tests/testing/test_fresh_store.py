@@ -10,7 +10,7 @@ import pytest
 from dibs import BadRequest, Dibs, NewJob
 from dibs.testing import fresh_store
 from dibs.testing.sync import run_pending
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 
 def test_what_happens_inside_stays_inside(app: Face, make: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dibs import BadRequest, Context, Dibs, Fail, Job, NewJob, Retry, Snooze
 from dibs.testing import EndlessJobs, JobFailed, VirtualClock, sync
-from faces import Face, Make
+from tests.support.faces import Face, Make
 
 RunPending = Callable[..., list[Job]]
 

@@ -8,8 +8,9 @@ import pytest
 from dibs import BadRequest, Job, LeaseLost, Refused, Snooze, Swept
 from dibs.operations import upkeep
 from dibs.testing import VirtualClock
-from faces import Face, Make
-from naming import named
+from tests.support.faces import Face, Make
+from tests.support.internals import core_of
+from tests.support.param_names import named
 
 
 def test_due_jobs_become_due(app: Face, make: Make, clock: VirtualClock) -> None:
@@ -33,7 +34,7 @@ def test_leases_run_out(app: Face, make: Make, clock: VirtualClock) -> None:
 
 def test_snoozes_pass(app: Face, clock: VirtualClock, run_pending: Callable[..., list[Job]]) -> None:
     app.job(name="sleepy")(lambda: Snooze(timedelta(days=1)))
-    app.enqueue_task(app.app._core.registry.tasks["sleepy"])
+    app.enqueue_task(core_of(app.app).registry.tasks["sleepy"])
     run_pending()
 
     clock.advance(hours=25)

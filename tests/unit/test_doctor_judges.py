@@ -10,7 +10,7 @@ import pytest
 from dibs import Finding, Level, Queue, SchemaOutdated, StoreUnavailable, WorkerInfo
 from dibs.doctor import Backlog, Clock, Echo, Examined, judge, unwell
 from dibs.engines.sqlite.doctor import file_system
-from naming import named
+from tests.support.param_names import named
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SAME, HEARD = Clock(0.001, 0.0005), Echo(0.002)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, NewJob
-from faces import Make, SyncFace
+from tests.support.faces import Make, SyncFace
+from tests.support.internals import store_of
 
 pytestmark = [
     pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True),
@@ -37,7 +38,7 @@ def _in_child(work: Callable[[], None]) -> int:
 
 def _pool(app: Dibs, colour: str) -> str:
     """What holds the connections of this colour, as monkeypatch names it."""
-    store: Any = app._core.store
+    store: Any = store_of(app)
     owner = getattr(store, "_file", None) or getattr(store, f"_{colour}")
     return f"{type(owner).__module__}.{type(owner).__name__}"
 
@@ -168,7 +169,7 @@ def test_a_child_does_not_wait_for_what_threads_of_its_parent_hold(url: str) -> 
 
 def _way_in(app: Dibs) -> Any:
     """What a call has while it is under way."""
-    store: Any = app._core.store
+    store: Any = store_of(app)
     return store._file._lock if hasattr(store, "_file") else store._sync._places
 
 

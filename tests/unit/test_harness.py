@@ -18,10 +18,10 @@ import asyncpg
 import psycopg
 import pytest
 
-import servers
-from leaks import Leaked, check_leaks
-from proxy import FaultProxy
-from servers import MissingServer, PostgreSQL, find_binary
+from tests.support import servers
+from tests.support.leaks import Leaked, check_leaks
+from tests.support.proxy import FaultProxy
+from tests.support.servers import MissingServer, PostgreSQL, find_binary
 
 
 @pytest.fixture
@@ -285,8 +285,10 @@ def test_a_server_started_from_a_thread_outlives_the_thread(own_postgresql: Post
 
 
 def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
-    script = "import servers; s = servers.Redis(); s.start(); print(s.pid, flush=True); input()"
-    places = {"PYTHONPATH": str(Path(servers.__file__).parent), "TMPDIR": str(tmp_path)}
+    script = (
+        "from tests.support.servers import Redis; s = Redis(); s.start(); print(s.pid, flush=True); input()"
+    )
+    places = {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
     owner = subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,

@@ -12,7 +12,7 @@ from asyncpg.pgproto.pgproto import UUID as AsyncpgUUID
 from dibs import BadRequest
 from dibs.jobs import ids
 from dibs.jobs.ids import first_id_at, new_id, parse_id
-from naming import named
+from tests.support.param_names import named
 
 
 def test_an_id_is_a_uuid7_of_now() -> None:

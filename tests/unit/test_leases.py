@@ -11,6 +11,7 @@ import pytest
 
 from dibs import Dibs, NewJob, Worker
 from dibs.app import leases
+from tests.support.internals import core_of, store_of
 
 
 def test_the_next_beat_does_not_wait_for_the_thread_of_the_last_one_to_end(
@@ -53,7 +54,7 @@ def test_who_can_not_be_told_of_a_loss_costs_nobody_else_the_lease(
     doomed, other = app.claim(limit=2, lease=1.5)
     if how == "found lost by a beat":
         doomed.snooze(60)
-    keeper, told = app._core.keeper, threading.Event()
+    keeper, told = core_of(app).keeper, threading.Event()
 
     def fail(_: Any) -> None:
         told.set()
@@ -117,7 +118,7 @@ def test_a_beat_that_overtakes_the_answer_to_a_settlement_is_no_loss(
     async def work() -> None: ...
 
     lost: list[str] = []
-    app._core.events.subscribe(lambda event: lost.append(event.name), ["lost"])
+    core_of(app).events.subscribe(lambda event: lost.append(event.name), ["lost"])
     _beat_before_each_answer(monkeypatch, app)
 
     async def do_it() -> None:
@@ -140,7 +141,7 @@ def test_a_beat_that_overtakes_the_answer_to_a_settlement_is_no_loss(
 
 
 def _beat_before_each_answer(monkeypatch: pytest.MonkeyPatch, app: Dibs) -> None:
-    keeper, store = app._core.keeper, app._core.store
+    keeper, store = core_of(app).keeper, store_of(app)
     run, run_async = store.run, store.run_async
 
     def beat() -> None:
@@ -166,7 +167,7 @@ def _hold_for_two_leases() -> None:
     app: Any = Dibs("memory://").sync
     app.enqueue(NewJob("work"))
     [claim] = app.claim(lease=1.5)
-    app._core.keeper.keep(claim._held, 1_500_000, lambda _: None)
+    core_of(app).keeper.keep(claim._held, 1_500_000, lambda _: None)
     time.sleep(3.2)
     app.sweep()
 

@@ -16,7 +16,7 @@ from dibs.cli._support.log_output import JsonLines, PlainLines, set_up
 from dibs.events import NAMES, Event, Events
 from dibs.log_format import LEVELS, NOTICE, SIGNS, line, swept_line
 from dibs.worker.upkeep import Strangers
-from naming import named
+from tests.support.param_names import named
 
 ERRORS = json.dumps(
     [{"type": "ValueError", "message": "first"}, {"type": "KeyError", "message": "a\n\x1b[2J"}]

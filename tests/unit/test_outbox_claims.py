@@ -16,7 +16,7 @@ from dibs.outbox.inbox import SyncInbox
 from dibs.outbox.operations import Wish
 from dibs.outbox.statements import Place, Statements
 from dibs.outbox.sync import SyncOutbox
-from servers import PostgreSQL
+from tests.support.servers import PostgreSQL
 
 WISH = Wish(worker="w1", limit=10, broker="default", lock=60_000_000)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 
 from dibs import BadRequest
 from dibs.jobs.payload import check_moment, check_name, check_whole, decode, decoder, encode
-from naming import named
+from tests.support.param_names import named
 
 LIMIT = 1024 * 1024
 

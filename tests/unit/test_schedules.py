@@ -10,6 +10,7 @@ import pytest
 from dibs import BadRequest, Context, Dibs, Task
 from dibs.app.schedules import BATCH, MOST_CAUGHT_UP, Move, due
 from dibs.jobs.schedules import Cron, Interval
+from tests.support.internals import core_of
 
 HOURLY = Cron("0 * * * *")
 EVERY_SECOND = Cron("* * * * * *")
@@ -143,9 +144,9 @@ def test_every_goes_below_job(app: Dibs) -> None:
     async def count() -> None: ...
 
     assert count.options.queue == "slow"
-    assert list(app._core.registry.tasks.values()) == [count]
+    assert list(core_of(app).registry.tasks.values()) == [count]
     assert scheduled(app) == {"often": ("rollup", "every 60 s"), "rollup": ("rollup", "*/5 * * * *")}
-    assert {schedule.task for schedule in app._core.schedules} == {count}
+    assert {schedule.task for schedule in core_of(app).schedules} == {count}
 
 
 def test_every_makes_a_job_of_a_plain_function(app: Dibs) -> None:
@@ -162,7 +163,7 @@ def test_a_job_may_have_several_schedules_with_arguments_of_their_own(app: Dibs)
     @app.job
     async def report(to: str) -> None: ...
 
-    late, early = app._core.schedules
+    late, early = core_of(app).schedules
     job = late.new(SEEN)
     assert (early.name, early.new(SEEN).args) == ("report early", {"to": "staff"})
     assert (late.name, job.args, job.queue, job.tags) == ("report", {"to": "boss"}, "slow", ["daily"])

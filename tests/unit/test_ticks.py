@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dibs import BadRequest
 from dibs.jobs.schedules import Cron, Interval, rule
-from naming import named
+from tests.support.param_names import named
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SPRING = datetime(2026, 3, 28, 12, tzinfo=BERLIN)  # the clock is set from 2 to 3 on the 29th

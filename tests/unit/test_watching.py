@@ -16,6 +16,7 @@ from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job
 from dibs.operations.scripts import Rows, Step
 from dibs.operations.watch import mark, version
+from tests.support.internals import core_of
 
 
 class CountingStore(MemoryStore):
@@ -46,7 +47,7 @@ def store() -> CountingStore:
 @pytest.fixture
 def app(store: CountingStore) -> Dibs:
     app = Dibs("memory://")
-    app._core.use(store)
+    core_of(app).use(store)
     return app
 
 
@@ -59,8 +60,8 @@ def test_a_hundred_watchers_cost_the_store_no_more_than_one(app: Dibs, store: Co
     wakes = [threading.Event() for _ in jobs]
     with ExitStack() as watchers:
         for job, wake in zip(jobs, wakes, strict=True):
-            topic = app._core.topic(job.id, None, None)
-            watchers.enter_context(app._core.watching.watched(topic, wake.set))
+            topic = core_of(app).topic(job.id, None, None)
+            watchers.enter_context(core_of(app).watching.watched(topic, wake.set))
         assert all(wake.wait(30) for wake in wakes)
         before = Counter(store.asked), store.looks
         while store.looks < before[1] + 4:
@@ -84,7 +85,7 @@ def test_the_thread_ends_with_the_last_who_watches(app: Dibs, monkeypatch: pytes
 
     thread.join(30)
     assert not thread.is_alive()
-    assert app._core.watching.watchers == 0
+    assert core_of(app).watching.watchers == 0
 
 
 def test_a_store_that_is_away_for_a_moment_ends_no_watch_and_is_mentioned_once(
@@ -122,7 +123,7 @@ def test_who_stops_watching_half_way_leaves_nothing(app: Dibs) -> None:
             [job] = await app.enqueue(NewJob("work"))
             async for _ in app.watch(job_id=job.id):
                 break
-            while app._core.watching.watchers:
+            while core_of(app).watching.watchers:
                 await asyncio.sleep(0.01)
 
     asyncio.run(look_once())

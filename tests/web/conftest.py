@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
-from serving import make_web
 
 from dibs import Dibs
 from dibs.app import watching
 from dibs.engines.memory.store import MemoryStore
+from tests.support.internals import core_of
+from tests.support.web_apps import make_web
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,7 +29,7 @@ def shared() -> tuple[Dibs, FastAPI]:
 @pytest.fixture
 def app(shared: tuple[Dibs, FastAPI]) -> Iterator[Dibs]:
     app, _ = shared
-    app._core.use(MemoryStore())
+    core_of(app).use(MemoryStore())
     yield app
     app.sync.close()
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from serving import EventReader
 
 from dibs import Dibs, NewJob
-from servers import PostgreSQL
+from tests.support.servers import PostgreSQL
+from tests.support.web_apps import EventReader
 
-HERE = Path(__file__).parent
-UVICORN = [sys.executable, "-m", "uvicorn", "crowd_app:web", "--log-level", "warning"]
+ROOT = Path(__file__).parents[2]
+UVICORN = [sys.executable, "-m", "uvicorn", "tests.support.crowd_app:web", "--log-level", "warning"]
 
 
 @pytest.mark.parametrize("clients", [20, pytest.param(1000, marks=pytest.mark.long)])
@@ -95,7 +95,7 @@ def _served(url: str) -> Iterator[tuple[int, int]]:
         listening.listen(2048)
         server = subprocess.Popen(
             [*UVICORN, "--fd", str(listening.fileno())],
-            cwd=HERE,
+            cwd=ROOT,
             env={**os.environ, "DIBS_URL": url},
             pass_fds=[listening.fileno()],
         )

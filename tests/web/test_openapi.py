@@ -13,12 +13,13 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serving import WRITER, client_of, make_web
 
 from dibs import Dibs, NewJob
 from dibs.engines.memory.store import MemoryStore
 from dibs.integrations.fastapi import router
 from dibs.jobs.ids import new_id
+from tests.support.internals import core_of
+from tests.support.web_apps import WRITER, client_of, make_web
 
 JOB = new_id()
 ENDLESS = "/events"
@@ -59,7 +60,7 @@ def test_no_request_is_answered_with_a_surprise(operation: str, mode: Generation
 
 
 def _ask(case: schemathesis.Case) -> None:
-    app._core.use(MemoryStore())
+    core_of(app).use(MemoryStore())
     app.sync.enqueue(NewJob("work", id=JOB, pipeline_id=JOB))
     app.sync.cancel(JOB)  # else whoever follows it waits for ever
     if "id" in case.path_parameters and case.meta is not None and case.meta.generation.mode.is_positive:

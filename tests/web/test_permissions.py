@@ -10,11 +10,12 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from serving import READER, WRITER, client_of, make_web, may_read, may_write, on_a_port
 
 from dibs import BadRequest, Dibs, NewJob
 from dibs.integrations.fastapi import router
 from dibs.jobs.ids import new_id
+from tests.support.internals import core_of, store_of
+from tests.support.web_apps import READER, WRITER, client_of, make_web, may_read, may_write, on_a_port
 
 JOB = new_id()
 
@@ -230,7 +231,7 @@ def test_a_place_that_the_kind_makes_of_the_arguments_is_one_that_the_tenant_cho
     app: Dibs, name: str
 ) -> None:
     own = Dibs("memory://")
-    own._core.use(app._core.store)
+    core_of(own).use(store_of(app))
 
     @own.job(name="bill", **{name: "customer-{customer}"})
     def bill(customer: int) -> None: ...

@@ -13,15 +13,14 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from serving import client_of, make_web
 
 from dibs import Dibs, Job, NewJob
-from dibs.clock import SECOND
 from dibs.errors import SchemaOutdated, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.integrations.fastapi import lifespan, models
 from dibs.jobs.ids import new_id
-from dibs.operations import upkeep
 from dibs.outbox import Outbox, Standing
+from tests.support.internals import age, store_of
+from tests.support.web_apps import client_of, make_web
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def running(app: Dibs, **options: Any) -> Any:
 
 
 def pass_time(app: Dibs, seconds: float) -> None:
-    app._core.store.run(lambda _: upkeep.age(round(seconds * SECOND)))
+    age(app, seconds)
 
 
 # -- look -----------------------------------------------------------------------------------------
@@ -374,7 +373,7 @@ def test_a_store_that_can_not_be_used_says_why(
     async def refuse(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(app._core.store, "run_async", refuse)
+    monkeypatch.setattr(store_of(app), "run_async", refuse)
 
     answer = client.get("/jobs")
 

@@ -17,7 +17,6 @@ from typing import IO, Any
 
 import pytest
 from fastapi.testclient import TestClient
-from serving import EventReader
 from typer.testing import CliRunner
 
 from dibs import Dibs, NewJob
@@ -27,6 +26,8 @@ from dibs.integrations.service import Access, make_service
 from dibs.integrations.service import auth as guessing
 from dibs.integrations.service.auth import MOST_WRONG, Guesses
 from dibs.operations import upkeep
+from tests.support.internals import run_script
+from tests.support.web_apps import EventReader
 
 TOKEN, READ_TOKEN, BASIC = "t0ken-of-a-writer", "t0ken-of-a-reader", "alice:pass:word"
 WRITER = {"authorization": f"Bearer {TOKEN}"}
@@ -266,7 +267,7 @@ def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
         with Dibs(url).sync as store:
             left, waiting = store.enqueue(NewJob("left"), NewJob("waiting"))
             store.claim_job(left.id, worker="pod-a")
-            store._core.store.run(lambda _: upkeep.age(24 * 3600 * SECOND))
+            run_script(store, lambda: upkeep.age(24 * 3600 * SECOND))
         routes = [
             f"/jobs/{left.id}/recover",
             f"/jobs/{waiting.id}/cancel",

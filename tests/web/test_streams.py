@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI, Header
-from serving import EventReader, make_web, on_a_port
 
 from dibs import Dibs, NewJob
 from dibs.app.watching import MOST_PENDING, Subscription
@@ -19,13 +18,15 @@ from dibs.integrations.fastapi.streams import Teller, encode_summary
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Rows, Step
 from dibs.operations.watch import FIRST_SIGHT, Change
+from tests.support.internals import core_of
+from tests.support.web_apps import EventReader, make_web, on_a_port
 
 
 @pytest.fixture
 def port(app: Dibs, web: FastAPI) -> Iterator[int]:
     with on_a_port(web) as port:
         yield port
-        app._core.watching.end_all()
+        core_of(app).watching.end_all()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -124,7 +125,7 @@ def test_who_comes_back_hears_only_what_is_new(app: Dibs, port: int) -> None:
         await stream.close()
 
         again = await EventReader.open(port, path, last_event_id=seen)
-        await until(lambda: [each.is_new for each in app._core.watching._subscriptions] == [False])
+        await until(lambda: [each.is_new for each in core_of(app).watching._subscriptions] == [False])
         claim = app.sync.claim_job(job.id)
         assert claim is not None
         news = await again.next()
@@ -148,10 +149,10 @@ def test_a_client_that_leaves_is_forgotten_at_once(app: Dibs, port: int) -> None
     async def leave() -> None:
         [job] = app.sync.enqueue(NewJob("work"))
         clients = [await EventReader.open(port, f"/jobs/{job.id}/events") for _ in range(5)]
-        await until(lambda: app._core.watching.watchers == 5)
+        await until(lambda: core_of(app).watching.watchers == 5)
         for client in clients:
             await client.close()
-        await until(lambda: app._core.watching.watchers == 0)
+        await until(lambda: core_of(app).watching.watchers == 0)
 
     asyncio.run(leave())
 
@@ -185,7 +186,7 @@ def test_who_listened_for_very_long_has_to_come_again(
 
 
 def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
-    topic = Dibs("memory://")._core.topic(None, None, "mail")
+    topic = core_of(Dibs("memory://")).topic(None, None, "mail")
     subscription, teller = (
         Subscription(topic, lambda: None),
         Teller(topic, encode_summary, lambda _: True, None),
@@ -198,7 +199,7 @@ def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
 
 
 def test_a_job_that_is_deleted_before_it_was_told_is_not_told() -> None:
-    topic = Dibs("memory://")._core.topic(id := new_id(), None, None)
+    topic = core_of(Dibs("memory://")).topic(id := new_id(), None, None)
     subscription, teller = (
         Subscription(topic, lambda: None),
         Teller(topic, encode_summary, lambda _: True, None),
@@ -214,8 +215,10 @@ def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.M
 
     async def stall() -> None:
         [job] = app.sync.enqueue(NewJob("work"))
-        topic = app._core.topic(job.id, None, None)
-        stream = streams.EventStream(app._core.watching, topic, encode=encode_summary, allows=lambda _: True)
+        topic = core_of(app).topic(job.id, None, None)
+        stream = streams.EventStream(
+            core_of(app).watching, topic, encode=encode_summary, allows=lambda _: True
+        )
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.body":
@@ -225,7 +228,7 @@ def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.M
             await stream({}, lambda: asyncio.Event().wait(), send)  # type: ignore[arg-type, return-value]
 
     asyncio.run(stall())
-    assert app._core.watching.watchers == 0
+    assert core_of(app).watching.watchers == 0
 
 
 def test_a_server_that_is_told_to_end_does_not_wait_for_its_listeners(app: Dibs) -> None:
@@ -237,7 +240,7 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_its_listeners(app: Dibs)
         return [first["event"], *(event["event"] for event in await stream.rest())]
 
     async def end_all() -> None:
-        app._core.watching.end_all()
+        core_of(app).watching.end_all()
 
     web: FastAPI = make_web(app, lifespan=lifespan(app, worker=False))
     with on_a_port(web) as port:
@@ -255,7 +258,7 @@ async def of_tenant(tenant: str = Header()) -> dict[str, Any]:
 def tenants(app: Dibs) -> Iterator[int]:
     with on_a_port(make_web(app, scope=Depends(of_tenant))) as port:
         yield port
-        app._core.watching.end_all()
+        core_of(app).watching.end_all()
 
 
 def test_a_tenant_is_told_its_own_jobs_however_many_newer_ones_others_have(app: Dibs, tenants: int) -> None:
@@ -304,8 +307,8 @@ def test_a_tenant_does_not_hear_when_jobs_of_others_are_deleted(app: Dibs, tenan
         stream = await EventReader.open(tenants, path.format(id=pipeline), tenant="a")
         heard = [await stream.next()]
         app.sync.delete(jobs[2].id)
-        looks = app._core.watching.looks
-        await until(lambda: app._core.watching.looks >= looks + 2)
+        looks = core_of(app).watching.looks
+        await until(lambda: core_of(app).watching.looks >= looks + 2)
         app.sync.delete(jobs[1].id)
         heard.append(await stream.next())
         await stream.close()
@@ -332,10 +335,10 @@ def test_tenants_who_wait_cost_the_store_no_more_than_one(
         streams = [await EventReader.open(tenants, "/events", tenant=f"t{n}") for n in range(20)]
         await asyncio.gather(*(stream.next() for stream in streams))
         assert asked.pop("find") == 20
-        looks = app._core.watching.looks
-        await until(lambda: app._core.watching.looks >= looks + 3)
+        looks = core_of(app).watching.looks
+        await until(lambda: core_of(app).watching.looks >= looks + 3)
         assert set(asked) == {"glance_at_queue"}
-        assert asked["glance_at_queue"] <= app._core.watching.looks + 1
+        assert asked["glance_at_queue"] <= core_of(app).watching.looks + 1
         for stream in streams:
             await stream.close()
 
@@ -360,10 +363,10 @@ def test_many_who_wait_cost_the_store_no_more_than_one(
         streams = [await EventReader.open(port, f"/jobs/{job.id}/events") for job in [*jobs, *jobs]]
         await asyncio.gather(*(stream.next() for stream in streams))
         monkeypatch.setattr(Memory, "execute", counted)
-        looks = app._core.watching.looks
-        await until(lambda: app._core.watching.looks >= looks + 3)
+        looks = core_of(app).watching.looks
+        await until(lambda: core_of(app).watching.looks >= looks + 3)
         assert set(asked) == {"glance"}
-        assert asked["glance"] <= app._core.watching.looks - looks + 1
+        assert asked["glance"] <= core_of(app).watching.looks - looks + 1
         app.sync.cancel_many(queue="default")
         ends = await asyncio.gather(*(stream.rest() for stream in streams))
         assert all([event["event"] for event in end] == ["change", "end"] for end in ends)

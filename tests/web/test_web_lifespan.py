@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import client_of, make_web
 
 from dibs import BadRequest, Dibs, Job
 from dibs.integrations.fastapi import lifespan
+from tests.support.web_apps import client_of, make_web
 
 
 @pytest.fixture

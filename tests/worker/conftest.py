@@ -7,7 +7,8 @@ import inspect
 from typing import Any
 
 import pytest
-from working import Apps
+
+from tests.support.workers import Apps
 
 PATIENCE_SECONDS = 40
 

@@ -10,11 +10,12 @@ import time
 from typing import Any
 
 import pytest
-from working import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry
 from dibs.app import callbacks
 from dibs.worker.upkeep import Ticks
+from tests.support.internals import core_of, store_of
+from tests.support.workers import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
 
@@ -145,15 +146,15 @@ async def test_a_cancel_that_its_holder_carries_out_meanwhile_is_told_once(
     async def work() -> None: ...
 
     claim = await app.claim_job((await work.enqueue()).id)
-    ask = app._core.store.run_async
+    ask = store_of(app).run_async
 
     async def answer_late(operation: Any, within: Any = None) -> Any:
-        monkeypatch.setattr(app._core.store, "run_async", ask)
+        monkeypatch.setattr(store_of(app), "run_async", ask)
         await ask(operation, within)
         await claim.release()
         return await app.get(claim.job.id)
 
-    monkeypatch.setattr(app._core.store, "run_async", answer_late)
+    monkeypatch.setattr(store_of(app), "run_async", answer_late)
     cancelled = await app.cancel(claim.job.id)
 
     assert cancelled.state == "cancelled"
@@ -231,7 +232,7 @@ async def test_a_loss_that_heartbeat_and_settlement_hear_is_told_once(
 ) -> None:
     heard = _hear_all(app)
     nobody_looks(app, monkeypatch)
-    keeper = app._core.keeper
+    keeper = core_of(app).keeper
     drop = keeper.drop
 
     def hear_and_drop(*claims: Any) -> None:

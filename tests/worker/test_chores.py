@@ -9,12 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from working import finished, working
 
 from dibs import Dibs, NewJob
 from dibs.operations import upkeep
 from dibs.operations.scripts import Row, Rows, Script
 from dibs.worker import upkeep as worker_upkeep
+from tests.support.internals import core_of, store_of
+from tests.support.workers import finished, working
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
 
     monkeypatch.setattr(upkeep, "mend", looked)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
-    mine = worker_upkeep.Chores(app._core, None)
+    mine = worker_upkeep.Chores(core_of(app), None)
 
     for second in range(25):
         await mine.do(second)
@@ -71,10 +72,10 @@ async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.
     monkeypatch.setattr(worker_upkeep, "PAGES", 1)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
     for name in ("one", "other", "third"):
-        await app._core.store.run_async(
+        await store_of(app).run_async(
             lambda _, name=name: upkeep.tick(name, None, [], concurrency=1, running=0)
         )
-    mine = worker_upkeep.Chores(app._core, None)
+    mine = worker_upkeep.Chores(core_of(app), None)
 
     await mine.do(0.0)
 
@@ -84,7 +85,7 @@ async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.
 async def test_a_worker_removes_what_need_not_be_kept(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_upkeep, "PRUNE_EVERY", 0.0)
     asked = []
-    monkeypatch.setattr(app._core, "retention", lambda: asked.append("retention") or [])
+    monkeypatch.setattr(core_of(app), "retention", lambda: asked.append("retention") or [])
 
     @app.job
     async def work() -> None: ...

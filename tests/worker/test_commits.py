@@ -9,11 +9,21 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from working import Apps, finished, holds_for, state_of, take_back, transaction, wait_until, working
 
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Snooze, StoreUnavailable
 from dibs.engines import trouble
 from dibs.engines.mysql import pools
+from tests.support.internals import store_of
+from tests.support.workers import (
+    Apps,
+    finished,
+    holds_for,
+    state_of,
+    take_back,
+    transaction,
+    wait_until,
+    working,
+)
 
 SOON = 2.5  # seconds: the longest pause between two looks, and patience with a busy machine
 
@@ -208,7 +218,7 @@ async def test_what_a_handler_raised_outlives_a_store_that_is_away_for_a_moment(
     apps: Apps, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, elsewhere = apps(), apps()
-    store, missed = app._core.store, asyncio.Semaphore(0)
+    store, missed = store_of(app), asyncio.Semaphore(0)
     run_async = store.run_async
 
     async def away(*_: Any) -> None:

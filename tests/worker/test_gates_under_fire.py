@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from working import Process, Record, Run, boot_time, look, processes, read_record
 
 from dibs import Dibs, Job, NewJob
 from dibs.app.dibs import SyncDibs
+from tests.support.workers import Process, Record, Run, boot_time, look, processes, read_record
 
 LITTLE = 40
 FULL_SIZE = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from working import Process, look, processes, read_record, wait_until, write_jobs
 
 from dibs import Dibs, NewJob, StoreUnavailable, Worker
 from dibs.worker import health
 from dibs.worker.health import Health, answering
-from servers import free_port
+from tests.support.internals import store_of
+from tests.support.servers import free_port
+from tests.support.workers import Process, look, processes, read_record, wait_until, write_jobs
 
 on_memory = pytest.mark.parametrize("engine", ["memory"], indirect=True)
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -164,7 +165,7 @@ async def test_a_worker_that_lost_its_store_is_not_healthy_until_it_is_back(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.job(lambda: None, name="never")
-    store, run_async = app._core.store, app._core.store.run_async
+    store, run_async = store_of(app), store_of(app).run_async
     worker = Worker(app)
     running = asyncio.create_task(worker.run())
     await wait_until(lambda: worker.health().reason is None)
@@ -193,7 +194,7 @@ async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
     async def away(*_: Any) -> None:
         raise StoreUnavailable("nobody is there")
 
-    monkeypatch.setattr(app._core.store, "run_async", away)
+    monkeypatch.setattr(store_of(app), "run_async", away)
     monkeypatch.setattr("dibs.worker.worker.LONGEST_ABSENCE", 0.3)
     waits = Worker(app)
     waiting = asyncio.create_task(waits.run())

@@ -13,13 +13,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from working import Apps, finished, is_idle, wait_until, working
 
 from dibs import Dibs, NewJob, Worker
 from dibs.worker import listening
 from dibs.worker.listening import Suspicion
-from proxy import FaultProxy
-from servers import PgBouncer, PostgreSQL
+from tests.support.internals import store_of
+from tests.support.proxy import FaultProxy
+from tests.support.servers import PgBouncer, PostgreSQL
+from tests.support.workers import Apps, finished, is_idle, wait_until, working
 
 SECONDS = 1.0  # between two looks of a worker that hears nothing and has nothing to do
 SLACK = 1.0  # for a machine that does other things, too
@@ -197,14 +198,14 @@ async def test_an_idle_worker_that_hears_asks_once_per_poll(
         await wait_until(lambda: hears(worker), seconds=5)
         await asyncio.sleep(0.5)
         asked = 0
-        execute = app._core.store._async.execute  # type: ignore[attr-defined]
+        execute = store_of(app)._async.execute  # type: ignore[attr-defined]
 
         async def counted(step: Any) -> Any:
             nonlocal asked
             asked += 1
             return await execute(step)
 
-        monkeypatch.setattr(app._core.store._async, "execute", counted)  # type: ignore[attr-defined]
+        monkeypatch.setattr(store_of(app)._async, "execute", counted)  # type: ignore[attr-defined]
         await asyncio.sleep(3)
 
     assert asked <= 2  # a tick may be due; leaving is one
@@ -212,7 +213,7 @@ async def test_an_idle_worker_that_hears_asks_once_per_poll(
 
 async def test_where_a_store_wakes_nobody_a_worker_looks_by_itself(apps: Apps) -> None:
     app = apps()
-    store: Any = app._core.store
+    store: Any = store_of(app)
     store.traits = dataclasses.replace(store.traits, wakes=False, echoes=False)
 
     async def hear_nothing(hear: Any) -> None:
@@ -236,7 +237,7 @@ async def test_a_worker_that_gets_none_of_what_is_ready_starts_over_with_new_con
     app: Dibs, apps: Apps, heard_logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = apps(poll=0.2)
-    pool: Any = quick._core.store._async  # type: ignore[attr-defined]
+    pool: Any = store_of(quick)._async  # type: ignore[attr-defined]
     execute, blind = pool.execute, pool._age
 
     async def see_nothing(step: Any) -> Any:

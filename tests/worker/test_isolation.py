@@ -15,10 +15,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from working import Apps, drain, finished, look, processes, wait_until, working
 
 from dibs import BadRequest, Dibs, NewJob, Worker
 from dibs.worker.isolation import pool as pool
+from tests.support.internals import store_of
+from tests.support.workers import Apps, drain, finished, look, processes, wait_until, working
+
+JOBS = "tests.support.isolated_jobs"
+JOBS_FILE = Path(__file__).parents[1] / "support" / "isolated_jobs.py"
 
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 colours = pytest.mark.parametrize("colour", ["", "_awaited"], ids=["plain", "async"])
@@ -26,14 +30,13 @@ colours = pytest.mark.parametrize("colour", ["", "_awaited"], ids=["plain", "asy
 
 @pytest.fixture
 def jobs(url: str, apps: Apps, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `isolated`, with its app on this test's store."""
+    """The module of isolated jobs, with its app on this test's store."""
     monkeypatch.setenv("DIBS_URL", url)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.delitem(sys.modules, "isolated", raising=False)
-    module = importlib.import_module("isolated")
+    monkeypatch.delitem(sys.modules, JOBS, raising=False)
+    module = importlib.import_module(JOBS)
     apps.adopt(module.app)
     yield module
-    sys.modules.pop("isolated", None)
+    sys.modules.pop(JOBS, None)
 
 
 @pytest.fixture
@@ -281,7 +284,7 @@ async def test_a_lost_lease_ends_the_process(app: Dibs, jobs: Any, folder: str) 
     async with working(app):
         job = await jobs.sleeps.enqueue(folder)
         pid = await began(folder)
-        await app._core.store.run_async(_age)
+        await store_of(app).run_async(_age)
         await app.sweep()
         await wait_until(lambda: not exists(pid))
         done = await finished(app, job)
@@ -297,7 +300,7 @@ async def test_a_lost_lease_ends_the_process_though_the_event_loop_is_blocked(
     @app.job
     async def block(pid: int) -> bool:
         other = Dibs(url).sync
-        other._core.store.run(_age)
+        store_of(other).run(_age)
         other.sweep()
         other.close()
         look(lambda: not exists(pid))
@@ -354,7 +357,7 @@ async def test_within_the_grace_an_isolated_job_may_finish(app: Dibs, jobs: Any,
 def test_no_process_outlives_a_worker_that_was_killed(
     url: str, tmp_path: Path, folder: str, kind: str
 ) -> None:
-    (tmp_path / "jobs.py").write_text((Path(__file__).parent / "isolated.py").read_text())
+    (tmp_path / "jobs.py").write_text(JOBS_FILE.read_text())
     store = Dibs(url).sync
     with processes(tmp_path, url) as start:
         worker = start()
@@ -370,7 +373,7 @@ def test_no_process_outlives_a_worker_that_was_killed(
 
 @on_sqlite
 def test_control_c_is_left_to_the_worker(url: str, tmp_path: Path, folder: str) -> None:
-    (tmp_path / "jobs.py").write_text((Path(__file__).parent / "isolated.py").read_text())
+    (tmp_path / "jobs.py").write_text(JOBS_FILE.read_text())
     store = Dibs(url).sync
     with processes(tmp_path, url) as start:
         worker = start(group=True)
@@ -486,7 +489,7 @@ async def test_the_exception_of_an_isolated_handler_is_recorded(app: Dibs, jobs:
 
     [error] = (await app.get(job.id)).errors
     assert (error.type, error.message, error.attempt) == ("ValueError", "went wrong", 1)
-    assert "isolated.py" in error.traceback
+    assert "isolated_jobs.py" in error.traceback
 
 
 @on_sqlite

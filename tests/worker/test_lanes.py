@@ -10,10 +10,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from working import drain, finished, working
 
 from dibs import Dibs, Worker
 from dibs.worker.exchange import Trip
+from tests.support.workers import drain, finished, working
 
 colour: ContextVar[str] = ContextVar("colour", default="none")
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from working import Apps, drain, state_of, wait_until, working
 
 from dibs import BadRequest, Context, Dibs, Worker
+from tests.support.workers import Apps, drain, state_of, wait_until, working
 
 
 class Story:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import psycopg
 import pymysql
 import pytest
-from working import Apps, drain, wait_until, working
 
 from dibs import Dibs, Job, NewJob, Retry
 from dibs.engines.sql.engine import placeholders
@@ -20,6 +19,8 @@ from dibs.jobs.ids import new_id
 from dibs.jobs.job import JOB_COLUMNS, job_from_row
 from dibs.operations.scripts import Step
 from dibs.worker import exchange
+from tests.support.internals import engine_of, store_of
+from tests.support.workers import Apps, drain, wait_until, working
 
 on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 where_it_pays = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
@@ -29,14 +30,14 @@ where_it_pays = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], ind
 def asked(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """The claims that the worker asked for."""
     steps: list[Step] = []
-    execute = app._core.store._execute_async  # type: ignore[attr-defined]
+    execute = store_of(app)._execute_async  # type: ignore[attr-defined]
 
     async def noted(step: Step) -> Any:
         if step.question in ("claim", "exchange"):
             steps.append(step)
         return await execute(step)
 
-    monkeypatch.setattr(app._core.store, "_execute_async", noted)
+    monkeypatch.setattr(store_of(app), "_execute_async", noted)
     return steps
 
 
@@ -165,7 +166,7 @@ def _read(connection: Any, app: Dibs, block: str, **given: Any) -> int:
         "settlements": "[]",
         **given,
     }
-    text, _ = placeholders(app._core.store._engine.dialect.blocks[block], "pyformat")  # type: ignore[attr-defined]
+    text, _ = placeholders(engine_of(app).dialect.blocks[block], "pyformat")  # type: ignore[attr-defined]
     with connection.transaction(force_rollback=True):
         connection.execute("set local enable_seqscan = off")
         [(plan,)] = connection.execute(f"explain (analyze, buffers, format json) {text}", wish).fetchall()

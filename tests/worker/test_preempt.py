@@ -6,9 +6,9 @@ import asyncio
 import threading
 
 import pytest
-from working import finished, state_of, wait_until, working
 
 from dibs import Dibs, LeaseLost
+from tests.support.workers import finished, state_of, wait_until, working
 
 
 async def test_a_handler_that_awaits_is_stopped_for_the_job_that_preempts_it(app: Dibs) -> None:

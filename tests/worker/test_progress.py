@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 import pytest
-from working import drain, finished, nobody_looks, take_back, wait_until, working
 
 from dibs import BadRequest, Context, Dibs, LeaseLost, NewJob
 from dibs.operations.settle import progress
+from tests.support.workers import drain, finished, nobody_looks, take_back, wait_until, working
 
 
 class Written:

@@ -10,9 +10,10 @@ import time
 from typing import Any
 
 import pytest
-from working import Apps, finished, is_idle, wait_until, working
 
 from dibs import Context, Dibs
+from tests.support.internals import core_of, store_of
+from tests.support.workers import Apps, finished, is_idle, wait_until, working
 
 QUICKLY = 1.0  # seconds; the next heartbeat of a lease of 60 is 20 away
 
@@ -20,7 +21,7 @@ QUICKLY = 1.0  # seconds; the next heartbeat of a lease of 60 is 20 away
 async def test_a_cancel_from_before_the_worker_listened_reaches_the_holder_too(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, listen = asyncio.Event(), app._core.store.listen
+    started, listen = asyncio.Event(), store_of(app).listen
 
     async def late(hear: Any) -> None:
         await asyncio.sleep(0.5)
@@ -31,7 +32,7 @@ async def test_a_cancel_from_before_the_worker_listened_reaches_the_holder_too(
         started.set()
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(app._core.store, "listen", late)
+    monkeypatch.setattr(store_of(app), "listen", late)
     job = await work.enqueue()
     async with working(app):
         await started.wait()
@@ -119,7 +120,7 @@ async def test_a_hint_that_comes_while_a_heartbeat_is_under_way_is_not_lost(
 ) -> None:
     started, beating, go_on = asyncio.Event(), threading.Event(), threading.Event()
     ended = asyncio.Event()
-    keeper = app._core.keeper
+    keeper = core_of(app).keeper
     renew = keeper._store.run
 
     def slow(operation: Any, within: Any = None) -> Any:
@@ -158,7 +159,7 @@ async def test_a_cancel_for_another_worker_disturbs_nobody(
     async def work() -> None: ...
 
     claim = await app.claim_job((await work.enqueue()).id, worker="somebody else")
-    monkeypatch.setattr(app._core.keeper, "look", looks.append)
+    monkeypatch.setattr(core_of(app).keeper, "look", looks.append)
     async with working(app):
         await is_idle(app)
         await asyncio.sleep(0.2)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from working import Process, boot_time, look, processes, read_record, write_jobs
 
 from dibs import Dibs, NewJob
 from dibs.app.dibs import SyncDibs
-from servers import MariaDB, PgBouncer, PostgreSQL, Server
+from tests.support.servers import MariaDB, PgBouncer, PostgreSQL, Server
+from tests.support.workers import Process, boot_time, look, processes, read_record, write_jobs
 
 LEASE = 1
 LOAD_SLACK = 1.5  # seconds for a machine of two cores that does other things, too
@@ -121,7 +121,7 @@ def test_the_last_lines_name_what_was_given_back_and_count_it_apart(
 def test_workers_that_are_killed_again_and_again_lose_and_double_nothing(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
-    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=60, kills=5, every=0.4)
+    _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=60, kills=3, every=0.3)
 
 
 @pytest.mark.long
@@ -132,9 +132,6 @@ def test_workers_that_are_killed_for_half_a_minute_lose_and_double_nothing(
     _kill_again_and_again(store, start, write_jobs(tmp_path, lease=LEASE), jobs=20_000, kills=30, every=0.5)
 
 
-ENOUGH_CUT_OFF = 5
-
-
 def _kill_again_and_again(
     store: SyncDibs, start: Start, file: Path, *, jobs: int, kills: int, every: float
 ) -> None:
@@ -143,6 +140,7 @@ def _kill_again_and_again(
     However long a process takes to start, there is work until the last kill: jobs are added as they get few.
     """
     places, each, few = ("3", 0.1, 30) if jobs < 1000 else ("40", 0.15, 300)
+    enough = min(kills, 5)
     stocked = _stock(store, jobs, each)
 
     def at_work() -> bool:
@@ -153,7 +151,7 @@ def _kill_again_and_again(
 
     alive, deaths = [start("--concurrency", places) for _ in range(2)], {}
     look(at_work, seconds=30)
-    while len(deaths) < kills or (_cut_off(file, deaths) < ENOUGH_CUT_OFF and len(deaths) < 4 * kills):
+    while len(deaths) < kills or (_cut_off(file, deaths) < enough and len(deaths) < 4 * kills):
         time.sleep(every)
         victim = alive.pop(0)
         deaths[victim.pid] = victim.kill()
@@ -164,7 +162,7 @@ def _kill_again_and_again(
     record = read_record(file)
     record.close(deaths)
     waits = record.recoveries(deaths)
-    assert len(waits) >= ENOUGH_CUT_OFF
+    assert len(waits) >= enough
     assert len(record.by_job) == stocked
     assert record.overlaps() == []
     assert max(waits) <= LEASE + 1 + LOAD_SLACK, sorted(waits)[-10:]

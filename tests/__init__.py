@@ -1,0 +1,1 @@
+"""The tests of dibs: what proves each promise, and the helpers (`support`) that the folders share."""

@@ -1,0 +1,1 @@
+"""The ingest example in a real browser."""

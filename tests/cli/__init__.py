@@ -1,0 +1,1 @@
+"""The command line as people type it: commands, the demo, verify, top."""

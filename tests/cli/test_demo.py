@@ -1,0 +1,271 @@
+"""`dibs demo` and `dibs migrate` as people run them, and proof that the demo's counting can say no."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import cast
+from uuid import UUID, uuid4
+
+import pytest
+
+from dibs import Dibs, NewJob, SyncDibs
+from dibs.cli.demo import command
+from dibs.cli.demo.records import QUEUE, Event, Log, Record, count
+from dibs.engines.sql.schema_files import schema_version
+from tests.support.servers import PostgreSQL
+
+DIBS = [sys.executable, "-c", "from dibs.cli import main; main()"]
+
+
+def dibs(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
+    return subprocess.run(
+        [*DIBS, *arguments],
+        cwd=cwd,
+        env={**kept, "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# -- the demo, whole ----------------------------------------------------------------------------
+
+
+def test_the_demo_loses_nothing_and_runs_nothing_twice_at_once(tmp_path: Path) -> None:
+    done = dibs("demo", "--jobs", "400", "--seed", "7", cwd=tmp_path, TMPDIR=str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    for line in ("jobs 400", "succeeded 400", "lost 0", "ran twice at once 0"):
+        assert line in lines
+    [back] = [line for line in lines if line.startswith("came back after the kill ")]
+    assert int(back.rsplit(" ", 1)[1]) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_answers_in_json(tmp_path: Path) -> None:
+    done = dibs("demo", "--jobs", "600", "--workers", "3", "--json", cwd=tmp_path)
+
+    counts = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (counts["jobs"], counts["lost"], counts["ran_twice_at_once"]) == (600, 0, 0)
+
+
+def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path) -> None:
+    whole = subprocess.Popen(
+        [*DIBS, "demo", "--jobs", "50000"],
+        env={**os.environ, "TMPDIR": str(tmp_path), "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_hear_ctrl_c,
+    )
+    _wait_for(lambda: len(list(tmp_path.glob("*/worker-*.jsonl"))) == 4)
+
+    whole.send_signal(signal.SIGINT)
+    _, errors = whole.communicate(timeout=20)
+
+    assert whole.returncode not in (0, None)
+    assert b"Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+    _wait_for(lambda: not _processes_naming(str(tmp_path)))
+
+
+def _hear_ctrl_c() -> None:
+    """A background job of a shell ignores SIGINT, and so do its children unless they are told not to."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _wait_for(happened: object, seconds: float = 20) -> None:
+    assert callable(happened)
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def _processes_naming(text: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+class Slow:
+    """A worker that is stopped between its claim and the line it writes about it, as many times as told."""
+
+    is_alive = True
+
+    def __init__(self, store: SyncDibs, stops: int) -> None:
+        self.tokens = {claim.token for claim in store.claim(queues=[QUEUE], limit=2, worker="worker-1")}
+        self.stops = stops
+        self.killed = False
+
+    def in_hand(self, _worker: int) -> set[int]:
+        return set() if self.stops > 0 else self.tokens
+
+    def stop(self, _worker: int) -> None:
+        self.stops -= 1
+
+    def resume(self, _worker: int) -> None:
+        pass
+
+    def look(self, _show: object) -> list[int]:
+        return []
+
+    def kill(self, _worker: int) -> None:
+        self.killed = self.stops <= 0
+
+
+def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds() -> None:
+    with Dibs("memory://").sync as store:
+        store.enqueue(*(NewJob("demo", queue=QUEUE) for _ in range(2)))
+        crew = Slow(store, stops=8)
+
+        command.kill_one(cast("command.Crew", crew), store, 0, command.choose_show(2, 1, silent=True))
+
+    assert crew.killed
+
+
+# -- its counting can say no --------------------------------------------------------------------
+
+
+JOB, OTHER = uuid4(), uuid4()
+
+
+def log(worker: str, *records: tuple[Event, float, UUID, int], killed_at: float | None = None) -> Log:
+    return Log(worker, [Record(*record) for record in records], killed_at)
+
+
+def worked(job: UUID, token: int, start: float, end: float) -> list[tuple[Event, float, UUID, int]]:
+    return [
+        ("claimed", start, job, token),
+        ("started", start, job, token),
+        ("ended", end, job, token),
+        ("settled", end, job, token),
+    ]
+
+
+def test_a_clean_run_is_counted_as_clean() -> None:
+    logs = [log("a", *worked(JOB, 1, 0, 1)), log("b", *worked(OTHER, 2, 0, 1))]
+
+    counts = count([JOB, OTHER], [JOB, OTHER], logs)
+
+    assert (counts.jobs, counts.succeeded, counts.lost, counts.ran_twice_at_once) == (2, 2, 0, 0)
+
+
+def test_a_job_that_the_store_does_not_know_as_succeeded_is_lost() -> None:
+    counts = count([JOB, OTHER], [JOB], [log("a", *worked(JOB, 1, 0, 1), *worked(OTHER, 2, 1, 2))])
+
+    assert (counts.lost, counts.is_good) == (1, False)
+
+
+def test_a_job_that_nobody_worked_on_is_lost_whatever_the_store_says() -> None:
+    counts = count([JOB, OTHER], [JOB, OTHER], [log("a", *worked(JOB, 1, 0, 1))])
+
+    assert counts.lost == 1
+
+
+def test_two_runs_that_overlap_are_seen() -> None:
+    counts = count([JOB], [JOB], [log("a", *worked(JOB, 1, 0, 3)), log("b", *worked(JOB, 2, 2, 4))])
+
+    assert (counts.ran_twice_at_once, counts.is_good) == (1, False)
+
+
+def test_a_run_that_begins_when_the_other_ends_does_not_overlap() -> None:
+    counts = count([JOB], [JOB], [log("a", *worked(JOB, 1, 0, 2)), log("b", *worked(JOB, 2, 2, 4))])
+
+    assert counts.ran_twice_at_once == 0
+
+
+@pytest.mark.parametrize(("began_again", "overlaps"), [(4.0, 1), (6.0, 0)])
+def test_what_a_killed_worker_had_begun_lasts_until_the_kill(began_again: float, overlaps: int) -> None:
+    dead = log("a", ("claimed", 1, JOB, 1), ("started", 1, JOB, 1), killed_at=5)
+    heir = log("b", *worked(JOB, 2, began_again, began_again + 1))
+
+    counts = count([JOB], [JOB], [dead, heir])
+
+    assert counts.ran_twice_at_once == overlaps
+    assert counts.came_back_after_the_kill == 1
+
+
+def test_a_run_without_an_end_of_a_living_worker_overlaps_every_later_one() -> None:
+    stuck = log("a", ("claimed", 1, JOB, 1), ("started", 1, JOB, 1))
+
+    counts = count([JOB], [JOB], [stuck, log("b", *worked(JOB, 2, 100, 101))])
+
+    assert counts.ran_twice_at_once == 1
+
+
+def test_a_kill_after_which_nothing_came_back_is_not_good() -> None:
+    dead = log("a", *worked(JOB, 1, 0, 1), killed_at=5)
+
+    counts = count([JOB], [JOB], [dead])
+
+    assert (counts.came_back_after_the_kill, counts.is_good) == (0, False)
+
+
+# -- dibs migrate -------------------------------------------------------------------------------
+
+
+def test_migrate_does_its_work_once(tmp_path: Path, postgresql: PostgreSQL) -> None:
+    url = postgresql.fresh_database()
+
+    first = dibs("migrate", cwd=tmp_path, DIBS_URL=url)
+    again = dibs("--url", url, "migrate", "--json", cwd=tmp_path)
+
+    newest = schema_version("postgresql")
+    applied = ", ".join(str(version) for version in range(1, newest + 1))
+    said = f"applied {applied}: the store has schema version {newest}\n"
+    assert (first.returncode, first.stdout) == (0, said)
+    assert (again.returncode, json.loads(again.stdout)) == (0, {"applied": [], "version": newest})
+
+
+def test_the_sql_that_migrate_prints_does_what_migrate_does(tmp_path: Path, postgresql: PostgreSQL) -> None:
+    url = postgresql.fresh_database()
+    script = dibs("migrate", "--sql", "--url", url, cwd=tmp_path).stdout
+    with postgresql.connect(url.rsplit("/", 1)[1]) as connection:
+        connection.execute(script)
+
+    after = dibs("migrate", "--url", url, "--sql", cwd=tmp_path)
+
+    assert after.stdout == "-- nothing to do: the tables are up to date\n"
+    assert dibs("migrate", "--url", url, cwd=tmp_path).stdout.startswith("nothing to do")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["migrate", "--url", "mongodb://somewhere"], 1, "no store for 'mongodb' URLs"),
+        (["migrate", "--url", "postgresql://127.0.0.1:1/none"], 1, "does not answer"),
+        (["demo", "--jobs", "three"], 2, "--jobs"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_what_goes_wrong_is_said_without_a_traceback(
+    tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    done = dibs(*arguments, cwd=tmp_path)
+
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert code == 2 or len(done.stderr.splitlines()) == 1
+
+
+def test_help_and_version_are_there(tmp_path: Path) -> None:
+    assert "migrate" in dibs("--help", cwd=tmp_path).stdout
+    assert dibs("--version", cwd=tmp_path).stdout.startswith("dibs 0.")

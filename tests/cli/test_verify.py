@@ -1,0 +1,79 @@
+"""`dibs verify` on real stores: it hits processes, they cope, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dibs import Dibs
+from dibs.cli.verify import command
+from dibs.cli.verify.history import Verdict
+from tests.support.commands import dibs, lines
+from tests.support.servers import MariaDB, PostgreSQL
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+SMALL = ("--jobs", "150", "--workers", "3", "--kills", "1", "--freezes", "1")
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        "postgresql",
+        pytest.param("mariadb", marks=pytest.mark.long),
+        pytest.param("redis", marks=pytest.mark.long),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/own.db"
+    if request.param == "redis":
+        empty: Callable[[str], str] = request.getfixturevalue("empty_redis")
+        return empty("redis")
+    server: PostgreSQL | MariaDB = request.getfixturevalue(request.param)
+    address = server.fresh_database()
+    assert dibs("migrate", "--url", address).exit_code == 0
+    return address
+
+
+def test_killed_and_frozen_processes_break_no_promise_and_nothing_is_left(url: str) -> None:
+    for _ in range(4):  # a process that is frozen between two jobs comes too late with nothing
+        done = dibs("verify", url, *SMALL, "--json")
+        report = json.loads(done.stdout)
+        verdict = report["verdict"]
+        if verdict["refused"] >= 1:
+            break
+    assert (done.exit_code, done.stderr, report["problems"]) == (0, "", [])
+    assert (report["killed"], report["frozen"]) == (1, 1)
+    assert report["jobs"] >= 150
+    assert (verdict["double_claims"], verdict["late_writes"], verdict["lost"]) == (0, 0, 0)
+    assert verdict["came_back"] >= 2
+    assert verdict["refused"] >= 1
+    app = Dibs(url)
+    assert sum(app.sync.counts().values()) == 0
+    app.sync.close()
+
+
+def test_a_broken_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Verdict(
+        double_claims=1, late_writes=0, tokens_not_growing=0, lost=2, claims=9, came_back=1, refused=0
+    )
+    monkeypatch.setattr(command, "judge", lambda *_: broken)
+
+    done = dibs("verify", "--url", "sqlite:///own.db", "--jobs", "50", "--kills", "0", "--freezes", "0")
+
+    assert done.exit_code == 1
+    assert {"double claims = 1", "lost = 2"} <= set(lines(done.stdout))
+    assert lines(done.stderr) == [
+        "dibs: a promise was broken here; please report it, with the output of `dibs doctor`"
+    ]
+
+
+def test_a_store_of_one_process_is_refused() -> None:
+    done = dibs("verify", "memory://")
+
+    assert (done.exit_code, len(lines(done.stderr))) == (1, 1)
+    assert "one process alone can use this store" in done.stderr

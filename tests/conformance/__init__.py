@@ -1,0 +1,1 @@
+"""What every engine answers alike: a file per verb."""

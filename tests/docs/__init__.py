@@ -1,0 +1,1 @@
+"""What the documents, the examples and the benchmarks show is true."""

@@ -1,0 +1,1 @@
+"""Servers, connections and processes that fail, and what must survive it."""

@@ -1,0 +1,1 @@
+"""Django, Alembic, SQLAlchemy and OpenTelemetry with dibs in them."""

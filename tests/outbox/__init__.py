@@ -1,0 +1,1 @@
+"""The outbox: messages that leave with the caller's transaction."""

@@ -1,0 +1,1 @@
+"""What the tests share: servers, faces, faults, and ways to wait."""

@@ -1,0 +1,1 @@
+"""Claims of rows of the user's own tables."""

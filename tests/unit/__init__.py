@@ -1,0 +1,1 @@
+"""Values and small parts, without a store."""

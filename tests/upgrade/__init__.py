@@ -1,0 +1,1 @@
+"""The previous code on newer tables."""
