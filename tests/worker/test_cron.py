@@ -165,7 +165,7 @@ async def two_workers(apps: Apps, late: type[Cron]) -> AsyncIterator[tuple[Worke
     for app in (one, other):
         app.every(EVERY_SECOND)(app.job(_at_once, name="work"))
     punctual, behind = Worker(one), Worker(other)
-    behind._cron = late(core_of(other))
+    behind._ticks._cron = late(core_of(other))
     async with running(punctual), running(behind):
         yield punctual, other
 
