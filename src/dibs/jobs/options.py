@@ -153,3 +153,4 @@ def check_policy(policy: str) -> str:
 
 
 DEFAULTS = Options()
+USUAL_LEASE = lease_micros(DEFAULT_LEASE)
