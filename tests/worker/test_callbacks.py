@@ -360,7 +360,7 @@ async def test_without_callbacks_nothing_is_read_and_no_event_is_built(
     apps: Apps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = apps()
-    monkeypatch.setattr(callbacks, "told", None)
+    monkeypatch.setattr(callbacks, "read_events", None)
     monkeypatch.setattr("dibs.events.Event", None)
 
     @app.job

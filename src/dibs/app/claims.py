@@ -53,7 +53,7 @@ class ClaimState:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
     __slots__ = (
-        *("asked_at", "cancel_reason", "core", "is_settling", "job", "key", "lease_until"),
+        *("asked_at", "cancel_reason", "core", "is_kept", "is_settling", "job", "key", "lease_until"),
         *("lost", "_committed", "settled", "stopping", "timed_out", "token"),
     )
 
@@ -71,6 +71,7 @@ class ClaimState:
         self.timed_out = False
         self.stopping = False  # the worker that runs it ends, and can't wait any longer
         self.settled = False
+        self.is_kept = False  # its lease is, or was, renewed by the keeper
         self.is_settling = False  # its settlement is on the way: to find it gone is no loss
         self._committed: SettleRequest | None = None  # the settlement that can't be undone any more
         self.key: tuple[UUID, int] = job.id, job.token  # tells it from every other, also of this job
@@ -115,22 +116,20 @@ class ClaimState:
         retry = self.core.registry.options(job.kind).retry
         to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
         request = SettleRequest(
-            values=(
-                job.id,
-                self.token,
-                to.state,
-                to.settled_as,
-                to.delay,
-                to.refund,
-                to.result,
-                errors_text(job.errors, to.error) if job.errors or to.error else "[]",
-                to.message,
-                job.id if children and job.pipeline_id is None else None,
-                job.train,
-                job.slot,
-            ),
+            id=job.id,
+            token=self.token,
+            state=to.state,
+            settled_as=to.settled_as,
+            delay=to.delay,
+            refund=to.refund,
+            result=to.result,
+            errors=errors_text(job.errors, to.error) if job.errors or to.error else "[]",
+            message=to.message,
+            pipeline_id=job.id if children and job.pipeline_id is None else None,
+            train=job.train,
+            slot=job.slot,
             children=children,
-            # Chained jobs, with a pipeline that none waits in, don't pay for pipelines.
+            # Chained jobs, with a pipeline in which no job waits for another, don't pay for pipelines.
             steps_of=job.pipeline_id if job.pipeline_id and may_have_steps(job.pipeline_id) else None,
             unique=job.unique,
         )
@@ -176,7 +175,8 @@ class ClaimState:
                 yield Call(core.settler.settle, core.settler.settle_async, (one,))
             else:
                 yield from ask(core.store, lambda _: settle_one(one), within)
-            core.keeper.drop(self)
+            if self.is_kept:
+                core.keeper.drop(self)
         self.is_settled(one, committed=within is None)
         if within is None and core.callbacks.are_there:
             yield from core.callbacks.call(core.store, [self.event(one)])
@@ -219,15 +219,8 @@ class ClaimState:
         kind, message, trace = describe(error) if isinstance(error, BaseException) else ("Fail", error, None)
         if not isinstance(message, str):
             raise BadRequest(f"a reason must be a string or an exception, not {message!r}")
-        entry = error_entry(
-            attempt=self.job.attempts,
-            token=self.token,
-            at=self._store_time(),
-            worker=self.job.worker,
-            type=kind,
-            message=str.__str__(message),
-            traceback=trace,
-        )
+        message = str.__str__(message)
+        entry = error_entry(self.job, self._store_time(), type=kind, message=message, traceback=trace)
         return Raised(entry, retry=retry)
 
     def snoozed(self, delay: Duration) -> Snoozed:
@@ -250,6 +243,12 @@ class ClaimState:
         """Return the store's time as far as we know it: when it leased us the job, plus what passed."""
         assert self.job.claimed_at is not None
         return self.job.claimed_at + timedelta(seconds=monotonic() - self.asked_at)
+
+
+def hold(core: "AppState", jobs: Sequence[Job], asked_at: float) -> list[ClaimState]:
+    """Report jobs as claimed, and return the state of each claim."""
+    core.events.claimed(jobs)
+    return [ClaimState(core, job, asked_at) for job in jobs]
 
 
 class ClaimVerbs:

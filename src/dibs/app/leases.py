@@ -97,7 +97,7 @@ class LeaseKeeper:
                 self._changed.notify_all()  # else it wakes early enough; most claims end before that
 
     def _add(self, kept: KeptClaim) -> None:
-        id = kept.held.job.id
+        id, kept.held.is_kept = kept.held.job.id, True
         older = self._newest.get(id)
         if older is not None and older.held is not kept.held:
             self._lose(older)  # it was swept, and this is its successor

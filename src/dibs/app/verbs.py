@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dibs import doctor as examination
 from dibs.app.callbacks import cancel_events, cancelled_events, swept_events
-from dibs.app.claims import Claim, ClaimState, ClaimVerbs
+from dibs.app.claims import Claim, ClaimState, ClaimVerbs, hold
 from dibs.app.running import handler_for, run_claimed_job, run_claimed_job_sync
 from dibs.app.state import AppState
 from dibs.app.watching import JobWait
@@ -359,12 +359,6 @@ def claim_script(core: AppState, request: ClaimRequest) -> Script[list[ClaimStat
     """Claim what is asked for, and hold it."""
     asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
     return hold(core, (yield from claim(request)), asked_at)
-
-
-def hold(core: AppState, jobs: Sequence[Job], asked_at: float) -> list[ClaimState]:
-    """Report jobs as claimed, and return the state of each claim."""
-    core.events.claimed(jobs)
-    return [ClaimState(core, job, asked_at) for job in jobs]
 
 
 async def claim_or_give_back(store: Store, operation: Operation[list[ClaimState]]) -> list[ClaimState]:

@@ -76,16 +76,7 @@ def recover(id: UUID, stale_after: int, *, unsure: bool = False) -> Script[Job]:
 
 def _died(job: Job, at: datetime) -> str:
     """Return the job's errors with the death of its worker at that time."""
-    assert job.token is not None
-    death = error_entry(
-        attempt=job.attempts,
-        token=job.token,
-        at=at,
-        worker=job.worker,
-        type="LeaseLost",
-        message=WORKER_DIED,
-    )
-    return errors_text(job.errors, death)
+    return errors_text(job.errors, error_entry(job, at, type="LeaseLost", message=WORKER_DIED))
 
 
 def _why_not_recover(job: Job, stale_after: int) -> Refused:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from dibs.errors import LeaseLost
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job
@@ -21,45 +22,32 @@ from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Row, Script, Step
 
 _ID = NEW_JOB_COLUMNS.index("id")
-_GATE = slice(SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot") + 1)
+_COLUMNS = len(SETTLEMENT_COLUMNS)  # the first fields of a request, in this order
 
 
 class SettleRequest(Struct, frozen=True, gc=False, kw_only=True):
     """One settlement on its way to the store, and the children that come with success."""
 
-    values: tuple[Any, ...]  # in the order of questions.SETTLEMENT_COLUMNS
+    id: UUID
+    token: int
+    state: JobState
+    settled_as: str
+    delay: int | None
+    refund: bool
+    result: str | None
+    errors: str
+    message: str | None
+    pipeline_id: UUID | None
+    train: str | None
+    slot: str | None
     children: Sequence[NewRow] = ()
-    steps_of: UUID | None = None  # its pipeline, where other jobs may wait for this one
+    steps_of: UUID | None = None
+    """Its pipeline, where other jobs may wait for this one."""
     unique: str | None = None
-
-    @property
-    def id(self) -> UUID:
-        id: UUID = self.values[0]
-        return id
-
-    @property
-    def token(self) -> int:
-        token: int = self.values[1]
-        return token
-
-    @property
-    def settled_as(self) -> str:
-        name: str = self.values[3]
-        return name
 
     @property
     def child_ids(self) -> list[UUID]:
         return [child[_ID] for child in self.children]
-
-    @property
-    def delay(self) -> int | None:
-        delay: int | None = self.values[4]
-        return delay
-
-    @property
-    def errors(self) -> str:
-        errors: str = self.values[7]
-        return errors
 
 
 Patience = Literal["none", "short"]
@@ -144,7 +132,7 @@ def _of(ids: Collection[UUID], settlements: Sequence[SettleRequest]) -> list[Set
 
 def settle_params(settlements: Sequence[SettleRequest]) -> dict[str, Any]:
     params: dict[str, Any] = {
-        "settlements": [one.values for one in settlements],
+        "settlements": [astuple(one)[:_COLUMNS] for one in settlements],
         "children": [child for one in settlements for child in one.children],
     }
     if steps := [(one.id, one.steps_of) for one in settlements if one.steps_of is not None]:
@@ -178,7 +166,7 @@ def exchange(
 
 def _is_at_gate(one: SettleRequest) -> bool:
     """Return whether the job has a gate: the next job that it lets go may be before the cursors."""
-    return one.values[_GATE] != (None, None)
+    return one.train is not None or one.slot is not None
 
 
 def _won_before(one: SettleRequest, row: Row | None) -> bool:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dibs.app.claims import ClaimState
+from dibs.app.claims import ClaimState, hold
 from dibs.app.state import AppState
-from dibs.app.verbs import hold
 from dibs.clock import monotonic
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
