@@ -6,7 +6,6 @@ from dibs.app.collections import NewPipeline, SyncNewPipeline
 from dibs.app.context import Context, SyncContext
 from dibs.app.dibs import Dibs
 from dibs.app.running import Cancel, Fail, Snooze
-from dibs.app.schedules import ScheduleInfo
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
@@ -28,10 +27,11 @@ from dibs.errors import (
     UnsupportedConnection,
 )
 from dibs.jobs.job import Job, JobError, NewJob
+from dibs.jobs.pipelines import Branch, Pipeline
 from dibs.jobs.states import JobState, Retry
-from dibs.operations.pipelines import Branch, Pipeline
 from dibs.operations.queries import Queue, Train
 from dibs.operations.questions import Traits
+from dibs.operations.schedules import ScheduleInfo
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Change
 from dibs.operations.why import Why

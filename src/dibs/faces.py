@@ -1,4 +1,4 @@
-"""One declaration per verb, for both faces: awaited on an `AsyncFace`, blocking on a `SyncFace`.
+"""One declaration per verb, for both faces: async on an `AsyncFace`, sync on a `SyncFace`.
 
 A verb is a generator method that yields calls and returns its result. A call knows how to be made in both
 ways; the face that the method is reached through decides which. Type checkers see the verb's own signature,
@@ -6,9 +6,11 @@ with a coroutine as its result on the async face.
 """
 
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from inspect import getattr_static, signature
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
+
+from msgspec import Struct
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,20 +18,35 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[R_co]):
-    """One thing to do, as a function that blocks and as one that is awaited."""
+class Call(Struct, Generic[R_co], frozen=True):
+    """One thing to do, as a function that blocks and as one that is awaited; both take these arguments."""
 
-    run: Callable[[], R_co]
-    run_async: Callable[[], Coroutine[Any, Any, R_co]]
+    run: Callable[..., R_co]
+    run_async: Callable[..., Coroutine[Any, Any, R_co]]
+    args: tuple[Any, ...] = ()
 
 
 Calls = Generator[Call[Any], Any, R]
 
 
+class RunsOperations(Protocol):
+    """A store: it runs an operation, on the caller's connection if one is given."""
+
+    def run(self, operation: Callable[[Any], Any], within: Any = None) -> Any: ...
+    async def run_async(self, operation: Callable[[Any], Any], within: Any = None) -> Any: ...
+
+
 def make(call: Call[T]) -> Calls[T]:
     """Yield a call and return what it came to, typed: `job = yield from make(call)`."""
     result: T = yield call
+    return result
+
+
+def ask(
+    store: RunsOperations, operation: Callable[[Any], Generator[Any, Any, T]], within: Any = None
+) -> Calls[T]:
+    """Run an operation on a store and return its result."""
+    result: T = yield Call(store.run, store.run_async, (operation, within))
     return result
 
 
@@ -39,7 +56,7 @@ def run(calls: Calls[R]) -> R:
         call = next(calls)
         while True:
             try:
-                result = call.run()
+                result = call.run(*call.args)
             except BaseException as error:
                 call = calls.throw(error)
             else:
@@ -55,7 +72,7 @@ async def run_async(calls: Calls[R]) -> R:
         call = next(calls)
         while True:
             try:
-                result = await call.run_async()
+                result = await call.run_async(*call.args)
             except BaseException as error:
                 call = calls.throw(error)
             else:
@@ -65,42 +82,68 @@ async def run_async(calls: Calls[R]) -> R:
         return done
 
 
-class AsyncFace:
-    """A class whose verbs are coroutines."""
-
-
-class SyncFace:
-    """A class whose verbs block."""
-
-
 class verb(Generic[P, R]):
-    """A method declared once: a coroutine on an `AsyncFace`, a blocking method on a `SyncFace`."""
+    """A method declared once; each face that inherits it gets a plain method made of it."""
 
     def __init__(self, calls: Callable[Concatenate[Any, P], Calls[R]]) -> None:
         self.calls = calls
-        self._async, self._sync = _as_coroutine(calls), _as_function(calls)
 
     @overload
-    def __get__(self, face: None, owner: type) -> Self: ...
+    def __get__(
+        self, face: None, owner: "type[AsyncFace]"
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]: ...
     @overload
-    def __get__(self, face: AsyncFace, owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    def __get__(self, face: None, owner: "type[SyncFace]") -> Callable[Concatenate[Any, P], R]: ...
     @overload
-    def __get__(self, face: SyncFace, owner: type) -> Callable[P, R]: ...
+    def __get__(self, face: "AsyncFace", owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __get__(self, face: "SyncFace", owner: type) -> Callable[P, R]: ...
 
     def __get__(self, face: Any, owner: type) -> Any:
-        function = self._async if issubclass(owner, AsyncFace) else self._sync
-        return function if face is None else function.__get__(face, owner)
+        return self
+
+
+class AsyncFace:
+    """A class with verbs that are coroutines."""
+
+    def __init_subclass__(cls) -> None:
+        _make_methods(cls, _as_coroutine)
+
+
+class SyncFace:
+    """A class with verbs that block."""
+
+    def __init_subclass__(cls) -> None:
+        _make_methods(cls, _as_function)
+
+
+def _make_methods(face: type, method: Callable[[Callable[..., Calls[Any]]], Any]) -> None:
+    """Put a method in the place of each verb that this class inherits or declares."""
+    for base in face.__mro__:
+        for name, declared in list(vars(base).items()):
+            if isinstance(declared, verb) and getattr_static(face, name) is declared:
+                setattr(face, name, _described(method(declared.calls), declared.calls))
 
 
 def _as_coroutine(calls: Callable[..., Calls[R]]) -> Any:
-    async def call(self: Any, *args: Any, **kwargs: Any) -> R:
+    async def call(self: Any, /, *args: Any, **kwargs: Any) -> R:
         return await run_async(calls(self, *args, **kwargs))
 
-    return update_wrapper(call, calls)
+    return call
 
 
 def _as_function(calls: Callable[..., Calls[R]]) -> Any:
-    def call(self: Any, *args: Any, **kwargs: Any) -> R:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> R:
         return run(calls(self, *args, **kwargs))
 
-    return update_wrapper(call, calls)
+    return call
+
+
+def _described(method: Any, calls: Callable[..., Calls[Any]]) -> Any:
+    """Give the method the verb's name, docstring and signature, with the result instead of the calls."""
+    update_wrapper(method, calls)
+    del method.__wrapped__
+    declared = signature(calls)
+    result = get_args(declared.return_annotation)[-1:]
+    method.__signature__ = declared.replace(return_annotation=result[0]) if result else declared
+    return method

@@ -23,7 +23,7 @@ from dibs.cli._support.options import duration
 from dibs.jobs.ids import new_id
 from dibs.operations.upkeep import tick
 from tests.support.commands import CLOSED, UNKNOWN, answer, dibs, enqueue, failed, let_pass, lines, running
-from tests.support.internals import core_of, run_script
+from tests.support.internals import core_of, due_ticks, run_script
 from tests.support.servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]
@@ -621,7 +621,7 @@ def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(schedul
     before = answer("schedules", scheduled)
     tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
     core = core_of(sys.modules["scheduled_jobs"].app)
-    core.store.run(core.enqueue_due(tick))
+    core.store.run(due_ticks(sys.modules["scheduled_jobs"].app, tick))
 
     head, line = lines(dibs("schedules", scheduled).stdout)
 
@@ -636,7 +636,8 @@ def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(schedul
 def test_a_schedule_that_was_only_seen_has_no_last_tick(scheduled: str) -> None:
     dibs("schedules", scheduled)
     core = core_of(sys.modules["scheduled_jobs"].app)
-    core.store.run(core.enqueue_due(datetime(2030, 1, 31, 12, 0, 1, 500, tzinfo=UTC)))
+    seen_at = datetime(2030, 1, 31, 12, 0, 1, 500, tzinfo=UTC)
+    core.store.run(due_ticks(sys.modules["scheduled_jobs"].app, seen_at))
 
     _, line = lines(dibs("schedules", scheduled).stdout)
 
@@ -647,7 +648,7 @@ def test_schedules_without_their_app_have_a_name_and_a_last_tick(store: SyncDibs
     tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
     dibs("schedules", scheduled)
     core = core_of(sys.modules["scheduled_jobs"].app)
-    core.store.run(core.enqueue_due(tick))
+    core.store.run(due_ticks(sys.modules["scheduled_jobs"].app, tick))
 
     [schedule] = answer("schedules")
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from dibs import NewJob
-from dibs.app.schedules import enqueue_due, last_ticks
+from dibs.operations.schedules import enqueue_due, last_ticks
 from dibs.operations.scripts import Script, Step
 from tests.support.faces import Face, needs
 from tests.support.internals import core_of
@@ -171,7 +171,7 @@ def ticking(app: Face) -> Callable[[datetime], Any]:
 def _scheduled(app: Face, when: str) -> Callable[[datetime], Any]:
     app.every(when, tags=["ticking"])(app.job(lambda: None, name="work"))
     core = core_of(app.app)
-    return lambda now: app.ask(lambda: enqueue_due(list(core.schedules), core.registry, now))
+    return lambda now: app.ask(lambda: enqueue_due(list(core.schedules), core.registry.prepare, now))
 
 
 def test_a_first_look_enqueues_nothing_and_knows_the_next_tick(ticking: Any) -> None:

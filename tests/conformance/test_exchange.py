@@ -13,7 +13,7 @@ WISH: dict[str, Any] = {"worker": "busy", "lease": 60_000_000, "leases": {}}
 
 
 def _exchange(app: Face, settlements: list, limit: int = 1, **wish: Any) -> tuple[list[UUID], list]:
-    lost, jobs = app.ask(lambda: exchange(settlements, ClaimRequest(**WISH, limit=limit, **wish)))
+    (lost, _), jobs = app.ask(lambda: exchange(settlements, ClaimRequest(**WISH, limit=limit, **wish)))
     return [one.id for one in lost], jobs
 
 

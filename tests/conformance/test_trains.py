@@ -274,7 +274,7 @@ def test_a_released_train_goes_on_with_the_next(app: Face) -> None:
 
 
 def test_all_trains_that_are_held_are_found_however_many(app: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dibs.app.verbs.MOST_FOUND", 2)
+    monkeypatch.setattr("dibs.app.collections.MOST_FOUND", 2)
     names = [f"t{number}" for number in range(5)]
     app.enqueue(*(NewJob("work", train=name, on_cancelled="hold", tags=["a"]) for name in names))
 

@@ -12,7 +12,6 @@ from dibs.clock import SECOND
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.settle import exchange
 from tests.support.faces import Face, Make
-from tests.support.internals import core_of
 
 
 @pytest.mark.parametrize("delay", [0, 3600])
@@ -107,7 +106,7 @@ def test_of_chained_jobs_with_one_key_the_last_that_replaces_counts(
 def test_of_jobs_chained_by_several_with_one_key_the_last_that_replaces_counts(app: Face) -> None:
     app.enqueue(*(NewJob("parent") for _ in range(3)))
     ones = [
-        core_of(app.app).settlement(claim._held, claim._held.succeeded(None), [_replacing(n)])
+        claim._held.settled_by(claim._held.succeeded(None), [_replacing(n)])
         for n, claim in enumerate(app.claim(limit=3))
     ]
 

@@ -24,7 +24,7 @@ from dibs.engines.trouble import TryAgain
 from dibs.operations.questions import QUESTIONS
 from tests.support import proxy as proxies
 from tests.support.fault_stores import Driven, Place, Places, face_of, together
-from tests.support.internals import age, core_of, store_of
+from tests.support.internals import age, due_ticks, store_of
 from tests.support.proxy import FaultProxy
 from tests.support.servers import MariaDB, PostgreSQL, Redis
 
@@ -222,12 +222,12 @@ def test_a_tick_whose_commit_was_cut_is_enqueued_once(trouble: Trouble) -> None:
     app = trouble.place._apps[-1]
     app.every("* * * * * *")(app.job(lambda: None, name="work"))
     morning = datetime(2026, 5, 1, 6, tzinfo=UTC)
-    _ask(trouble.face, core_of(app).enqueue_due(morning))
+    _ask(trouble.face, due_ticks(app, morning))
 
     for number in range(1, ROUNDS + 1):
         tick = round((morning + timedelta(seconds=number)).timestamp()) * 1_000_000
         with trouble.at(trouble.wrote(f'"tick":"{tick}"'), sees=trouble.stored):
-            ticked = _ask(trouble.face, core_of(app).enqueue_due(morning + timedelta(seconds=number)))
+            ticked = _ask(trouble.face, due_ticks(app, morning + timedelta(seconds=number)))
 
         assert ticked.next_ticks == {"work": morning + timedelta(seconds=number + 1)}
         assert trouble.stored() == number

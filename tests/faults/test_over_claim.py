@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, Job, NewJob
-from dibs.app.claims import Holding, SyncClaim
+from dibs.app.claims import ClaimState, SyncClaim
 from dibs.clock import monotonic
 from tests.support import fault_cases
 from tests.support.fault_stores import Place, exchange, face_of
@@ -103,7 +103,7 @@ def test_an_exchange_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> N
 
 def _held(app: Dibs, job: Job) -> Any:
     """The claim of a job that an exchange has leased."""
-    return SyncClaim(Holding(core_of(app), job, monotonic()))
+    return SyncClaim(ClaimState(core_of(app), job, monotonic()))
 
 
 def test_a_claim_within_limits_is_exactly_as_large_as_asked(misled: Place, app: Dibs) -> None:

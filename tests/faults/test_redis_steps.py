@@ -14,6 +14,7 @@ import redis
 from dibs import Dibs, JobState, NewJob
 from dibs.engines.redis import pipelines
 from dibs.operations import upkeep
+from dibs.operations.pipelines import rows_of
 from tests.support.fault_stores import Place
 from tests.support.internals import age, core_of, engine_of, run_script, store_of
 from tests.support.redis_checks import STORE, astray, break_script, call_once, misplaced
@@ -198,9 +199,9 @@ def test_a_pipeline_in_pieces_is_as_one_in_one_piece(app: Dibs, client: redis.Re
 def calls_of(app: Dibs, drawn: Any) -> list[dict[str, Any]]:
     """What an enqueue would ask, one after the other."""
     engine: Any = engine_of(app)
-    rows = drawn._plan.rows([core_of(app).registry.prepare(new) for new in drawn._plan.jobs.values()])
-    about = (drawn.id, drawn._plan.name, drawn._plan.on_failed)
-    return list(engine.enqueue_pipeline_calls(about, drawn._plan.edges, rows))
+    rows = rows_of(drawn._draft, [core_of(app).registry.prepare(new) for new in drawn._draft.jobs.values()])
+    about = (drawn.id, drawn._draft.name, drawn._draft.on_failed)
+    return list(engine.enqueue_pipeline_calls(about, drawn._draft.edges, rows))
 
 
 def send(app: Dibs, call: Any) -> Any:

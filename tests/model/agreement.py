@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from dibs import NewJob
-from dibs.app.claims import Holding, SyncClaim
+from dibs.app.claims import ClaimState, SyncClaim
 from dibs.clock import monotonic
 from dibs.jobs.states import (
     FINISHED,
@@ -57,7 +57,7 @@ from tests.model.draws import (
     some_queues,
     workers,
 )
-from tests.support.internals import core_of
+from tests.support.internals import core_of, request_of
 
 # Between two operations, so that the millisecond of SQLite's clock orders jobs as memory's does.
 TICK = 0.01
@@ -209,13 +209,13 @@ class Agreement(RuleBasedStateMachine):
         def deed(side: Side) -> list[SyncClaim]:
             core = core_of(side.app)
             settlements = [
-                core.settlement(held, held.succeeded("done") if limit else Released())
+                held.settled_by(held.succeeded("done") if limit else Released())
                 for held in {twins.id: twins.on(side)._held for twins in done}.values()
             ]
-            wish = core._wish("pod-a", 60, limit=most, queues=queues)
-            lost, taken = side.run(lambda _: exchange(settlements, wish))
+            wish = request_of(side.app, "pod-a", 60, limit=most, queues=queues)
+            (lost, _), taken = side.run(lambda _: exchange(settlements, wish))
             told.append(sorted(one.id for one in lost))
-            return [SyncClaim(Holding(core, job, monotonic())) for job in taken]
+            return [SyncClaim(ClaimState(core, job, monotonic())) for job in taken]
 
         most = self.at_most(limit)
         told: list[list[UUID]] = []

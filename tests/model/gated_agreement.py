@@ -28,7 +28,7 @@ from tests.model.agreement import TICK, Agreement, Twins, some
 from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
 from tests.model.draws import End, ends, plain_jobs, states
 from tests.model.moved_agreement import MovedAgreement
-from tests.support.internals import core_of, engine_of
+from tests.support.internals import core_of, engine_of, request_of
 
 TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
@@ -116,7 +116,7 @@ class Drawn:
 
     def on(self, side: Side) -> Any:
         pipeline = side.face.pipeline("nightly", on_failed=self.on_failed)
-        pipeline._plan.id = self.id
+        pipeline._draft.id = self.id
         for options in self.jobs:
             parents = [parent for parent, child in self.edges if child == options["id"]]
             pipeline.add(NewJob(**options), after=parents)
@@ -185,15 +185,13 @@ class GatedAgreement(MovedAgreement):
         children = [NewJob(**each, id=next(self.ids)) for each in options]
 
         def deed(side: Side) -> list[UUID]:
-            core = core_of(side.app)
             helds = [twins.on(side)._held for twins in parents]
             settlements = [
-                core.settlement(
-                    held, held.succeeded("done"), list(map(copy.copy, children[nth :: len(helds)]))
-                )
+                held.settled_by(held.succeeded("done"), list(map(copy.copy, children[nth :: len(helds)])))
                 for nth, held in enumerate(helds)
             ]
-            lost, _ = side.run(lambda _: exchange(settlements, core._wish("pod-a", 60, limit=0)))
+            wish = request_of(side.app, "pod-a", 60, limit=0)
+            (lost, _), _ = side.run(lambda _: exchange(settlements, wish))
             return sorted(one.id for one in lost)
 
         self.both(deed)

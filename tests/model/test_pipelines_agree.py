@@ -42,7 +42,7 @@ def draw(chance: random.Random) -> tuple[list[NewJob], list[list[int]], str]:
 
 def enqueue(app: Any, jobs: list[NewJob], after: list[list[int]], on_failed: str, id: UUID) -> Any:
     drawn = app.pipeline("drawn", on_failed=on_failed)
-    drawn._plan.id = id
+    drawn._draft.id = id
     for new, parents in zip(jobs, after, strict=True):
         drawn.add(new, after=[jobs[parent] for parent in parents])
     return [(job.id, job.state) for job in drawn.enqueue()]

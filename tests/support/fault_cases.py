@@ -14,10 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dibs import Dibs, DibsError, Job, LeaseLost, NewJob, Refused
-from dibs.app.schedules import enqueue_due
 from dibs.engines.sql.engine import LOOKS
 from dibs.operations.claim import ClaimRequest, take
-from dibs.operations.questions import Mark
+from dibs.operations.questions import Cursor
+from dibs.operations.schedules import enqueue_due
 from dibs.operations.scripts import Script
 from tests.support.fault_stores import (
     Place,
@@ -130,9 +130,9 @@ def who_goes_on_never_waits(place: Place) -> str | None:
     return None if taken == {job.id for job in jobs[1:]} else f"it waited, or took {taken}"
 
 
-def mark_of(jobs: Sequence[Job]) -> Mark:
+def mark_of(jobs: Sequence[Job]) -> Cursor:
     last = max(jobs, key=lambda job: (-job.priority, job.run_at, job.id))
-    return Mark(last.queue, last.kind, last.priority, last.run_at, last.id)
+    return Cursor(last.queue, last.kind, last.priority, last.run_at, last.id)
 
 
 def each_claimer_gets_a_job_of_many_lines(place: Place, *, rounds: int = 6, **wish: Any) -> str | None:
@@ -632,7 +632,7 @@ def _look_at_schedules(app: Dibs, now: datetime, looked: threading.Barrier | Non
     core = core_of(app)
 
     def script() -> Script[None]:
-        inner = enqueue_due(list(core.schedules), core.registry, now)
+        inner = enqueue_due(list(core.schedules), core.registry.prepare, now)
         with contextlib.suppress(StopIteration):
             step = next(inner)
             while True:

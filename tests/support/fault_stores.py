@@ -138,9 +138,9 @@ def exchange(
     app: Dibs, claims: Sequence[Any], then: Sequence[NewJob] = (), **wish: Any
 ) -> tuple[list[Any], list[Any]]:
     """Let these claims succeed, with these children, and claim the next ones, in one commit."""
-    settled = [core_of(app).settlement(claim._held, claim._held.succeeded(None), then) for claim in claims]
+    settled = [claim._held.settled_by(claim._held.succeeded(None), then) for claim in claims]
     asked = ClaimRequest(worker="exchanger", lease=60_000_000, leases={}, **wish)
-    lost, jobs = run_script(app, lambda: exchange_script(settled, asked))
+    (lost, _), jobs = run_script(app, lambda: exchange_script(settled, asked))
     return [one.id for one in lost], jobs
 
 

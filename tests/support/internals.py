@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from dibs.clock import SECOND
 from dibs.operations import upkeep
+from dibs.operations.schedules import enqueue_due
 
 
 def core_of(app: Any) -> Any:
-    """Return what stands behind both faces of an app, or of an outbox."""
+    """Return the state that both faces of an app, or of an outbox, share."""
     return app._core
 
 
@@ -22,6 +24,17 @@ def store_of(app: Any) -> Any:
 def engine_of(app: Any) -> Any:
     """Return what answers the questions of an app."""
     return store_of(app)._engine
+
+
+def request_of(app: Any, worker: str, lease: float, **what: Any) -> Any:
+    """Return the request that a claim with these arguments sends."""
+    return app._request(worker, lease, **what)
+
+
+def due_ticks(app: Any, now: datetime) -> Callable[[Any], Any]:
+    """Return the operation by which a worker enqueues the jobs of ticks that are due at this time."""
+    core = core_of(app)
+    return lambda _: enqueue_due(list(core.schedules), core.registry.prepare, now)
 
 
 def run_script(app: Any, script: Callable[[], Any]) -> Any:

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from dibs import JobError
+from dibs.jobs import Job, JobState
 from dibs.jobs.failures import MOST_ERRORS, describe, error_entry, errors_text, safe_text
+from dibs.jobs.ids import new_id
 
 
 class Hostile(Exception):
@@ -107,6 +109,6 @@ def test_text_is_cut_with_its_length_told() -> None:
 
 
 def _entry(message: str) -> dict[str, object]:
-    return error_entry(
-        attempt=1, token=1, at=datetime(2026, 1, 1, tzinfo=UTC), worker="w", type="E", message=message
-    )
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    job = Job(*(new_id(), "kind", "default", {}, 0, JobState.running, 1, 3, at, at), worker="w", token=1)
+    return error_entry(job, at, type="E", message=message)

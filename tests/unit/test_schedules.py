@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, Context, Dibs, Task
-from dibs.app.schedules import BATCH, MOST_CAUGHT_UP, Move, due
-from dibs.jobs.schedules import Cron, Interval
+from dibs.jobs.schedules import BATCH, MOST_CAUGHT_UP, Cron, Interval, TickBatch, due
 from tests.support.internals import core_of
 
 HOURLY = Cron("0 * * * *")
@@ -29,7 +28,9 @@ policies = pytest.mark.parametrize("missed", ["latest", "all", "skip"])
 
 @policies
 def test_a_schedule_seen_for_the_first_time_starts_now(missed: Any) -> None:
-    assert due(HOURLY, missed, None, after(minutes=90, microseconds=7)) == [Move(None, after(minutes=90), ())]
+    assert due(HOURLY, missed, None, after(minutes=90, microseconds=7)) == [
+        TickBatch(None, after(minutes=90), ())
+    ]
 
 
 @policies
@@ -41,7 +42,7 @@ def test_before_the_next_tick_nothing_is_due(missed: Any) -> None:
 @pytest.mark.parametrize("seconds", [0, 0.02, 30, 60])
 def test_a_tick_gets_its_job_on_time_or_a_little_late(missed: Any, seconds: float) -> None:
     assert due(HOURLY, missed, SEEN, after(hours=1, seconds=seconds)) == [
-        Move(SEEN, after(hours=1), [after(hours=1)])
+        TickBatch(SEEN, after(hours=1), [after(hours=1)])
     ]
 
 
@@ -49,29 +50,29 @@ def test_a_tick_gets_its_job_on_time_or_a_little_late(missed: Any, seconds: floa
 def test_ticks_that_are_merely_late_all_get_their_job(missed: Any) -> None:
     late = [after(seconds=1), after(seconds=2), after(seconds=3)]
 
-    assert due(EVERY_SECOND, missed, SEEN, after(seconds=3.7)) == [Move(SEEN, late[-1], late)]
+    assert due(EVERY_SECOND, missed, SEEN, after(seconds=3.7)) == [TickBatch(SEEN, late[-1], late)]
 
 
 def test_of_missed_ticks_the_latest_gets_a_job() -> None:
     assert due(HOURLY, "latest", SEEN, after(hours=3, minutes=30)) == [
-        Move(SEEN, after(hours=3), [after(hours=3)])
+        TickBatch(SEEN, after(hours=3), [after(hours=3)])
     ]
 
 
 def test_missed_ticks_may_be_skipped() -> None:
-    assert due(HOURLY, "skip", SEEN, after(hours=3, minutes=30)) == [Move(SEEN, after(hours=3), [])]
+    assert due(HOURLY, "skip", SEEN, after(hours=3, minutes=30)) == [TickBatch(SEEN, after(hours=3), [])]
 
 
 def test_a_tick_that_is_on_time_is_not_skipped_with_those_before_it() -> None:
     assert due(HOURLY, "skip", SEEN, after(hours=3, seconds=5)) == [
-        Move(SEEN, after(hours=3), [after(hours=3)])
+        TickBatch(SEEN, after(hours=3), [after(hours=3)])
     ]
 
 
 def test_all_missed_ticks_may_be_made_up_for() -> None:
     missed = [after(hours=1), after(hours=2), after(hours=3)]
 
-    assert due(HOURLY, "all", SEEN, after(hours=3, minutes=30)) == [Move(SEEN, after(hours=3), missed)]
+    assert due(HOURLY, "all", SEEN, after(hours=3, minutes=30)) == [TickBatch(SEEN, after(hours=3), missed)]
 
 
 def test_many_missed_ticks_are_made_up_for_in_batches_without_a_gap() -> None:
@@ -111,7 +112,7 @@ def test_an_interval_keeps_its_rhythm_after_a_pause() -> None:
     interval = Interval(timedelta(minutes=10))
 
     assert due(interval, "latest", SEEN, after(minutes=47)) == [
-        Move(SEEN, after(minutes=40), [after(minutes=40)])
+        TickBatch(SEEN, after(minutes=40), [after(minutes=40)])
     ]
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from dibs import Change, Dibs, NewJob, StoreUnavailable
 from dibs.app import watching
-from dibs.app.watching import MOST_PENDING, Pace, Subscription
+from dibs.app.watching import MOST_PENDING, PollInterval, Subscription
 from dibs.engines.memory.store import MemoryStore
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job
 from dibs.operations.scripts import Rows, Step
-from dibs.operations.watch import mark, version
+from dibs.operations.watch import fingerprint, version, watch_target
 from tests.support.internals import core_of
 
 
@@ -60,7 +60,7 @@ def test_a_hundred_watchers_cost_the_store_no_more_than_one(app: Dibs, store: Co
     wakes = [threading.Event() for _ in jobs]
     with ExitStack() as watchers:
         for job, wake in zip(jobs, wakes, strict=True):
-            topic = core_of(app).topic(job.id, None, None)
+            topic = watch_target(job.id, None, None)
             watchers.enter_context(core_of(app).watching.watched(topic, wake.set))
         assert all(wake.wait(30) for wake in wakes)
         before = Counter(store.asked), store.looks
@@ -172,7 +172,7 @@ def test_many_changes_at_once_are_no_sign_of_slowness() -> None:
 
 
 def test_looks_become_rarer_while_nothing_happens_and_quick_when_something_does() -> None:
-    pace = Pace()
+    pace = PollInterval()
     quiet = []
     for _ in range(20):
         pace.looks()
@@ -191,7 +191,7 @@ def test_a_version_is_of_one_standing_of_one_job() -> None:
     assert running is not None
 
     def number(job: Job) -> int:
-        return version(job.id, mark(job))
+        return version(job.id, fingerprint(job))
 
     assert number(one) == number(one)
     assert len({number(job) for job in (one, other, running.job)}) == 3

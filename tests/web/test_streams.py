@@ -17,7 +17,7 @@ from dibs.integrations.fastapi import lifespan, streams
 from dibs.integrations.fastapi.streams import Teller, encode_summary
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Rows, Step
-from dibs.operations.watch import FIRST_SIGHT, Change
+from dibs.operations.watch import FIRST_SIGHT, Change, watch_target
 from tests.support.internals import core_of
 from tests.support.web_apps import EventReader, make_web, on_a_port
 
@@ -186,7 +186,7 @@ def test_who_listened_for_very_long_has_to_come_again(
 
 
 def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
-    topic = core_of(Dibs("memory://")).topic(None, None, "mail")
+    topic = watch_target(None, None, "mail")
     subscription, teller = (
         Subscription(topic, lambda: None),
         Teller(topic, encode_summary, lambda _: True, None),
@@ -199,7 +199,7 @@ def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
 
 
 def test_a_job_that_is_deleted_before_it_was_told_is_not_told() -> None:
-    topic = core_of(Dibs("memory://")).topic(id := new_id(), None, None)
+    topic = watch_target(id := new_id(), None, None)
     subscription, teller = (
         Subscription(topic, lambda: None),
         Teller(topic, encode_summary, lambda _: True, None),
@@ -215,7 +215,7 @@ def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.M
 
     async def stall() -> None:
         [job] = app.sync.enqueue(NewJob("work"))
-        topic = core_of(app).topic(job.id, None, None)
+        topic = watch_target(job.id, None, None)
         stream = streams.EventStream(
             core_of(app).watching, topic, encode=encode_summary, allows=lambda _: True
         )

@@ -221,7 +221,7 @@ async def test_a_worker_that_takes_back_what_it_lost_tells_it_once(
     async with working(app):
         await finished(app, job)
         for token in (held[0][1], held[0][1] + 1000):  # the same loss, and another
-            upkeep_tells[0]([callbacks.Fate("lost", job.id, token)])
+            upkeep_tells[0]([callbacks.PendingEvent("lost", job.id, token)])
         await wait_until(lambda: len(_losses(heard)) == 2)
 
     assert len(_losses(heard)) == 2
@@ -360,7 +360,7 @@ async def test_without_callbacks_nothing_is_read_and_no_event_is_built(
     apps: Apps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = apps()
-    monkeypatch.setattr(callbacks, "told", None)
+    monkeypatch.setattr(callbacks, "read_events", None)
     monkeypatch.setattr("dibs.events.Event", None)
 
     @app.job

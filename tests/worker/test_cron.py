@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dibs import Context, Dibs, Job, Worker
-from dibs.app.schedules import Ticked, enqueue_due
 from dibs.clock import SECOND
 from dibs.operations import upkeep
+from dibs.operations.schedules import Ticked, enqueue_due
 from dibs.operations.scripts import Rows, Script, Step
 from dibs.worker.upkeep import Cron
 from tests.support.internals import core_of, store_of
@@ -133,7 +133,7 @@ class NewsBehind(Cron):
         known, self._known = self._known, await store_of(self).run_async(lambda _: _look())
         schedules, registry = list(core_of(self).schedules), core_of(self).registry
         ticked = await store_of(self).run_async(
-            lambda _: _as_known(known, enqueue_due(schedules, registry, now))
+            lambda _: _as_known(known, enqueue_due(schedules, registry.prepare, now))
         )
         self._next_ticks = dict(ticked.next_ticks)
         return bool(ticked.jobs)

@@ -25,7 +25,7 @@ class Written:
             self.notes.append((fraction, message))
             return send(id, token, fraction, message)
 
-        monkeypatch.setattr("dibs.app.verbs.progress", noted)
+        monkeypatch.setattr("dibs.app.claims.progress", noted)
 
 
 @pytest.fixture

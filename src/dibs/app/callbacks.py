@@ -1,13 +1,13 @@
-"""`@app.on("failed")`: functions that hear how jobs ended. For alerts; nothing of a job depends on them.
+"""`@app.on("failed")`: functions that are called when jobs end. For alerts; no job depends on them.
 
-A callback is called after the store has it, beside the work: one that raises or hangs is logged and
-forgotten. Where nobody subscribed nothing is done, and nothing is built.
+A callback is called after the store has the change, beside the work: one that raises or hangs is logged and
+forgotten. Without callbacks nothing is done, and nothing is built.
 """
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from uuid import UUID
 from dibs.clock import monotonic
 from dibs.errors import BadRequest, DibsError
 from dibs.events import Event, log
+from dibs.faces import Call, Calls, ask
 from dibs.jobs.job import Job, JobError, job_from_row
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Rows, Script, Step
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 NAMES = ("succeeded", "failed", "retried", "cancelled", "lost")
 
-PATIENCE = 10.0  # seconds a callback may take
+LONGEST_CALL = 10.0  # seconds a callback may take
 LAST_MOMENT = 5.0  # seconds a worker that ends waits for its callbacks
 MOST_WAITING = 1000  # events that wait for a slow callback; more are dropped
-MOST_REMEMBERED = 1000  # losses that a worker has told
-MOST_HANGING = 20  # threads of callbacks that don't come back
+MOST_REMEMBERED = 1000  # losses that a worker has reported
+MOST_HANGING = 20  # threads of callbacks that don't return
 COMPLAIN_EVERY = 60.0  # seconds between two log lines about one callback
 
 # A job that was asked to cancel ends when it is given back, whatever its holder made of it.
@@ -53,15 +54,15 @@ class JobEvent:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """What the job has, the event has: alerts are often written for a job."""
+            """Return an attribute of the job: alerts are often written for a job."""
             if name in JobEvent.__slots__:  # not filled yet, while it is being copied
                 raise AttributeError(name)
             return getattr(self.job, name)
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of a claim, by the name under which the store was told; `job` as it was claimed."""
+class PendingEvent:
+    """What became of a claim, named as it was settled; `job` as it was claimed."""
 
     name: str
     id: UUID
@@ -74,15 +75,16 @@ C = TypeVar("C", bound=Callback)
 
 
 class Callbacks:
-    """Who wants to hear what, and how they are called."""
+    """The callbacks of an app by the event they want, and the way they are called."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, list[Callback]] = {}
-        self._places = threading.BoundedSemaphore(MOST_HANGING)
+        self.are_there = False
+        self._threads = threading.BoundedSemaphore(MOST_HANGING)
         self._complained: dict[object, float] = {}
 
     def decorator(self, name: str) -> Callable[[C], C]:
-        """`@app.on(name)`: the function stays what it was."""
+        """Return the decorator `@app.on(name)`, which leaves the function as it is."""
         if name not in NAMES:
             raise BadRequest(f"there is no event {name!r}; there are {', '.join(NAMES)}")
 
@@ -90,44 +92,33 @@ class Callbacks:
             if not callable(callback):
                 raise BadRequest(f"@app.on({name!r}) goes on a function, not on {callback!r}")
             self._by_name.setdefault(name, []).append(callback)
+            self.are_there = True
             return callback
 
         return add
 
     def want(self, name: str) -> bool:
-        """Whether anybody may have to hear of what the store was told under this name."""
+        """Return whether a callback may want what was settled under this name."""
         wanted = self._by_name
         return bool(wanted) and (name in wanted or (name in _GIVEN_BACK and "cancelled" in wanted))
 
-    @property
-    def are_there(self) -> bool:
-        return bool(self._by_name)
-
-    async def tell_now(self, store: "Store", fates: Iterable[Fate]) -> None:
-        """For whoever settles by hand: told before the call returns."""
-        for wanted in _pages([fate for fate in fates if self.want(fate.name)]):
+    def call(self, store: "Store", pending: Iterable[PendingEvent]) -> Calls[None]:
+        """Call the callbacks that want these events, before the caller goes on: it has settled by hand."""
+        wanted = [event for event in pending if self.want(event.name)]
+        for first in range(0, len(wanted), BATCH):
+            page = wanted[first : first + BATCH]
             try:
-                events = await store.run_async(_telling_of(wanted))
+                events = yield from ask(store, lambda _, page=page: read_events(page))  # type: ignore[misc]
             except DibsError as error:
-                self.complain("away", f"{numbered(len(wanted), 'event')} could not be told", error)
+                self.complain("away", f"{numbered(len(page), 'event')} could not be reported", error)
                 return
             for event in events:
-                await self.tell(event)
-
-    def tell_now_sync(self, store: "Store", fates: Iterable[Fate]) -> None:
-        for wanted in _pages([fate for fate in fates if self.want(fate.name)]):
-            try:
-                events = store.run(_telling_of(wanted))
-            except DibsError as error:
-                self.complain("away", f"{numbered(len(wanted), 'event')} could not be told", error)
-                return
-            for event in events:
-                self.tell_sync(event)
+                yield Call(self.tell_sync, self.tell, (event,))
 
     async def tell(self, event: JobEvent) -> None:
         for callback in self._by_name.get(event.name, ()):
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(LONGEST_CALL):
                     if inspect.iscoroutinefunction(callback):
                         await callback(event)
                     else:
@@ -141,26 +132,26 @@ class Callbacks:
         for callback in self._by_name.get(event.name, ()):
             try:
                 call = _in_loop(callback) if inspect.iscoroutinefunction(callback) else callback
-                self._in_thread(call, event).result(PATIENCE)
+                self._in_thread(call, event).result(LONGEST_CALL)
             except BaseException as error:
                 self._complain_of(callback, event, error)
                 if isinstance(error, KeyboardInterrupt):
                     raise
 
     def complain(self, about: object, what: str, error: BaseException | None = None) -> None:
-        """Say it once a minute, not twenty thousand times a second."""
+        """Log a problem, at most once a minute."""
         if monotonic() - self._complained.get(about, float("-inf")) >= COMPLAIN_EVERY:
             self._complained[about] = monotonic()
             log.error("%s; no job is affected", what, exc_info=error)
 
     def _complain_of(self, callback: Callback, event: JobEvent, error: BaseException) -> None:
-        how = f"took longer than {PATIENCE:.0f} s" if isinstance(error, TimeoutError) else "failed"
+        how = f"took longer than {LONGEST_CALL:.0f} s" if isinstance(error, TimeoutError) else "failed"
         self.complain(callback, f"the callback {callback!r} for {event.name!r} {how}", error)
 
     def _in_thread(self, callback: Callback, event: JobEvent) -> "Future[Any]":
-        """A thread of its own, that neither the event loop nor the end of the process waits for."""
-        if not self._places.acquire(blocking=False):
-            raise TimeoutError(f"{MOST_HANGING} earlier calls have not come back")
+        """Call it in a thread of its own, for which neither the event loop nor the ending process waits."""
+        if not self._threads.acquire(blocking=False):
+            raise TimeoutError(f"{MOST_HANGING} earlier calls have not returned")
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
 
@@ -170,7 +161,7 @@ class Callbacks:
             except BaseException as error:
                 done.set_exception(error)
             finally:
-                self._places.release()
+                self._threads.release()
 
         threading.Thread(target=call, name="dibs-callback", daemon=True).start()
         return done
@@ -180,70 +171,63 @@ def _in_loop(callback: Callback) -> Callback:
     return lambda event: asyncio.run(callback(event))
 
 
-def _pages(fates: list[Fate]) -> Iterator[list[Fate]]:
-    return (fates[first : first + BATCH] for first in range(0, len(fates), BATCH))
+def read_events(pending: Sequence[PendingEvent]) -> Script[list[JobEvent]]:
+    """Return the events to call callbacks with, each with its job as the store has it."""
+    rows = yield Step("get", {"ids": list({event.id for event in pending})})
+    return events_of(pending, {row["id"]: job_from_row(row) for row in rows})
 
 
-def _telling_of(fates: list[Fate]) -> Callable[[object], Script[list[JobEvent]]]:
-    return lambda _: told(fates)
-
-
-def told(fates: Sequence[Fate]) -> Script[list[JobEvent]]:
-    """The events of these fates, with each job as the store has it."""
-    rows = yield Step("get", {"ids": list({fate.id for fate in fates})})
-    return events_of(fates, {row["id"]: job_from_row(row) for row in rows})
-
-
-def events_of(fates: Iterable[Fate], jobs: Mapping[UUID, Job]) -> list[JobEvent]:
+def events_of(pending: Iterable[PendingEvent], jobs: Mapping[UUID, Job]) -> list[JobEvent]:
+    """Return the events with known jobs; a lost claim may be reported with the job as it was claimed."""
     events = []
-    for fate in fates:
-        job = jobs.get(fate.id) or (fate.job if fate.name == "lost" else None)
-        if job is not None and (name := _name(fate, job)) is not None:
-            errors = [error for error in job.errors if error.token == fate.token]
+    for one in pending:
+        job = jobs.get(one.id) or (one.job if one.name == "lost" else None)
+        if job is not None and (name := _name(one, job)) is not None:
+            errors = [error for error in job.errors if error.token == one.token]
             events.append(JobEvent(name, job, errors[-1] if errors else None))
     return events
 
 
-def _name(fate: Fate, job: Job) -> str | None:
-    if fate.name in _GIVEN_BACK and job.state == JobState.cancelled:
+def _name(pending: PendingEvent, job: Job) -> str | None:
+    if pending.name in _GIVEN_BACK and job.state == JobState.cancelled:
         return "cancelled"
-    return fate.name if fate.name in NAMES else None
+    return pending.name if pending.name in NAMES else None
 
 
-def swept_fates(swept: Swept) -> list[Fate]:
-    """What a sweep tells: a claim was lost, and with it the job may have ended."""
+def swept_events(swept: Swept) -> list[PendingEvent]:
+    """Return the events of a sweep: a claim was lost, and with it the job may have ended."""
     return [
-        Fate(name, id, token)
-        for state, id, token in swept.fates
+        PendingEvent(name, id, token)
+        for state, id, token in swept.taken_back
         for name in ("lost", *([] if state == JobState.ready else [str(state)]))
     ]
 
 
-def cancel_fates(job: Job) -> list[Fate]:
-    """What a cancel tells: a job that waited has ended by it. One that ran has a holder, and that tells."""
+def cancel_events(job: Job) -> list[PendingEvent]:
+    """Return the event of a cancel that ended a waiting job; the worker of a running one reports its end."""
     ended_waiting = job.state == JobState.cancelled and job.worker is None
-    return [Fate("cancelled", job.id, 0)] if ended_waiting else []
+    return [PendingEvent("cancelled", job.id, 0)] if ended_waiting else []
 
 
-def cancelled_fates(rows: Rows) -> list[Fate]:
-    """The same of many, by what the store answered for each."""
-    return [Fate("cancelled", row["id"], 0) for row in rows if row["worker"] is None]
+def cancelled_events(rows: Rows) -> list[PendingEvent]:
+    """Return the events of many cancels, from the rows that the store returned."""
+    return [PendingEvent("cancelled", row["id"], 0) for row in rows if row["worker"] is None]
 
 
-class Teller:
-    """Tells one worker's events beside its work, one after the other and in order."""
+class CallbackQueue:
+    """The events of one worker, for which callbacks are called beside its work, in order."""
 
     def __init__(self, callbacks: Callbacks, store: "Store") -> None:
         self._callbacks = callbacks
         self._store = store
-        self._waiting: list[Fate] = []
+        self._waiting: list[PendingEvent] = []
         self._losses: dict[tuple[UUID, int], None] = {}
         self._over = False
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, fates: Iterable[Fate]) -> None:
-        """Never waits, never raises."""
-        wanted = [fate for fate in fates if self._callbacks.want(fate.name) and self._is_news(fate)]
+    def tell(self, events: Iterable[PendingEvent]) -> None:
+        """Queue these events; never wait, never raise."""
+        wanted = [event for event in events if self._callbacks.want(event.name) and self._is_news(event)]
         room = MOST_WAITING - len(self._waiting)
         if len(wanted) > room:
             self._callbacks.complain(
@@ -253,10 +237,10 @@ class Teller:
         if self._waiting and self._task is None and not self._over:
             self._task = asyncio.get_running_loop().create_task(self._telling())
 
-    def _is_news(self, fate: Fate) -> bool:
-        """A worker whose own upkeep takes back what it has lost would tell it twice."""
-        loss = fate.id, fate.token
-        if fate.name != "lost":
+    def _is_news(self, event: PendingEvent) -> bool:
+        """Return False for a loss reported before: the worker's own upkeep takes back what it has lost."""
+        loss = event.id, event.token
+        if event.name != "lost":
             return True
         if loss in self._losses:
             return False
@@ -266,18 +250,22 @@ class Teller:
         return True
 
     def listen_for(self, worker: str) -> Callable[[Event], None]:
-        """A subscriber, called in any thread, that passes on which claims of this worker were lost."""
+        """Return a subscriber, called in any thread, that queues the lost claims of this worker."""
         loop = asyncio.get_running_loop()
 
         def hear(event: Event) -> None:
-            lost = [Fate("lost", job.id, job.token or 0, job) for job in event.jobs if job.worker == worker]
+            lost = [
+                PendingEvent("lost", job.id, job.token or 0, job)
+                for job in event.jobs
+                if job.worker == worker
+            ]
             with suppress(RuntimeError):  # the loop has just ended
                 loop.call_soon_threadsafe(self.tell, lost)
 
         return hear
 
     async def finish(self) -> None:
-        """The worker ends: what is still to be told gets a moment."""
+        """Give the events that still wait a few seconds: the worker ends."""
         self._over = True
         if self._task is not None:
             _, late = await asyncio.wait([self._task], timeout=LAST_MOMENT)
@@ -288,15 +276,15 @@ class Teller:
     async def _telling(self) -> None:
         try:
             while self._waiting:
-                fates, self._waiting = self._waiting, []
-                for event in await self._events(fates):
+                events, self._waiting = self._waiting, []
+                for event in await self._events(events):
                     await self._callbacks.tell(event)
         finally:
             self._task = None
 
-    async def _events(self, fates: Sequence[Fate]) -> list[JobEvent]:
+    async def _events(self, events: Sequence[PendingEvent]) -> list[JobEvent]:
         try:
-            return await self._store.run_async(lambda _: told(fates))
+            return await self._store.run_async(lambda _: read_events(events))
         except DibsError as error:
-            self._callbacks.complain("away", f"{numbered(len(fates), 'event')} could not be told", error)
-            return events_of(fates, {})
+            self._callbacks.complain("away", f"{numbered(len(events), 'event')} could not be reported", error)
+            return events_of(events, {})

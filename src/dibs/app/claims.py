@@ -1,47 +1,63 @@
-"""A claim: the only way to a job's work, and the only one who can finish it.
+"""A claim: the only way to a job's work, and the only way to settle it.
 
-`Holding` is the claim itself, without a colour; `Claim` and `SyncClaim` are its two faces.
+`ClaimState` is what this process knows of a claim; `Claim` and `SyncClaim` are its two faces.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dibs.app.callbacks import Fate
+from dibs.app.callbacks import PendingEvent
 from dibs.clock import monotonic
 from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
-from dibs.jobs.failures import describe, error_entry
+from dibs.faces import AsyncFace, Call, Calls, SyncFace, ask, make, run, run_async, verb
+from dibs.jobs import payload
+from dibs.jobs.failures import describe, error_entry, errors_text
+from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import Job, NewJob
-from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded
-from dibs.operations.settle import Renewal, SettleRequest, lease_lost
-from dibs.settings import Duration, span
+from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded, settle
+from dibs.operations.enqueue import NewRow
+from dibs.operations.settle import (
+    Renewal,
+    SettleRequest,
+    lease_lost,
+    progress,
+    renew_one,
+    settle_if_held,
+    settle_one,
+)
+from dibs.settings import Duration, lease_micros, span
 
 if TYPE_CHECKING:
-    from dibs.app.verbs import Core
+    from dibs.app.state import AppState
+    from dibs.engines.store import Operation, Store
+
+Waiting = list[tuple[SettleRequest, "asyncio.Future[None]"]]
 
 
 class CancelAsked(Exception):
-    """Raised in a handler's thread by `ctx.check()` when somebody asked for the job to be cancelled."""
+    """Raised in a handler's thread by `ctx.check()` when the job was asked to stop."""
 
 
 class StopAsked(Exception):
     """Raised in a handler's thread by `ctx.check()` when its worker ends: the job is given back."""
 
 
-class Holding:
+class ClaimState:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
     __slots__ = (
-        *("asked_at", "cancel_reason", "core", "is_settling", "job", "key", "lease_until"),
-        *("lost", "_stands", "settled", "stopping", "timed_out", "token"),
+        *("asked_at", "cancel_reason", "core", "is_kept", "is_settling", "job", "key", "lease_until"),
+        *("lost", "_committed", "settled", "stopping", "timed_out", "token"),
     )
 
-    def __init__(self, core: "Core", job: Job, asked_at: float) -> None:
+    def __init__(self, core: "AppState", job: Job, asked_at: float) -> None:
         assert job.token is not None
         assert job.lease_until is not None
         assert job.claimed_at is not None
@@ -53,10 +69,11 @@ class Holding:
         self.cancel_reason: str | None = None
         self.lost = False
         self.timed_out = False
-        self.stopping = False  # whoever runs it ends, and can't wait any longer
+        self.stopping = False  # the worker that runs it ends, and can't wait any longer
         self.settled = False
+        self.is_kept = False  # its lease is, or was, renewed by the keeper
         self.is_settling = False  # its settlement is on the way: to find it gone is no loss
-        self._stands: SettleRequest | None = None  # the settlement that can't be undone any more
+        self._committed: SettleRequest | None = None  # the settlement that can't be undone any more
         self.key: tuple[UUID, int] = job.id, job.token  # tells it from every other, also of this job
 
     def check(self) -> None:
@@ -64,7 +81,7 @@ class Holding:
             raise lease_lost(self.job.id, self.token)
 
     def check_stop(self) -> None:
-        """For handlers in threads, which can't be interrupted: raise if they should stop."""
+        """Raise if the handler should stop; for handlers in threads, which can't be interrupted."""
         self.check()
         if self.cancel_reason is not None:
             raise CancelAsked(self.cancel_reason)
@@ -78,24 +95,57 @@ class Holding:
         return TimeoutError(f"it took longer than its timeout of {timeout:g} s{and_then}")
 
     def is_lost(self) -> None:
-        """The store no longer has the job as ours; told once, whoever hears it first."""
+        """Note that the store no longer has the job as ours, and report it once."""
         if not self.lost:
             self.lost = True
             self.core.events.lost(self.job)
 
-    def stands(self, standing: Renewal) -> None:
-        self.lease_until = standing.lease_until
-        self.cancel_reason = standing.cancel_reason
+    def renewed(self, renewal: Renewal) -> None:
+        """Note what the store said of this claim: until when it holds, and whether it is to stop."""
+        self.lease_until = renewal.lease_until
+        self.cancel_reason = renewal.cancel_reason
+
+    def keep(self, tell: Callable[["ClaimState"], object]) -> None:
+        """Have the lease renewed from now on; `tell` is called from a thread when the claim changes."""
+        self.core.keeper.keep(self, self.core.lease_of(self.job), tell)
 
     def settled_by(self, outcome: Outcome, then: Sequence[NewJob] = ()) -> SettleRequest:
-        one = self.core.settlement(self, outcome, then)
-        if self._stands is not None:
-            self._refuse_late_children(one, self._stands)
-        return one
+        """Return the settlement that this outcome leads to, with the follow-up jobs."""
+        job = self.job
+        children = self._children(then) if then else ()
+        retry = self.core.registry.options(job.kind).retry
+        to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
+        request = SettleRequest(
+            id=job.id,
+            token=self.token,
+            state=to.state,
+            settled_as=to.settled_as,
+            delay=to.delay,
+            refund=to.refund,
+            result=to.result,
+            errors=errors_text(job.errors, to.error) if job.errors or to.error else "[]",
+            message=to.message,
+            pipeline_id=job.id if children and job.pipeline_id is None else None,
+            train=job.train,
+            slot=job.slot,
+            children=children,
+            # Chained jobs, with a pipeline in which no job waits for another, don't pay for pipelines.
+            steps_of=job.pipeline_id if job.pipeline_id and may_have_steps(job.pipeline_id) else None,
+            unique=job.unique,
+        )
+        if self._committed is not None:
+            self._refuse_late_children(request, self._committed)
+        return request
 
-    def _refuse_late_children(self, one: SettleRequest, stands: SettleRequest) -> None:
-        """The same settlement again is a success; follow-up jobs that it had not would get lost by it."""
-        if not set(one.child_ids) <= set(stands.child_ids):
+    def _children(self, then: Sequence[NewJob]) -> list[NewRow]:
+        children = [self.core.registry.prepare(new, parent=self.job) for new in then]
+        for new in then:
+            new.take_fresh()
+        return children
+
+    def _refuse_late_children(self, one: SettleRequest, committed: SettleRequest) -> None:
+        """Refuse follow-up jobs that the settlement did not have the first time: they would get lost."""
+        if not set(one.child_ids) <= set(committed.child_ids):
             raise LeaseLost(
                 f"job {self.job.id} was already settled by this claim, without these follow-up jobs: nothing "
                 "was changed; enqueue them on their own"
@@ -103,7 +153,7 @@ class Holding:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Until it is known what came of it, and dropped: a beat that finds it gone takes nothing from us."""
+        """Ignore a heartbeat that finds the job gone, until it is known what the settlement came to."""
         self.is_settling, is_open = True, False
         try:
             yield
@@ -113,48 +163,74 @@ class Holding:
         finally:
             self.is_settling = is_open
 
+    def settle(self, outcome: Outcome) -> Calls[None]:
+        """Settle the claim by this outcome."""
+        yield from self.send(self.settled_by(outcome))
+
+    def send(self, one: SettleRequest, within: Any = None) -> Calls[None]:
+        """Settle, in the caller's transaction if one is given, and report it; `LeaseLost` if not held."""
+        core = self.core
+        with self.settling():
+            if within is None:
+                yield Call(core.settler.settle, core.settler.settle_async, (one,))
+            else:
+                yield from ask(core.store, lambda _: settle_one(one), within)
+            if self.is_kept:
+                core.keeper.drop(self)
+        self.is_settled(one, committed=within is None)
+        if within is None and core.callbacks.are_there:
+            yield from core.callbacks.call(core.store, [self.event(one)])
+
     def is_settled(self, one: SettleRequest, *, committed: bool = True) -> None:
         if committed:  # else the caller may roll it back, and settle otherwise
-            self._stands = one
+            self._committed = one
         self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
 
     def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         self.settled = True
         self.core.events.settled(self.job, settled_as, since=self.asked_at, delay=delay, errors=errors)
 
-    def fate(self, one: SettleRequest) -> Fate:
-        return Fate(one.settled_as, self.job.id, self.token, self.job)
+    def event(self, one: SettleRequest) -> PendingEvent:
+        """Return what callbacks are to be called with once this is settled."""
+        return PendingEvent(one.settled_as, self.job.id, self.token, self.job)
 
-    def fence(self, table: str, **rows: Any) -> Fence:
+    def fence(self, connection: Any, table: str, **rows: Any) -> Calls[None]:
+        """Write this claim's token into rows of the caller's table; `LeaseLost` if a later one is there."""
         self.check()
-        return Fence(self.job.id, self.token, table, **rows)
+        fence = Fence(self.job.id, self.token, table, **rows)
+        yield from make(Call(fence.put_up_sync, fence.put_up, (connection,)))
+
+    def check_progress(self, fraction: float, message: str | None) -> str | None:
+        """Return the checked message; `BadRequest` says what can't be recorded."""
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise BadRequest(f"progress={fraction!r} must be a number from 0 to 1")
+        return self.core.checked_text(message, "message")
+
+    def progress(self, fraction: float, message: str | None) -> "Operation[Renewal]":
+        """Return the operation that records how far the work got, once this was checked."""
+        return lambda _: progress(self.job.id, self.token, float(fraction), message)
 
     def succeeded(self, result: Any) -> Succeeded:
-        return Succeeded(self.core.encode_result(result))
+        if result is None:
+            return Succeeded(None)
+        return Succeeded(payload.encode(result, "result", self.core.settings.max_payload))
 
     def raised(self, error: BaseException | str, *, retry: bool = True) -> Raised:
         kind, message, trace = describe(error) if isinstance(error, BaseException) else ("Fail", error, None)
         if not isinstance(message, str):
             raise BadRequest(f"a reason must be a string or an exception, not {message!r}")
-        entry = error_entry(
-            attempt=self.job.attempts,
-            token=self.token,
-            at=self._store_time(),
-            worker=self.job.worker,
-            type=kind,
-            message=str.__str__(message),
-            traceback=trace,
-        )
+        message = str.__str__(message)
+        entry = error_entry(self.job, self._store_time(), type=kind, message=message, traceback=trace)
         return Raised(entry, retry=retry)
 
     def snoozed(self, delay: Duration) -> Snoozed:
         return Snoozed(span(delay, what="snooze"))
 
     def cancelled(self, reason: str | None) -> CancelledBy:
-        return CancelledBy(self.core.check_reason(reason))
+        return CancelledBy(self.core.checked_text(reason, "reason"))
 
     def ended_by(self, error: BaseException | None) -> Outcome:
-        """What leaving a `with` block makes of the attempt."""
+        """Return what leaving a `with` block makes of the attempt."""
         match error:
             case None:
                 return self.succeeded(None)
@@ -164,15 +240,22 @@ class Holding:
                 return self.raised(error)
 
     def _store_time(self) -> datetime:
-        """The store's clock, as far as we know it: when it leased us the job, plus what passed."""
+        """Return the store's time as far as we know it: when it leased us the job, plus what passed."""
         assert self.job.claimed_at is not None
         return self.job.claimed_at + timedelta(seconds=monotonic() - self.asked_at)
 
 
-class _Facts:
-    """What both faces let one read of a claim."""
+def hold(core: "AppState", jobs: Sequence[Job], asked_at: float) -> list[ClaimState]:
+    """Report jobs as claimed, and return the state of each claim."""
+    core.events.claimed(jobs)
+    return [ClaimState(core, job, asked_at) for job in jobs]
 
-    _held: Holding
+
+class ClaimVerbs:
+    """What both faces of a claim have: its facts, and its verbs, declared once."""
+
+    def __init__(self, held: ClaimState) -> None:
+        self._held = held
 
     @property
     def job(self) -> Job:
@@ -181,17 +264,17 @@ class _Facts:
 
     @property
     def token(self) -> int:
-        """Greater than that of every earlier claim: hand it to whatever must refuse a stale writer."""
+        """Greater than that of every earlier claim: pass it to whatever must refuse a stale writer."""
         return self._held.token
 
     @property
     def lease_until(self) -> datetime:
-        """Until when the store keeps the job for us, by the store's clock."""
+        """Until when the store keeps the job for this claim, by the store's clock."""
         return self._held.lease_until
 
     @property
     def cancel_reason(self) -> str | None:
-        """Set once somebody asked for the job to be cancelled, as of the last renew or progress."""
+        """Set once the job was asked to stop, as of the last renew or progress."""
         return self._held.cancel_reason
 
     @property
@@ -203,84 +286,77 @@ class _Facts:
         """Raise `LeaseLost` when the keeping of this claim has failed."""
         self._held.check()
 
+    @verb
+    def succeed(self, result: Any = None, *, then: Sequence[NewJob] = (), within: Any = None) -> Calls[None]:
+        """Settle the job as succeeded; `then` are enqueued in the same commit.
 
-class Claim(_Facts):
+        All of it in your transaction if you give one.
+        """
+        held = self._held
+        yield from held.send(held.settled_by(held.succeeded(result), _follow_ups(then)), within)
+
+    @verb
+    def fail(self, reason: str | BaseException, *, retry: bool = True) -> Calls[None]:
+        """Record a failed attempt; the job is retried after a back-off while it has attempts left."""
+        yield from self._held.settle(self._held.raised(reason, retry=retry))
+
+    @verb
+    def snooze(self, delay: Duration) -> Calls[None]:
+        """Give the job back, and the attempt, to be claimed again after `delay`."""
+        yield from self._held.settle(self._held.snoozed(delay))
+
+    @verb
+    def release(self) -> Calls[None]:
+        """Give the job back as if it had never been claimed."""
+        yield from self._held.settle(Released())
+
+    @verb
+    def cancel(self, reason: str | None = None) -> Calls[None]:
+        """End the job as cancelled."""
+        yield from self._held.settle(self._held.cancelled(reason))
+
+    @verb
+    def renew(self, lease: Duration | None = None) -> Calls[datetime]:
+        """Extend the lease; return until when it now holds."""
+        held = self._held
+        length = held.core.lease_of(held.job) if lease is None else lease_micros(lease)
+        renewal = yield from ask(held.core.store, lambda _: renew_one(held.job.id, held.token, length))
+        held.renewed(renewal)
+        return renewal.lease_until
+
+    @verb
+    def progress(self, fraction: float, message: str | None = None) -> Calls[None]:
+        """Record how far the work got; only the holder can."""
+        held = self._held
+        checked = held.check_progress(fraction, message)
+        held.renewed((yield from ask(held.core.store, held.progress(fraction, checked))))
+
+    @verb
+    def fence(
+        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
+    ) -> Calls[None]:
+        """Keep stale holders from writing to these rows, from now to the end of your transaction.
+
+        The rows get this claim's token; `LeaseLost` if they have a later claim's already.
+        """
+        yield from self._held.fence(connection, table, key=key, column=column, insert=insert)
+
+
+class Claim(ClaimVerbs, AsyncFace):
     """A job that is yours until `lease_until`: settle it, renew it, or lose it.
 
     `async with claim as job:` renews by itself; leaving the block is success, an exception is a
     failed attempt, a cancellation gives the job back.
     """
 
-    def __init__(self, held: Holding) -> None:
-        self._held = held
-
-    async def succeed(self, result: Any = None, *, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        """Finish the job; `then` appear in the same commit, in your transaction if you give one."""
-        await self._settle(self._held.succeeded(result), _follow_ups(then), within)
-
-    async def fail(self, reason: str | BaseException, *, retry: bool = True) -> None:
-        """Record a failed attempt; the job is retried after a back-off while it has attempts left."""
-        await self._settle(self._held.raised(reason, retry=retry))
-
-    async def snooze(self, delay: Duration) -> None:
-        """Give the job back, and the attempt, to be claimed again after `delay`."""
-        await self._settle(self._held.snoozed(delay))
-
-    async def release(self) -> None:
-        """Give the job back as if it had never been claimed."""
-        await self._settle(Released())
-
-    async def cancel(self, reason: str | None = None) -> None:
-        """End the job as cancelled."""
-        await self._settle(self._held.cancelled(reason))
-
-    async def renew(self, lease: Duration | None = None) -> datetime:
-        """Push the lease back; answers until when it now holds."""
-        standing = await self._held.core.store.run_async(self._held.core.renew(self._held, lease))
-        self._held.stands(standing)
-        return standing.lease_until
-
-    async def progress(self, fraction: float, message: str | None = None) -> None:
-        """Note how far the work got; only the holder can."""
-        operation = self._held.core.progress(self._held, fraction, message)
-        self._held.stands(await self._held.core.store.run_async(operation))
-
-    async def fence(
-        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
-    ) -> None:
-        """Keep stale holders from writing to these rows, from now to the end of your transaction.
-
-        The rows get this claim's token; `LeaseLost` if they have a later claim's already.
-        """
-        await self._held.fence(table, key=key, column=column, insert=insert).put_up(connection)
-
-    async def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        await self._send(self._held.settled_by(outcome, then), within)
-
-    async def _send(self, one: SettleRequest, within: Any = None) -> None:
-        core = self._held.core
-        with self._held.settling():
-            if within is None:
-                await core.settler.settle(one)
-            else:
-                await core.store.run_async(core.settle(one), within)
-            core.keeper.drop(self._held)
-        self._held.is_settled(one, committed=within is None)
-        if within is None and core.callbacks.are_there:
-            await core.callbacks.tell_now(core.store, [self._held.fate(one)])
-
-    def _blocking(self) -> "SyncClaim":
-        return SyncClaim(self._held)
-
     async def __aenter__(self) -> Job:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-        def tell(_: Holding) -> None:
+        def tell(_: ClaimState) -> None:
             if self._held.lost and task is not None:
                 loop.call_soon_threadsafe(task.cancel)
 
-        core = self._held.core
-        core.keeper.keep(self._held, core.lease_of(self._held.job), tell)
+        self._held.keep(tell)
         return self._held.job
 
     async def __aexit__(
@@ -289,67 +365,23 @@ class Claim(_Facts):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._held.core.keeper.drop(self._held)
-        if self._held.lost:
+        held = self._held
+        held.core.keeper.drop(held)
+        if held.lost:
             task = asyncio.current_task()
             if task is not None and isinstance(error, asyncio.CancelledError):
                 task.uncancel()
-            raise lease_lost(self._held.job.id, self._held.token) from error
-        if not self._held.settled:
+            raise lease_lost(held.job.id, held.token) from error
+        if not held.settled:
             # Shielded: the cancellation that ends the block must not also abort giving the job back.
-            await asyncio.shield(self._settle(self._held.ended_by(error)))
+            await asyncio.shield(run_async(held.settle(held.ended_by(error))))
 
 
-class SyncClaim(_Facts):
-    """The blocking face of a claim; `with claim as job:` renews by itself."""
-
-    def __init__(self, held: Holding) -> None:
-        self._held = held
-
-    def succeed(self, result: Any = None, *, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        self._settle(self._held.succeeded(result), _follow_ups(then), within)
-
-    def fail(self, reason: str | BaseException, *, retry: bool = True) -> None:
-        self._settle(self._held.raised(reason, retry=retry))
-
-    def snooze(self, delay: Duration) -> None:
-        self._settle(self._held.snoozed(delay))
-
-    def release(self) -> None:
-        self._settle(Released())
-
-    def cancel(self, reason: str | None = None) -> None:
-        self._settle(self._held.cancelled(reason))
-
-    def renew(self, lease: Duration | None = None) -> datetime:
-        standing = self._held.core.store.run(self._held.core.renew(self._held, lease))
-        self._held.stands(standing)
-        return standing.lease_until
-
-    def progress(self, fraction: float, message: str | None = None) -> None:
-        operation = self._held.core.progress(self._held, fraction, message)
-        self._held.stands(self._held.core.store.run(operation))
-
-    def fence(
-        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
-    ) -> None:
-        self._held.fence(table, key=key, column=column, insert=insert).put_up_sync(connection)
-
-    def _settle(self, outcome: Outcome, then: Sequence[NewJob] = (), within: Any = None) -> None:
-        self._send(self._held.settled_by(outcome, then), within)
-
-    def _send(self, one: SettleRequest, within: Any = None) -> None:
-        core = self._held.core
-        with self._held.settling():
-            core.store.run(core.settle(one), within)
-            core.keeper.drop(self._held)
-        self._held.is_settled(one, committed=within is None)
-        if within is None and core.callbacks.are_there:
-            core.callbacks.tell_now_sync(core.store, [self._held.fate(one)])
+class SyncClaim(ClaimVerbs, SyncFace):
+    """The sync face of a claim; `with claim as job:` renews by itself."""
 
     def __enter__(self) -> Job:
-        core = self._held.core
-        core.keeper.keep(self._held, core.lease_of(self._held.job), lambda _: None)
+        self._held.keep(lambda _: None)
         return self._held.job
 
     def __exit__(
@@ -358,15 +390,16 @@ class SyncClaim(_Facts):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._held.core.keeper.drop(self._held)
-        if self._held.lost:
-            raise lease_lost(self._held.job.id, self._held.token) from error
-        if not self._held.settled:
-            self._settle(self._held.ended_by(error))
+        held = self._held
+        held.core.keeper.drop(held)
+        if held.lost:
+            raise lease_lost(held.job.id, held.token) from error
+        if not held.settled:
+            run(held.settle(held.ended_by(error)))
 
 
 def _follow_ups(then: object) -> Sequence[NewJob]:
-    """What `then=` names; a single job may stand for a list of one."""
+    """Return what `then=` names as a list; a single job is a list of one."""
     if isinstance(then, NewJob):
         return [then]
     if not isinstance(then, Iterable) or isinstance(then, str | bytes | Mapping):
@@ -374,12 +407,57 @@ def _follow_ups(then: object) -> Sequence[NewJob]:
     return list(then)
 
 
-def with_docs(face: type, other: type) -> None:
-    """Give the blocking face the docstrings of the awaited one; their signatures are equal."""
-    for name, method in vars(other).items():
-        twin = vars(face).get(name)
-        if callable(method) and callable(twin) and not twin.__doc__:
-            twin.__doc__ = method.__doc__
+class SettlementBatcher:
+    """Sends settlements that are asked for in one turn of an event loop as one operation.
 
+    `await asyncio.gather(*(claim.succeed() for claim in claims))` is one statement and one commit, not one
+    per claim.
+    """
 
-with_docs(SyncClaim, Claim)
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self._waiting: dict[asyncio.AbstractEventLoop, Waiting] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def settle(self, one: SettleRequest) -> None:
+        """Settle if the claim still holds its job, else `LeaseLost`; on the sync face, by itself."""
+        self._store.run(lambda _: settle_one(one))
+
+    async def settle_async(self, one: SettleRequest) -> None:
+        """Settle if the claim still holds its job, else `LeaseLost`."""
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[None] = loop.create_future()
+        if loop not in self._waiting:
+            self._waiting[loop] = []
+            loop.call_soon(self._send, loop)
+        self._waiting[loop].append((one, settled))
+        await settled
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self._settle_together(self._waiting.pop(loop)))
+        self._sending.add(task)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        if not task.cancelled():
+            task.exception()  # the callers have it already; asyncio need not print it, too
+
+    async def _settle_together(self, waiting: Waiting) -> None:
+        settlements = [one for one, _ in waiting]
+        try:
+            lost, _ = await self._store.run_async(lambda _: settle_if_held(settlements))
+        except BaseException as error:
+            for _, settled in waiting:
+                if not settled.done():
+                    settled.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for one, settled in waiting:
+            if settled.done():
+                continue
+            if any(one is other for other in lost):
+                settled.set_exception(lease_lost(one.id, one.token))
+            else:
+                settled.set_result(None)

@@ -1,174 +1,192 @@
-"""`app.trains`, `app.slots`, `app.pipelines` and `app.pipeline(…)`, on both faces."""
+"""`app.trains`, `app.slots`, `app.pipelines`, `app.pipeline(…)`: each verb declared once for both faces."""
 
 from collections.abc import Collection
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dibs.app.callbacks import Fate
-from dibs.app.claims import with_docs
-from dibs.app.verbs import MOST_FOUND, Core
+from dibs.app.callbacks import cancelled_events
+from dibs.app.verbs import enqueue_joined
+from dibs.faces import AsyncFace, Calls, SyncFace, ask, verb
+from dibs.jobs import payload
+from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job, NewJob
-from dibs.operations.pipelines import Pipeline, Plan
-from dibs.operations.queries import Train
+from dibs.jobs.options import slot_name
+from dibs.jobs.pipelines import Pipeline, PipelineDraft
+from dibs.operations import pipelines, queries
+from dibs.operations.queries import MOST_FOUND, Train, job_filter
+
+if TYPE_CHECKING:
+    from dibs.app.state import AppState
 
 
-class Trains:
+class TrainVerbs:
+    """The verbs of `app.trains`: jobs that run strictly one after another."""
+
+    def __init__(self, core: "AppState") -> None:
+        self._core = core
+
+    @verb
+    def get(self, name: str) -> Calls[Train | None]:
+        """Return the train of this name; None when no job is on it."""
+        names = [payload.check_name(name, "train")]
+        found = yield from ask(
+            self._core.store, lambda _: queries.find_trains(names, held=False, after=None, limit=1)
+        )
+        return found[0] if found else None
+
+    @verb
+    def held(self) -> Calls[list[Train]]:
+        """Return the trains that wait for an operator, by name: retry the head, or release the train."""
+        return (yield from ask(self._core.store, lambda _: queries.held_trains(MOST_FOUND)))
+
+    @verb
+    def release(self, name: str) -> Calls[bool]:
+        """Let the next job of a held train go; return whether it was held.
+
+        `NotFound` when no job is on it.
+        """
+        checked = payload.check_name(name, "train")
+        return (
+            yield from ask(
+                self._core.store, lambda tries: queries.release_train(checked, unsure=tries.unsure)
+            )
+        )
+
+    @verb
+    def list(
+        self, *, held: bool = False, limit: int = MOST_FOUND, after: str | None = None
+    ) -> Calls["list[Train]"]:
+        """Return the trains with jobs on them, by name; `after` the last name of a page gives the next."""
+        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        start = None if after is None else payload.check_name(after, "after")
+        if most <= 0:
+            return []
+        return (
+            yield from ask(
+                self._core.store,
+                lambda _: queries.find_trains(None, held=held, after=start, limit=most),
+            )
+        )
+
+
+class Trains(TrainVerbs, AsyncFace):
     """Trains of this app: jobs that run strictly one after another."""
 
-    def __init__(self, core: Core) -> None:
+
+class SyncTrains(TrainVerbs, SyncFace):
+    """The sync face of `app.trains`."""
+
+
+class SlotVerbs:
+    """The verbs of `app.slots`: keys that jobs share, so that not all of them run at once."""
+
+    def __init__(self, core: "AppState") -> None:
         self._core = core
 
-    async def get(self, name: str) -> Train | None:
-        """The train of this name; None when nobody is on it."""
-        found = await self._core.store.run_async(self._core.trains(names=[name]))
-        return found[0] if found else None
-
-    async def held(self) -> list[Train]:
-        """Trains that wait for a person, by name: retry the head, or release the train."""
-        return await self._core.store.run_async(self._core.held_trains())
-
-    async def list(
-        self, *, held: bool = False, limit: int = MOST_FOUND, after: str | None = None
-    ) -> list[Train]:
-        """Trains with jobs on them, by name; `after` the last name of a page gives the next one."""
-        return await self._core.store.run_async(self._core.trains(held=held, limit=limit, after=after))
-
-    async def release(self, name: str) -> bool:
-        """Let the next job of a held train go; whether it was held. `NotFound` when nobody is on it."""
-        return await self._core.store.run_async(self._core.release_train(name))
+    @verb
+    def current(self, key: str | tuple[Any, ...]) -> Calls[Job | None]:
+        """Return the job that started last, of the jobs that share this key."""
+        slot = slot_name(key)
+        return (yield from ask(self._core.store, lambda _: queries.current_of(slot)))
 
 
-class SyncTrains:
-    """The blocking face of `app.trains`."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def get(self, name: str) -> Train | None:
-        found = self._core.store.run(self._core.trains(names=[name]))
-        return found[0] if found else None
-
-    def held(self) -> list[Train]:
-        return self._core.store.run(self._core.held_trains())
-
-    def list(self, *, held: bool = False, limit: int = MOST_FOUND, after: str | None = None) -> list[Train]:
-        return self._core.store.run(self._core.trains(held=held, limit=limit, after=after))
-
-    def release(self, name: str) -> bool:
-        return self._core.store.run(self._core.release_train(name))
-
-
-class Slots:
+class Slots(SlotVerbs, AsyncFace):
     """Slots of this app: keys that jobs share, so that not all of them run at once."""
 
-    def __init__(self, core: Core) -> None:
+
+class SyncSlots(SlotVerbs, SyncFace):
+    """The sync face of `app.slots`."""
+
+
+class NewPipelineVerbs:
+    """A new pipeline on either face: nothing is stored until it is enqueued."""
+
+    def __init__(self, core: "AppState", draft: PipelineDraft) -> None:
         self._core = core
-
-    async def current(self, key: str | tuple[Any, ...]) -> Job | None:
-        """Of the jobs that share this key, the one that started last."""
-        return await self._core.store.run_async(self._core.current_of_slot(key))
-
-
-class SyncSlots:
-    """The blocking face of `app.slots`."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def current(self, key: str | tuple[Any, ...]) -> Job | None:
-        return self._core.store.run(self._core.current_of_slot(key))
-
-
-with_docs(SyncTrains, Trains)
-with_docs(SyncSlots, Slots)
-
-
-class Planned:
-    """What both faces of a new pipeline share: nothing is stored until it is enqueued."""
-
-    def __init__(self, core: Core, plan: Plan) -> None:
-        self._core = core
-        self._plan = plan
+        self._draft = draft
 
     @property
     def id(self) -> UUID:
         """Its jobs' `pipeline_id`."""
-        return self._plan.id
+        return self._draft.id
 
     @property
     def name(self) -> str:
-        return self._plan.name
+        return self._draft.name
 
     def add(self, new: NewJob, *, after: Collection[NewJob | UUID | str] = ()) -> NewJob:
-        """One more job, which waits until all in `after` have succeeded; answers it, to be waited for."""
-        return self._plan.add(new, after)
+        """Add a job, which waits until all in `after` have succeeded; return it, to be waited for."""
+        return self._draft.add(new, after)
+
+    @verb
+    def enqueue(self, *, within: Any = None) -> Calls[list[Job]]:
+        """Store all of it or nothing, in your transaction if you give one; a second time stores nothing."""
+        core, draft = self._core, self._draft
+        rows = pipelines.rows_of(draft, [core.registry.prepare(new) for new in draft.jobs.values()])
+        fresh = False not in [new.take_fresh() for new in draft.jobs.values()] and not draft.is_sent
+        draft.is_sent = True
+        if not rows:
+            return []
+        return (
+            yield from enqueue_joined(
+                core,
+                lambda tries: pipelines.enqueue(
+                    draft, rows, fresh=fresh and tries.number == 0, ours=fresh and tries.unsure
+                ),
+                within,
+            )
+        )
 
 
-class NewPipeline(Planned):
+class NewPipeline(NewPipelineVerbs, AsyncFace):
     """Jobs on their way to the store, some of which wait for others."""
 
     @cached_property
     def sync(self) -> "SyncNewPipeline":
-        """The same pipeline for code that blocks."""
-        return SyncNewPipeline(self._core, self._plan)
-
-    async def enqueue(self, *, within: Any = None) -> list[Job]:
-        """Store all of it or nothing, in your transaction if you give one; a second time stores nothing."""
-        jobs = await self._core.store.run_async(self._core.enqueue_pipeline(self._plan), within)
-        self._core.events.enqueued(jobs)
-        return jobs
+        """The same pipeline on the sync face."""
+        return SyncNewPipeline(self._core, self._draft)
 
 
-class SyncNewPipeline(Planned):
-    """The blocking face of a new pipeline."""
-
-    def enqueue(self, *, within: Any = None) -> list[Job]:
-        jobs = self._core.store.run(self._core.enqueue_pipeline(self._plan), self._core.joined(within))
-        self._core.events.enqueued(jobs)
-        return jobs
+class SyncNewPipeline(NewPipelineVerbs, SyncFace):
+    """The sync face of a new pipeline."""
 
 
-class Pipelines:
+class PipelineVerbs:
+    """The verbs of `app.pipelines`: jobs that belong together."""
+
+    def __init__(self, core: "AppState") -> None:
+        self._core = core
+
+    @verb
+    def get(self, id: UUID | str) -> Calls[Pipeline | None]:
+        """Return the pipeline with all its jobs: counts by state, progress, tree; None when it has none."""
+        parsed, filter = parse_id(id), job_filter(pipeline_id=id)
+        return (yield from ask(self._core.store, lambda _: pipelines.get(parsed, filter)))
+
+    @verb
+    def cancel(self, id: UUID | str, reason: str | None = None) -> Calls[int]:
+        """End all of its jobs that wait, ask its running ones to stop; return how many."""
+        core = self._core
+        parsed, filter, why = parse_id(id), job_filter(pipeline_id=id), core.checked_text(reason, "reason")
+        wanted = core.callbacks.want("cancelled")
+        changed = yield from ask(
+            core.store, lambda _: pipelines.change("cancel", parsed, filter, with_rows=wanted, reason=why)
+        )
+        yield from core.callbacks.call(core.store, cancelled_events(changed.rows))
+        return changed.number
+
+    @verb
+    def retry(self, id: UUID | str) -> Calls[int]:
+        """Let all of its failed and cancelled jobs run again, in their order; return how many."""
+        parsed, filter = parse_id(id), job_filter(pipeline_id=id, state=("failed", "cancelled"))
+        changed = yield from ask(self._core.store, lambda _: pipelines.change("retry", parsed, filter))
+        return changed.number
+
+
+class Pipelines(PipelineVerbs, AsyncFace):
     """Pipelines of this app: jobs that belong together."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
 
-    async def get(self, id: UUID | str) -> Pipeline | None:
-        """The pipeline with all its jobs: counts by state, progress, tree; None when it has none."""
-        return await self._core.store.run_async(self._core.pipeline(id))
-
-    async def cancel(self, id: UUID | str, reason: str | None = None) -> int:
-        """End all of its jobs that wait, ask those that run to stop; how many."""
-        ended: list[Fate] = []
-        number = await self._core.store.run_async(self._core.cancel_pipeline(id, reason, ended))
-        await self._core.callbacks.tell_now(self._core.store, ended)
-        return number
-
-    async def retry(self, id: UUID | str) -> int:
-        """Let all of its failed and cancelled jobs run again, in their order; how many."""
-        return await self._core.store.run_async(self._core.retry_pipeline(id))
-
-
-class SyncPipelines:
-    """The blocking face of `app.pipelines`."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def get(self, id: UUID | str) -> Pipeline | None:
-        return self._core.store.run(self._core.pipeline(id))
-
-    def cancel(self, id: UUID | str, reason: str | None = None) -> int:
-        ended: list[Fate] = []
-        number = self._core.store.run(self._core.cancel_pipeline(id, reason, ended))
-        self._core.callbacks.tell_now_sync(self._core.store, ended)
-        return number
-
-    def retry(self, id: UUID | str) -> int:
-        return self._core.store.run(self._core.retry_pipeline(id))
-
-
-with_docs(SyncNewPipeline, NewPipeline)
-with_docs(SyncPipelines, Pipelines)
+class SyncPipelines(PipelineVerbs, SyncFace):
+    """The sync face of `app.pipelines`."""

@@ -1,30 +1,79 @@
-"""What a handler may know and do while it runs: the `Context` that is handed to it, and its progress."""
+"""What a handler may know and do while it runs: the `Context` that is passed to it, and its progress."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dibs.clock import monotonic
 from dibs.errors import DibsError, LeaseLost
+from dibs.faces import AsyncFace, Call, Calls, SyncFace, ask, verb
 from dibs.jobs.job import Job, NewJob
+from dibs.operations.pipelines import parents_of
 
 if TYPE_CHECKING:
-    from dibs.app.claims import Claim, Holding
+    from dibs.app.claims import Claim, ClaimState
+    from dibs.engines.store import Operation, Store
     from dibs.operations.settle import Renewal
 
 
-class Context:
-    """Handed to every handler that has a parameter annotated `Context`."""
+class ContextVerbs:
+    """The verbs of a context, declared once for both faces."""
+
+    _stops: bool
+    """Whether `progress` also raises when the handler should stop."""
+
+    @property
+    def _context(self) -> "Context":
+        raise NotImplementedError
+
+    @verb
+    def parents(self) -> Calls[list[Job]]:
+        """Return the jobs that this one waited for, in the order of `after=`, or its chaining job."""
+        return (yield from self._context._parents())
+
+    @verb
+    def progress(self, fraction: float, message: str | None = None) -> Calls[None]:
+        """Record how far the work got; call it as often as you like, the store hears twice a second.
+
+        In plain functions, `ctx.sync.progress(…)` is also a `check()`: it raises when the handler is to stop.
+        """
+        yield from self._context._notes.note(fraction, message, stops=self._stops)
+
+    @verb
+    def complete(self, result: Any = None, *, within: Any) -> Calls[None]:
+        """Succeed in your transaction: the job is done exactly when your data is."""
+        yield from self._context._complete(result, within)
+
+    @verb
+    def fence(
+        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
+    ) -> Calls[None]:
+        """Keep stale holders from writing to these rows, from now to the end of your transaction.
+
+        The rows get this claim's token; `LeaseLost` if they have a later claim's already.
+        """
+        held = self._context._claim._held
+        yield from held.fence(connection, table, key=key, column=column, insert=insert)
+
+
+class Context(ContextVerbs, AsyncFace):
+    """Passed to every handler that has a parameter annotated `Context`."""
+
+    _stops = False
 
     def __init__(self, claim: "Claim", state: Any = None) -> None:
         self._claim = claim
         self._progress: Progress | None = None
         self.state = state
         self.children: list[NewJob] = []
+
+    @property
+    def _context(self) -> "Context":
+        return self
 
     @cached_property
     def sync(self) -> "SyncContext":
@@ -53,34 +102,15 @@ class Context:
         self._claim._held.check_stop()
 
     def chain(self, *new_jobs: NewJob) -> None:
-        """Jobs to be added in the same commit as this one's success, or never."""
+        """Add jobs in the same commit as this one's success, or never."""
         self.children.extend(new_jobs)
 
-    async def parents(self) -> list[Job]:
-        """The jobs that this one waited for, in the order of `after=`, or the one that chained it."""
-        core = self._claim._held.core
-        return await core.store.run_async(core.parents(self.job))
+    def _parents(self) -> Calls[list[Job]]:
+        return (yield from ask(self._claim._held.core.store, lambda _: parents_of(self.job)))
 
-    def _parents_sync(self) -> list[Job]:
-        core = self._claim._held.core
-        return core.store.run(core.parents(self.job))
-
-    async def progress(self, fraction: float, message: str | None = None) -> None:
-        """Note how far the work got; call it as often as you like, the store hears twice a second."""
-        await self._notes.note(fraction, message)
-
-    async def complete(self, result: Any = None, *, within: Any) -> None:
-        """Succeed in your transaction: the job is done exactly when your data is."""
-        await self._claim.succeed(result, then=self.children, within=within)
-
-    async def fence(
-        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
-    ) -> None:
-        """Keep stale holders from writing to these rows, from now to the end of your transaction.
-
-        The rows get this claim's token; `LeaseLost` if they have a later claim's already.
-        """
-        await self._claim.fence(connection, table, key=key, column=column, insert=insert)
+    def _complete(self, result: Any, within: Any) -> Calls[None]:
+        held = self._claim._held
+        yield from held.send(held.settled_by(held.succeeded(result), self.children), within)
 
     @property
     def _notes(self) -> "Progress":
@@ -90,31 +120,17 @@ class Context:
         return self._progress
 
 
-class SyncContext:
-    """The blocking face of a context: `ctx.sync.progress(…)` in a plain function."""
+class SyncContext(ContextVerbs, SyncFace):
+    """The sync face of a context: `ctx.sync.progress(…)` in a plain function."""
+
+    _stops = True
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self._context_ = context
 
-    def progress(self, fraction: float, message: str | None = None) -> None:
-        """The same, and a `check()`: it raises when the handler should stop."""
-        self._context._notes.note_sync(fraction, message)
-
-    def parents(self) -> list[Job]:
-        """The jobs that this one waited for, in the order of `after=`, or the one that chained it."""
-        return self._context._parents_sync()
-
-    def complete(self, result: Any = None, *, within: Any) -> None:
-        """Succeed in your transaction: the job is done exactly when your data is."""
-        claim = self._context._claim._blocking()
-        claim.succeed(result, then=self._context.children, within=within)
-
-    def fence(
-        self, connection: Any, table: str, *, key: Any, column: str = "token", insert: bool = False
-    ) -> None:
-        """The same, through a connection that blocks."""
-        claim = self._context._claim._blocking()
-        claim.fence(connection, table, key=key, column=column, insert=insert)
+    @property
+    def _context(self) -> Context:
+        return self._context_
 
 
 EVERY = 0.5  # seconds between two notes of one job
@@ -127,7 +143,7 @@ Note = tuple[float, str | None]
 class Progress:
     """The notes of one claim, as they come in from its handler."""
 
-    def __init__(self, held: "Holding") -> None:
+    def __init__(self, held: "ClaimState") -> None:
         self._held = held
         self._lock = threading.Lock()
         self._waiting: Note | None = None
@@ -136,46 +152,33 @@ class Progress:
         self._sending = False
         self._over = False
 
-    async def note(self, fraction: float, message: str | None) -> None:
-        """Note it now, or soon; `LeaseLost` once the claim is known to be lost."""
-        self._held.check()
-        checked = self._held.core.check_progress(fraction, message)
+    def note(self, fraction: float, message: str | None, *, stops: bool) -> Calls[None]:
+        """Record it now, or soon; raise if the claim is lost or, where it `stops`, the handler is to stop."""
+        check = self._held.check_stop if stops else self._held.check
+        check()
+        checked = self._held.check_progress(fraction, message)
         if (now := self._taken(fraction, checked)) is not None:
             try:
-                operation = self._held.core.progress(self._held, *now)
-                self._heard(await self._held.core.store.run_async(operation))
+                self._heard((yield from ask(self._held.core.store, self._held.progress(*now))))
             finally:
                 self._sending = False
+        if stops:
+            check()
 
-    def note_sync(self, fraction: float, message: str | None) -> None:
-        """The same, blocking; it also raises when the handler should stop, as `ctx.check()` does."""
-        self._held.check_stop()
-        checked = self._held.core.check_progress(fraction, message)
-        if (now := self._taken(fraction, checked)) is not None:
-            try:
-                operation = self._held.core.progress(self._held, *now)
-                self._heard(self._held.core.store.run(operation))
-            finally:
-                self._sending = False
-        self._held.check_stop()
-
-    async def finish(self) -> None:
-        """The handler has ended: write what still waits, before the job is settled."""
+    def finish(self) -> Calls[None]:
+        """Write what still waits, before the job is settled: the handler has ended."""
         if (last := self._last()) is not None:
-            operation = self._held.core.progress(self._held, *last)
+            store, operation = self._held.core.store, self._held.progress(*last)
             # A cancellation that comes now comes too late: what the handler did stands.
             with suppress(DibsError, asyncio.CancelledError):
-                await asyncio.shield(self._held.core.store.run_async(operation))
-
-    def finish_sync(self) -> None:
-        if (last := self._last()) is not None:
-            with suppress(DibsError):
-                self._held.core.store.run(self._held.core.progress(self._held, *last))
+                yield Call(store.run, partial(_run_shielded, store), (operation,))
 
     def _taken(self, fraction: float, message: str | None) -> Note | None:
-        """The note to be sent by the caller; None when it waits, in place of the one before it."""
+        """Return the note for the caller to send; None when it waits, in place of the one before it."""
         with self._lock:
-            if self._held.settled:  # completed in the handler's own transaction: nothing is left to note
+            if (
+                self._held.settled
+            ):  # completed in the handler's own transaction: there is nothing left to report
                 return None
             earlier = None if self._waiting is None else self._waiting[1]
             note = (float(fraction), earlier if message is None else message)
@@ -192,7 +195,7 @@ class Progress:
         return note
 
     def _write_late(self) -> None:
-        """In a thread. Nobody waits for it, so a lost lease is told as a failed heartbeat would tell it."""
+        """Send a note that waited, in a thread. A lost lease is reported as a heartbeat would report it."""
         with self._lock:
             if self._waiting is None or self._over or self._held.settled:
                 return
@@ -201,18 +204,17 @@ class Progress:
                 return
             note = self._send(self._waiting)
         try:
-            operation = self._held.core.progress(self._held, *note)
-            self._heard(self._held.core.store.run(operation))
+            self._heard(self._held.core.store.run(self._held.progress(*note)))
         except LeaseLost:
             if not self._over:
                 self._held.core.keeper.lose(self._held)
         except DibsError:
-            pass  # the store is away: the keeper minds the lease, and a note may be missing
+            pass  # the store is away: the lease is kept by its keeper, and a note may be missing
         finally:
             self._sending = False
 
-    def _heard(self, standing: "Renewal") -> None:
-        self._held.core.keeper.stands(self._held, standing)
+    def _heard(self, renewal: "Renewal") -> None:
+        self._held.core.keeper.renewed(self._held, renewal)
 
     def _last(self) -> Note | None:
         with self._lock:
@@ -221,8 +223,12 @@ class Progress:
             return None if self._held.settled or self._held.lost else last
 
 
-class Later:
-    """Calls things at their time, one after the other, in a thread that lives while there are any."""
+async def _run_shielded(store: "Store", operation: "Operation[Renewal]") -> "Renewal":
+    return await asyncio.shield(store.run_async(operation))
+
+
+class DelayedCalls:
+    """Functions to be called at a time, one after the other, in a thread that lives while there are any."""
 
     def __init__(self) -> None:
         self._start_over()
@@ -245,7 +251,7 @@ class Later:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """What was to be called is not called any more."""
+        """Drop all calls and end the thread."""
         with self._changed:
             self._calls.clear()
             self._changed.notify_all()

@@ -18,23 +18,23 @@ from dibs.events import log
 from dibs.operations.settle import Renewal, renew
 
 if TYPE_CHECKING:
-    from dibs.app.claims import Holding
+    from dibs.app.claims import ClaimState
     from dibs.engines.store import Store
 
 # Called, from a thread, with the claim whose standing has changed.
-Tell = Callable[["Holding"], object]
+Tell = Callable[["ClaimState"], object]
 
 BEATS_PER_LEASE = 3
 MARGIN = 0.1  # of the lease: given up this long before the store may take the job back
 LINGER = 1.0  # seconds the watch stays around without work, so short claims don't start threads
 
 
-class Kept:
+class KeptClaim:
     """A claim that is being kept, with the times at which something is due."""
 
     __slots__ = ("good_since", "held", "lease", "look_since", "next_beat", "tell")
 
-    def __init__(self, held: "Holding", lease: int, tell: Tell) -> None:
+    def __init__(self, held: "ClaimState", lease: int, tell: Tell) -> None:
         self.held = held
         self.lease = lease
         self.tell = tell
@@ -60,7 +60,7 @@ class Kept:
         return self.lease / SECOND
 
 
-class Keeper:
+class LeaseKeeper:
     """Renews what it is told to keep, all due claims of one lease length in one statement."""
 
     def __init__(self, store: "Store") -> None:
@@ -70,18 +70,18 @@ class Keeper:
     def _start_over(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._kept: dict[tuple[UUID, int], Kept] = {}
-        self._newest: dict[UUID, Kept] = {}
+        self._kept: dict[tuple[UUID, int], KeptClaim] = {}
+        self._newest: dict[UUID, KeptClaim] = {}
         self._watch: threading.Thread | None = None
         self._beat: threading.Thread | None = None
         self._closing = False
         self._wake_at = 0.0
 
-    def keep(self, held: "Holding", lease: int, tell: Tell) -> None:
+    def keep(self, held: "ClaimState", lease: int, tell: Tell) -> None:
         """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
-        self.keep_all([Kept(held, lease, tell)])
+        self.keep_all([KeptClaim(held, lease, tell)])
 
-    def keep_all(self, claims: Sequence[Kept]) -> None:
+    def keep_all(self, claims: Sequence[KeptClaim]) -> None:
         """The same for many: a busy worker keeps and drops thousands of claims in a second."""
         if not claims:
             return
@@ -96,8 +96,8 @@ class Keeper:
             elif min(kept.next_beat for kept in claims) < self._wake_at:
                 self._changed.notify_all()  # else it wakes early enough; most claims end before that
 
-    def _add(self, kept: Kept) -> None:
-        id = kept.held.job.id
+    def _add(self, kept: KeptClaim) -> None:
+        id, kept.held.is_kept = kept.held.job.id, True
         older = self._newest.get(id)
         if older is not None and older.held is not kept.held:
             self._lose(older)  # it was swept, and this is its successor
@@ -108,7 +108,7 @@ class Keeper:
         if os.getpid() != self._pid:
             self._start_over()
 
-    def drop(self, *claims: "Holding") -> None:
+    def drop(self, *claims: "ClaimState") -> None:
         self._mind_fork()
         with self._changed:
             for held in claims:
@@ -116,24 +116,24 @@ class Keeper:
                 if kept is not None and self._newest.get(held.job.id) is kept:
                     del self._newest[held.job.id]
 
-    def stands(self, held: "Holding", standing: Renewal) -> None:
+    def renewed(self, held: "ClaimState", standing: Renewal) -> None:
         """What another statement heard of a claim; a cancel that was asked for is passed on."""
         self._mind_fork()
         with self._changed:
             kept = self._kept.get(held.key)
             news = standing.cancel_reason is not None and held.cancel_reason is None
-            held.stands(standing)
+            held.renewed(standing)
             if news and kept is not None:
                 _tell(kept)
 
-    def lose(self, held: "Holding") -> None:
+    def lose(self, held: "ClaimState") -> None:
         """Another statement heard that this claim is no longer held."""
         self._mind_fork()
         with self._changed:
             if (kept := self._kept.get(held.key)) is not None:
                 self._lose(kept)
 
-    def look(self, helds: Iterable["Holding"]) -> None:
+    def look(self, helds: Iterable["ClaimState"]) -> None:
         """Renew these at once instead of at their next beat, and so hear how they stand."""
         self._mind_fork()
         with self._changed:
@@ -194,8 +194,8 @@ class Keeper:
         else:
             self._beat = beat
 
-    def _beating(self, due: list[Kept]) -> None:
-        by_lease: defaultdict[int, list[Kept]] = defaultdict(list)
+    def _beating(self, due: list[KeptClaim]) -> None:
+        by_lease: defaultdict[int, list[KeptClaim]] = defaultdict(list)
         for kept in due:
             by_lease[kept.lease].append(kept)
         for lease, group in by_lease.items():
@@ -206,7 +206,7 @@ class Keeper:
             self._beat = None
             self._changed.notify_all()
 
-    def _renew(self, lease: int, group: list[Kept]) -> None:
+    def _renew(self, lease: int, group: list[KeptClaim]) -> None:
         claims = [kept.held.key for kept in group]
         sent_at = monotonic()
         try:
@@ -221,7 +221,7 @@ class Keeper:
             for kept in group:
                 self._note(kept, standing.get(kept.held.key), sent_at)
 
-    def _note(self, kept: Kept, standing: Renewal | None, sent_at: float) -> None:
+    def _note(self, kept: KeptClaim, standing: Renewal | None, sent_at: float) -> None:
         if self._kept.get(kept.held.key) is not kept:
             return
         if standing is None and kept.held.is_settling:
@@ -235,11 +235,11 @@ class Keeper:
         else:  # the row was locked by somebody: it was not pushed, so nothing may rely on it
             kept.missed()
         news = standing.cancel_reason is not None and kept.held.cancel_reason is None
-        kept.held.stands(standing)
+        kept.held.renewed(standing)
         if news:
             _tell(kept)
 
-    def _lose(self, kept: Kept) -> None:
+    def _lose(self, kept: KeptClaim) -> None:
         self._kept.pop(kept.held.key, None)
         if self._newest.get(kept.held.job.id) is kept:
             del self._newest[kept.held.job.id]
@@ -247,7 +247,7 @@ class Keeper:
         _tell(kept)
 
 
-def _tell(kept: Kept) -> None:
+def _tell(kept: KeptClaim) -> None:
     """Who can't be told, as its loop is closed, costs nobody else the lease."""
     try:
         kept.tell(kept.held)

@@ -68,7 +68,7 @@ class Lifespan:
         return resources
 
 
-class Doorway:
+class LifespanEntry:
     """One worker's way in and out: nothing is running there, so a stop may break it off."""
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from dibs.jobs.job import Job, NewJob, not_a_new_job
 from dibs.jobs.options import (
     DEFAULT_LEASE,
     DEFAULTS,
+    NO_GATE,
     Options,
     check_attempts,
     check_policy,
@@ -55,18 +56,19 @@ class Registry:
         if not isinstance(new, NewJob):
             raise not_a_new_job(new)
         task = self.tasks.get(new.kind) if isinstance(new.kind, str) else None
-        kind = payload.check_name(new.kind, "kind") if task is None else task.kind
         options = DEFAULTS if task is None else task.options
         delay, run_at = _due(new)
         gate, key = self._gate(new, task, options), _key(new, task)
-        id = parse_id(new.id)
-        if not is_version_7(id):
-            raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
+        args = {} if new.args is None else _check_mapping(new.args, f"args of {new.kind!r}")
+        kind = payload.check_name(new.kind, "kind") if task is None else task.kind
+        text = payload.encode(args, f"args of {new.kind!r}", self.settings.max_payload)
+        if task is not None:
+            task.signature.check(text)
         return (
-            id,
+            new.id if new._fresh else _checked_id(new.id),
             kind,
             options.queue if new.queue is None else payload.check_name(new.queue, "queue"),
-            self._args(new, task),
+            text,
             options.priority if new.priority is None else check_priority(new.priority),
             run_at,
             delay,
@@ -94,19 +96,20 @@ class Registry:
         if slot is not None:
             policy = options.slot_policy if policy is None else policy
             limit = options.slot_limit if limit is None else limit
-        return gate_columns(train, slot, policy, limit)
-
-    def _args(self, new: NewJob, task: Task[..., Any] | None) -> str:
-        args = {} if new.args is None else _check_mapping(new.args, f"args of {new.kind!r}")
-        text = payload.encode(args, f"args of {new.kind!r}", self.settings.max_payload)
-        if task is not None:
-            task.signature.check(text)
-        return text
+        columns = (train, slot, policy, limit)
+        return NO_GATE if columns == NO_GATE else gate_columns(*columns)
 
     def _meta(self, meta: Mapping[str, Any] | None) -> str:
         if meta is None:
             return "{}"
         return payload.encode(_check_mapping(meta, "meta"), "meta", self.settings.max_payload)
+
+
+def _checked_id(given: UUID | str) -> UUID:
+    id = parse_id(given)
+    if not is_version_7(id):
+        raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
+    return id
 
 
 def _due(new: NewJob) -> tuple[int | None, Any]:

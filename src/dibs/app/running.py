@@ -7,22 +7,25 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dibs.app.claims import CancelAsked, Claim, Holding, StopAsked, SyncClaim
+from dibs.app.claims import CancelAsked, Claim, ClaimState, StopAsked
 from dibs.app.context import Context
 from dibs.app.registry import Registry
 from dibs.app.tasks import Task
-from dibs.app.verbs import Around, Core
-from dibs.engines.store import Operation
-from dibs.errors import BadRequest, DibsError, LeaseLost, Refused
+from dibs.errors import BadRequest, LeaseLost, Refused
 from dibs.events import log
+from dibs.faces import Calls, ask, run, run_async
 from dibs.jobs.job import Job
 from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
+from dibs.operations.queries import get
 from dibs.operations.settle import SettleRequest
 from dibs.settings import Duration
+
+if TYPE_CHECKING:
+    from dibs.app.state import AppState, HandlerWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,67 +51,48 @@ class Fail:
 
 SUCCEEDED = Succeeded(None)
 NOT_COMMITTED = "the job was completed within a transaction that was not committed"
-PATIENCE = 2.0  # seconds that a cancelled caller waits until its claim is given back
 CANCELLED_WITHIN = "the handler was cancelled by something that it waited for"
 
 
-_returning: set["asyncio.Future[None]"] = set()  # asyncio itself would forget a task that is under way
+async def run_claimed_job(
+    core: "AppState", task: "Task[..., Any]", claim: Callable[[], Awaitable[list[ClaimState]]]
+) -> bool:
+    """Claim, run the handler with a heartbeat, settle; return whether there was a claim.
 
-
-async def claim_or_give_back(core: Core, operation: Operation[list[Holding]]) -> list[Holding]:
-    """What was claimed. Whoever is cancelled meanwhile gets nothing, and what still comes is given back.
-
-    The store may have claimed already when the cancellation comes; nobody would know until the lease ends.
+    A lost lease is raised, and nothing is recorded.
     """
-    claiming = asyncio.ensure_future(core.store.run_async(operation))
-    try:
-        return await asyncio.shield(claiming)
-    except asyncio.CancelledError:
-        if not claiming.cancelled():
-            returning = asyncio.ensure_future(_give_back(claiming))
-            _returning.add(returning)
-            returning.add_done_callback(_returning.discard)
-            await asyncio.wait([returning], timeout=PATIENCE)  # a store that hangs must not keep the caller
-        raise
+    async with core.lifespan.entered() as state:
+        for held in await claim():
+            context = Context(Claim(held), state)
+            try:
+                outcome = await _perform_kept(held, task, context)
+            except asyncio.CancelledError:
+                if not held.settled:
+                    await asyncio.shield(run_async(held.settle(Released())))
+                raise
+            await run_async(_settle(held, outcome, context))
+            return True
+    return False
 
 
-async def _give_back(claiming: "asyncio.Future[list[Holding]]") -> None:
-    with suppress(DibsError):  # it was not claimed after all, or can't be reached: its lease ends by itself
-        claims = [Claim(held) for held in await claiming]
-        await asyncio.gather(*(claim.release() for claim in claims))
-
-
-async def run_claimed(claim: Claim, task: "Task[..., Any]", state: Any) -> None:
-    """Handler, heartbeat, settle. A lost lease is raised, and nothing is recorded."""
-    held, context = claim._held, Context(claim, state)
-    try:
-        outcome = await _perform_kept(held, task, context)
-    except asyncio.CancelledError:
-        if not held.settled:
-            await asyncio.shield(claim._settle(Released()))
-        raise
-    if not held.settled:
-        await claim._send(settlement(held, outcome, context))
-    elif still_ours(await held.core.store.run_async(held.core.get(held.job.id)), held):
-        await claim._settle(not_committed(held, outcome))
-
-
-def run_job_sync(core: Core, task: "Task[..., Any]", claim_it: Callable[[], SyncClaim | None]) -> bool:
-    """The same, blocking: a plain handler runs in this thread, an async one in a loop of its own."""
+def run_claimed_job_sync(
+    core: "AppState", task: "Task[..., Any]", claim: Callable[[], list[ClaimState]]
+) -> bool:
+    """Do the same, blocking: a plain handler runs in this thread, an async one in a loop of its own."""
     if task.is_async:
         _refuse_inside_loop(task)
-        return _value(asyncio.run(_run_apart(core, task, claim_it)))
+        return _value(asyncio.run(_run_in_own_loop(core, task, claim)))
     with core.lifespan.entered_sync() as state:
-        claim = claim_it()
-        if claim is not None:
-            context = Context(Claim(claim._held), state)
+        for held in claim():
+            context = Context(Claim(held), state)
             try:
-                outcome = _perform_sync(claim._held, task, context)
+                outcome = _perform_sync(held, task, context)
             except KeyboardInterrupt:
-                claim._settle(Released())
+                run(held.settle(Released()))
                 raise
-            _settle_sync(claim, outcome, context)
-        return claim is not None
+            run(_settle(held, outcome, context))
+            return True
+    return False
 
 
 def _refuse_inside_loop(task: "Task[..., Any]") -> None:
@@ -119,28 +103,27 @@ def _refuse_inside_loop(task: "Task[..., Any]") -> None:
         )
 
 
-async def _run_apart(
-    core: Core, task: "Task[..., Any]", claim_it: Callable[[], SyncClaim | None]
+async def _run_in_own_loop(
+    core: "AppState", task: "Task[..., Any]", claim: Callable[[], list[ClaimState]]
 ) -> bool | LeaseLost:
-    """In a loop of its own, which nobody minds being blocked.
+    """Run the job in a loop of its own, which may be blocked.
 
-    A lost lease is answered, not raised: asyncio would keep, and print, the exception.
+    A lost lease is returned, not raised: asyncio would keep, and print, the exception.
     """
     try:
         async with core.lifespan.entered() as state:
-            claim = claim_it()
-            if claim is None:
-                return False
-            context = Context(Claim(claim._held), state)
-            try:
-                _settle_sync(claim, await _perform_kept(claim._held, task, context), context)
-            except asyncio.CancelledError:
-                if not claim._held.settled:
-                    claim._settle(Released())
-                raise
-            except LeaseLost as lost:
-                return lost
-            return True
+            for held in claim():
+                context = Context(Claim(held), state)
+                try:
+                    run(_settle(held, await _perform_kept(held, task, context), context))
+                except asyncio.CancelledError:
+                    if not held.settled:
+                        run(held.settle(Released()))
+                    raise
+                except LeaseLost as lost:
+                    return lost
+                return True
+        return False
     finally:
         await core.store.leave_loop()
 
@@ -151,16 +134,16 @@ def _value(ran: bool | LeaseLost) -> bool:
     return ran
 
 
-def _settle_sync(claim: SyncClaim, outcome: Outcome, context: Context) -> None:
-    held = claim._held
+def _settle(held: ClaimState, outcome: Outcome, context: Context) -> Calls[None]:
+    """Settle by the outcome; what was completed within a transaction only if that was not committed."""
     if not held.settled:
-        claim._send(settlement(held, outcome, context))
-    elif still_ours(held.core.store.run(held.core.get(held.job.id)), held):
-        claim._settle(not_committed(held, outcome))
+        yield from held.send(settlement(held, outcome, context))
+    elif still_ours((yield from ask(held.core.store, lambda _: get(held.job.id))), held):
+        yield from held.settle(not_committed(held, outcome))
 
 
-def settlement(held: Holding, outcome: Outcome, context: Context | None) -> SettleRequest:
-    """What the store is told; children that can't be stored make it a failed attempt."""
+def settlement(held: ClaimState, outcome: Outcome, context: Context | None) -> SettleRequest:
+    """Return the settlement; follow-up jobs that can't be stored make it a failed attempt."""
     held.check()
     children = () if context is None or not isinstance(outcome, Succeeded) else context.children
     try:
@@ -169,16 +152,17 @@ def settlement(held: Holding, outcome: Outcome, context: Context | None) -> Sett
         return held.settled_by(held.raised(error))
 
 
-def not_committed(held: Holding, outcome: Outcome) -> Outcome:
-    """Of a job that was completed within a transaction that came to nothing: a success it can't be.
+def not_committed(held: ClaimState, outcome: Outcome) -> Outcome:
+    """Return the outcome of a job that was completed within a transaction that was rolled back.
 
-    What the handler raised or answered otherwise stands: that is why the transaction was rolled back.
+    It can't be a success. What the handler raised or returned otherwise stands: it is why the transaction was
+    rolled back.
     """
     return held.raised(NOT_COMMITTED) if isinstance(outcome, Succeeded) else outcome
 
 
-def broken_off(held: Holding, error: Exception) -> SettleRequest:
-    """What broke was not the handler, and yet the attempt must end: it has failed, if need be for good."""
+def broken_off(held: ClaimState, error: Exception) -> SettleRequest:
+    """Return a settlement as failed, if need be for good: the attempt must end although dibs itself broke."""
     log.error("job %s could not be settled as it should be: its attempt failed", held.job.id, exc_info=error)
     try:
         return held.settled_by(held.raised(error))
@@ -194,19 +178,19 @@ def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
 
 
 async def perform(
-    held: Holding,
+    held: ClaimState,
     task: "Task[..., Any]",
     context: Context | None,
     threads: Executor | None = None,
     elsewhere: Callable[[], Awaitable[Outcome]] | None = None,
 ) -> Outcome:
-    """Call the handler, or wait for one that runs `elsewhere` and minds its timeout there.
+    """Call the handler, or wait for one that runs `elsewhere`, with its timeout there.
 
-    A cancellation that nobody asked the job for is passed on. `context` may be left out for a handler that
-    does not ask for it.
+    A cancellation of the asyncio task that is no cancel of the job is passed on. `context` may be left out
+    for a handler that does not ask for it.
     """
     try:
-        held.check_stop()  # it may have waited for its turn
+        held.check_stop()  # it may have waited to be run
         if elsewhere is not None:
             outcome = await elsewhere()
         elif task.is_async and task.timeout is None:
@@ -232,48 +216,50 @@ async def perform(
         held.check()
         outcome = held.raised(error)
     if context is not None and context._progress is not None:
-        await context._progress.finish()
+        await run_async(context._progress.finish())
     return outcome
 
 
-async def _perform_kept(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
-    held.core.keeper.keep(held, held.core.lease_of(held.job), canceller())
+async def _perform_kept(held: ClaimState, task: "Task[..., Any]", context: Context) -> Outcome:
+    held.keep(canceller())
     try:
         return await surrounded(held, perform(held, task, context))
     finally:
         held.core.keeper.drop(held)
 
 
-def surrounded(held: Holding, performing: Coroutine[Any, Any, Outcome]) -> Coroutine[Any, Any, Outcome]:
-    """The same, inside whatever was put around the handlers of this app; nearly always nothing is."""
+def surrounded(held: ClaimState, performing: Coroutine[Any, Any, Outcome]) -> Coroutine[Any, Any, Outcome]:
+    """Run it inside what was put around the handlers of this app; nearly always that is nothing."""
     return performing if held.core.around is None else _surrounded(held.core.around, held, performing)
 
 
-async def _surrounded(around: Around, held: Holding, performing: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _surrounded(
+    around: "HandlerWrapper", held: ClaimState, performing: Coroutine[Any, Any, Outcome]
+) -> Outcome:
     try:
-        with around(held.job) as told:
-            return told(await performing)
+        with around(held.job) as pass_on:
+            return pass_on(await performing)
     finally:
         performing.close()  # it may never have begun
 
 
-def _perform_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
-    held.core.keeper.keep(held, held.core.lease_of(held.job), lambda _: None)
+def _perform_sync(held: ClaimState, task: "Task[..., Any]", context: Context) -> Outcome:
+    held.keep(lambda _: None)
     try:
         around = held.core.around
         if around is None:
             return _call_sync(held, task, context)
-        with around(held.job) as told:
-            return told(_call_sync(held, task, context))
+        with around(held.job) as pass_on:
+            return pass_on(_call_sync(held, task, context))
     finally:
         held.core.keeper.drop(held)
 
 
-def _call_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
+def _call_sync(held: ClaimState, task: "Task[..., Any]", context: Context) -> Outcome:
     try:
         outcome = outcome_of(held, task.function(**arguments_of(task, held.job, context)))
         if context._progress is not None:
-            context._progress.finish_sync()
+            run(context._progress.finish())
         return outcome
     except CancelAsked:
         return CancelledBy(held.cancel_reason or None)
@@ -285,7 +271,7 @@ def _call_sync(held: Holding, task: "Task[..., Any]", context: Context) -> Outco
 
 
 async def _call_in_time(
-    held: Holding, task: "Task[..., Any]", context: Context | None, threads: Executor | None
+    held: ClaimState, task: "Task[..., Any]", context: Context | None, threads: Executor | None
 ) -> Any:
     limit = asyncio.timeout(task.timeout)
     try:
@@ -298,7 +284,7 @@ async def _call_in_time(
 
 
 async def _call(
-    held: Holding,
+    held: ClaimState,
     task: "Task[..., Any]",
     context: Context | None,
     threads: Executor | None,
@@ -323,9 +309,9 @@ async def _call(
 
 
 def _caught(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
-    """Call it, and carry what it raises as a value: a future refuses StopIteration.
+    """Call it, and return what it raises as a value: a future refuses StopIteration.
 
-    A KeyboardInterrupt is no Ctrl-C either, which only the main thread hears, and would end the worker.
+    A KeyboardInterrupt is no Ctrl-C either, which only the main thread receives, and would end the worker.
     """
     try:
         return function(**arguments), None
@@ -343,13 +329,13 @@ def _returned(caught: tuple[Any, BaseException | None]) -> Any:
 
 
 async def _end_of(thread: "asyncio.Future[Any]") -> None:
-    """However often we are cancelled while we wait."""
+    """Wait for the thread, however often we are cancelled meanwhile."""
     while not thread.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([thread])
 
 
-def outcome_of(held: Holding, value: Any) -> Outcome:
+def outcome_of(held: ClaimState, value: Any) -> Outcome:
     match value:
         case None:
             return SUCCEEDED
@@ -370,11 +356,11 @@ def arguments_of(task: "Task[..., Any]", job: Job, context: Context | None) -> d
     return arguments
 
 
-def canceller() -> Callable[[Holding], None]:
-    """A way for other threads to cancel the task that this is called in."""
+def canceller() -> Callable[[ClaimState], None]:
+    """Return a function by which other threads cancel the asyncio task that calls this."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-    def tell(_: Holding) -> None:
+    def tell(_: ClaimState) -> None:
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)
 
@@ -382,17 +368,17 @@ def canceller() -> Callable[[Holding], None]:
 
 
 def _is_cancelled() -> bool:
-    """Somebody asked this very task to end; otherwise the cancellation came from within the handler."""
+    """Return whether this very task was cancelled; else the cancellation came from within the handler."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def uncancel() -> None:
-    """The cancellation that this task caught ends here."""
+    """End the cancellation that this task caught here."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
 
 
-def still_ours(job: Job | None, held: Holding) -> bool:
+def still_ours(job: Job | None, held: ClaimState) -> bool:
     return job is not None and (job.state, job.token) == (JobState.running, held.token)

@@ -1,33 +1,23 @@
-"""`@app.every`: which ticks of a schedule are due, and the script that enqueues a job for each, once.
+"""`@app.every`: the schedules that this process knows."""
 
-The store keeps one moment per schedule, its last tick. Moving it and storing the jobs is one question, and
-only who moves it from where it was seen enqueues: so a tick is never enqueued again, not even when its job
-has long finished, by no number of workers, whatever their clocks say.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from dibs.app.context import Context
 from dibs.app.registry import Registry
 from dibs.app.tasks import Task
 from dibs.errors import BadRequest
-from dibs.jobs.job import Job, NewJob
+from dibs.jobs.job import NewJob
 from dibs.jobs.payload import check_name
-from dibs.jobs.schedules import Rule
-from dibs.operations.enqueue import distinct, new_job
-from dibs.operations.scripts import Script, Step
+from dibs.jobs.schedules import Missed, Rule
 
 if TYPE_CHECKING:
-    from dibs.app.verbs import Core
+    from dibs.app.state import AppState
 
-Missed = Literal["latest", "all", "skip"]
-
-MOST_CAUGHT_UP = 1000  # ticks that missed="all" makes up for; older ones are gone
-BATCH = 100  # jobs per question
-LATE = timedelta(minutes=1)  # a tick up to this old is late, not missed: a restart costs no tick
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +42,14 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        return self.task.kind if self.own_name is None else self.own_name
+        return self.kind if self.own_name is None else self.own_name
+
+    @property
+    def kind(self) -> str:
+        return self.task.kind
 
     def new(self, tick: datetime) -> NewJob:
-        """The job of one tick. Its `meta` tells the tick for good; `run_at` moves when it is retried."""
+        """Return the job of one tick. Its `meta` keeps the tick; `run_at` changes when it is retried."""
         meta = {**(self.options.get("meta") or {}), "schedule": self.name, "tick": tick.isoformat()}
         return self.task.using(**{**self.options, "meta": meta, "run_at": tick}).new(**self.args)
 
@@ -78,7 +72,7 @@ class Schedules:
         self._by_name[schedule.name] = schedule
 
     def hand_over(self, old: Task[..., Any], new: Task[..., Any]) -> None:
-        """What was scheduled for one task is from now on for another."""
+        """Give the schedules of one task to another."""
         for schedule in [one for one in self if one.task is old]:
             del self._by_name[schedule.name]
             self.add(replace(schedule, task=new))
@@ -99,135 +93,12 @@ def _check_mapping(value: object, what: str) -> None:
 _SOME_TICK = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-# -- Decide -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A step of a schedule's last tick, from where it was seen, and the ticks that get a job with it."""
-
-    since: datetime | None
-    tick: datetime
-    ticks: Sequence[datetime] = ()
-
-
-def due(rule: Rule, missed: Missed, last_tick: datetime | None, now: datetime) -> list[Move]:
-    """What is to be done about the ticks since the last one.
-
-    A schedule that was never seen starts now. A clock that was set back finds its last tick in the future,
-    and nothing to do until it has caught up. Ticks that are merely late all get their job; `missed` is for
-    those that nobody was there for.
-    """
-    if last_tick is None:
-        return [Move(None, now.replace(microsecond=0))]
-    first = next(rule.after(last_tick), None)
-    if first is None or first > now:
-        return []
-    if missed == "all" or now - first <= LATE:
-        return _in_batches(last_tick, rule.newest(last_tick, now, MOST_CAUGHT_UP))
-    [newest] = rule.newest(last_tick, now, 1)
-    dropped = missed == "skip" and now - newest > LATE
-    return [Move(last_tick, newest, [] if dropped else [newest])]
-
-
-def _in_batches(since: datetime, ticks: Sequence[datetime]) -> list[Move]:
-    moves: list[Move] = []
-    for start in range(0, len(ticks), BATCH):
-        batch = ticks[start : start + BATCH]
-        moves.append(Move(since, batch[-1], batch))
-        since = batch[-1]
-    return moves
-
-
-# -- Ask ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticked:
-    """What a look at the schedules came to: jobs that we enqueued, and when each schedule ticks next."""
-
-    jobs: Sequence[Job]
-    next_ticks: Mapping[str, datetime | None]
-
-
-def enqueue_due(schedules: Sequence[Schedule], registry: Registry, now: datetime) -> Script[Ticked]:
-    """Enqueue a job for every tick that is due by the store's clock and that nobody enqueued before."""
-    stored = yield from last_ticks()
-    jobs: list[Job] = []
-    next_ticks: dict[str, datetime | None] = {}
-    for schedule in schedules:
-        last_tick = stored.get(schedule.name)
-        for move in due(schedule.rule, schedule.missed, last_tick, now):
-            enqueued = yield from _enqueue_tick(schedule, registry, move)
-            if enqueued is None:
-                break  # somebody else moved it; as far as we know it is still due, so we will look again
-            jobs += enqueued
-            last_tick = move.tick
-        next_ticks[schedule.name] = now if last_tick is None else next(schedule.rule.after(last_tick), None)
-    return Ticked(jobs=jobs, next_ticks=next_ticks)
-
-
-def _enqueue_tick(schedule: Schedule, registry: Registry, move: Move) -> Script[list[Job] | None]:
-    """The new jobs; None, and nothing stored, when the schedule is no longer where it was seen."""
-    rows = [registry.prepare(schedule.new(tick)) for tick in move.ticks]
-    batch, _ = distinct(rows, fresh=True)
-    answer = yield Step(
-        "enqueue_tick",
-        {"schedule": schedule.name, "since": move.since, "tick": move.tick, "jobs": list(batch)},
-    )
-    if not answer:
-        return None
-    stored = zip(batch, answer[1:], strict=True)
-    return [new_job(row, stored_as) for row, stored_as in stored if stored_as["is_new"]]
-
-
-def last_ticks() -> Script[dict[str, datetime]]:
-    rows = yield Step("schedules", {})
-    return {row["name"]: row["last_tick"] for row in rows}
-
-
-# -- Look ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleInfo:
-    """A schedule as the store and this app know it; one that this app does not know has no kind."""
-
-    name: str
-    kind: str | None
-    expression: str | None
-    last_tick: datetime | None
-    """The newest tick that was dealt with, or when the schedule was first seen; None before that."""
-    next_tick: datetime | None
-
-
-def look(schedules: Sequence[Schedule]) -> Script[list[ScheduleInfo]]:
-    """All schedules that the store or this app knows, by name."""
-    stored = yield from last_ticks()
-    known = {schedule.name: schedule for schedule in schedules}
-    return [_info(name, known.get(name), stored.get(name)) for name in sorted(stored.keys() | known.keys())]
-
-
-def _info(name: str, schedule: Schedule | None, last_tick: datetime | None) -> ScheduleInfo:
-    if schedule is None:
-        return ScheduleInfo(name=name, kind=None, expression=None, last_tick=last_tick, next_tick=None)
-    return ScheduleInfo(
-        name=name,
-        kind=schedule.task.kind,
-        expression=str(schedule.rule),
-        last_tick=last_tick,
-        next_tick=None if last_tick is None else next(schedule.rule.after(last_tick), None),
-    )
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
 class EveryDecorator:
-    """Goes on what `@app.job` made; a plain function becomes a job by it."""
+    """The decorator for what `@app.job` made; it makes a job of a plain function."""
 
-    def __init__(self, core: "Core", job: Callable[[Any], Task[..., Any]], about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, core: "AppState", job: Callable[[Any], Task[..., Any]], about: Mapping[str, Any]
+    ) -> None:
         self._core = core
         self._job = job
         self._about = about

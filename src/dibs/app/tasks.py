@@ -6,30 +6,50 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial, update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
 from dibs.app.context import Context
 from dibs.errors import BadRequest
+from dibs.faces import AsyncFace, Call, Calls, SyncFace, make, verb
 from dibs.jobs import payload
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import Options, Using
 from dibs.settings import seconds
 
+if TYPE_CHECKING:
+    from dibs.app.dibs import Dibs
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Within = Any  # a connection of the caller's; `engines.connections` says which
-EnqueueOne = Callable[[NewJob, Within], Awaitable[Job]]
-EnqueueOneSync = Callable[[NewJob, Within], Job]
+Within = Any  # a connection of the caller's; `engines.sql.within` says which
 
 _USING = tuple(Using.__annotations__)
 
 
-class Task(Generic[P, R]):
+class TaskVerbs(Generic[P, R]):
+    """The verb of a task, declared once for both faces."""
+
+    @property
+    def _task(self) -> "Task[P, R]":
+        raise NotImplementedError
+
+    @verb
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Calls[Job]:
+        """Store a job with these arguments; if its unique key is taken, return the job that has it."""
+        task = self._task
+        app, new, within = task._app, task.new(*args, **kwargs), task._within
+        [job] = yield from make(
+            Call(lambda: app.sync.enqueue(new, within=within), lambda: app.enqueue(new, within=within))
+        )
+        return job
+
+
+class Task(TaskVerbs[P, R], AsyncFace):
     """A function that can be enqueued. Calling it just runs it."""
 
     def __init__(
@@ -37,8 +57,7 @@ class Task(Generic[P, R]):
         function: Callable[..., Any],
         kind: str,
         options: Options,
-        enqueue_one: EnqueueOne,
-        enqueue_one_sync: EnqueueOneSync,
+        app: "Dibs",
     ) -> None:
         if inspect.isroutine(function):
             update_wrapper(self, function)
@@ -50,8 +69,7 @@ class Task(Generic[P, R]):
         self.signature = Signature(function, kind)
         self.is_async = any(map(inspect.iscoroutinefunction, (function, body_of(function))))
         self.timeout = seconds(options.timeout, "timeout")
-        self._enqueue_one = enqueue_one
-        self._enqueue_one_sync = enqueue_one_sync
+        self._app = app
         self._using: Mapping[str, Any] = {}
         self._within: Within = None
         for option in ("unique", "train", "slot"):
@@ -63,7 +81,7 @@ class Task(Generic[P, R]):
         return value
 
     def using(self, *, within: Within = None, **options: Unpack[Using]) -> "Task[P, R]":
-        """The same task with other options for what is enqueued through the answer."""
+        """Return the same task with other options for what is enqueued through it."""
         for name in options:
             if name not in _USING:
                 raise BadRequest(f"using({name}=…) is unknown; there are {', '.join(_USING)}, within")
@@ -75,7 +93,7 @@ class Task(Generic[P, R]):
         return twin
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """A job with these arguments, to be enqueued with others by `app.enqueue`."""
+        """Return a job with these arguments, to be enqueued with others by `app.enqueue`."""
         bound = self.signature.bind(args, kwargs)
         if not self._has_templates:
             return NewJob(self.kind, bound, **self._using)
@@ -88,7 +106,7 @@ class Task(Generic[P, R]):
         return NewJob(self.kind, bound, **self._using, **keys, _own_gate=own_gate, _own_unique=own_unique)
 
     def refuse_silent_change(self, said: Mapping[str, Any]) -> None:
-        """One gate in place of another is a thing to say: who leaves a train may overtake it."""
+        """Refuse another gate than the kind's unless the caller says so: the job might overtake its train."""
         for gate, other in (("train", "slot"), ("slot", "train")):
             template = getattr(self.options, gate)
             if template is not None and said.get(other) is not None and gate not in said:
@@ -97,12 +115,13 @@ class Task(Generic[P, R]):
                     f"say using({other}=…, {gate}=None) if this one is to leave it"
                 )
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Store a job with these arguments; if its unique key is taken, the job that has it is answered."""
-        return await self._enqueue_one(self.new(*args, **kwargs), self._within)
+    @property
+    def _task(self) -> "Task[P, R]":
+        return self
 
     @cached_property
     def sync(self) -> "SyncTask[P, R]":
+        """The same task on the sync face."""
         return SyncTask(self)
 
     @property
@@ -114,25 +133,25 @@ class Task(Generic[P, R]):
         return self.options.train is not None or self.options.slot is not None
 
     def gate(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """The train or slot that the kind's template makes of these arguments."""
+        """Return the train or slot that the kind's template makes of these arguments."""
         if not self.has_gate:
             return {}
         option = "slot" if self.options.train is None else "train"
         return {option: self._filled(option, getattr(self.options, option), self._values(bound))}
 
     def unique(self, bound: Mapping[str, Any]) -> str | None:
-        """The key that the kind's template makes of these arguments."""
+        """Return the unique key that the kind's template makes of these arguments."""
         template = self.options.unique
         return None if template is None else str(self._filled("unique", template, self._values(bound)))
 
     def _values(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """As the handler will get them: a moment and its text in JSON are the same train."""
+        """Return the arguments as the handler gets them: a time and its text in JSON are the same train."""
         values = self.signature.with_defaults(bound)
         text = payload.encode(bound, f"args of {self.kind!r}", sys.maxsize)  # how much may be said later
         return {**values, **self.signature.read(text)}
 
     def _filled(self, option: str, template: Any, values: Mapping[str, Any]) -> Any:
-        """A part that is one argument and nothing else stays what it is: None equals None, 7 is not "7"."""
+        """Fill a template. A part that is one argument and nothing else keeps its type: 7 is not "7"."""
         if isinstance(template, tuple | list):
             return tuple(self._filled_part(option, part, values) for part in template)
         try:
@@ -159,15 +178,15 @@ class Task(Generic[P, R]):
             self._check_template(option, spec or "")
 
 
-class SyncTask(Generic[P, R]):
-    """The blocking face of a task."""
+class SyncTask(TaskVerbs[P, R], SyncFace):
+    """The sync face of a task."""
 
     def __init__(self, task: Task[P, R]) -> None:
-        self._task = task
+        self._task_ = task
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Store a job with these arguments, as the awaited `enqueue` does."""
-        return self._task._enqueue_one_sync(self._task.new(*args, **kwargs), self._task._within)
+    @property
+    def _task(self) -> Task[P, R]:
+        return self._task_
 
 
 class Signature:
@@ -192,7 +211,7 @@ class Signature:
         self._read = payload.decoder(shape)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by name; missing and unknown ones are found by `check`."""
+        """Return the arguments by name; missing and unknown ones are found by `check`."""
         if len(args) > len(self.names):
             raise BadRequest(f"{self._kind!r} takes {len(self.names)} arguments, not {len(args)}")
         bound = dict(zip(self.names, args, strict=False))
@@ -209,14 +228,14 @@ class Signature:
         return {**self._defaults, **bound}
 
     def check(self, text: str) -> Any:
-        """These arguments would fit a call; `BadRequest` says what does not."""
+        """Check that these arguments would fit a call; `BadRequest` says what does not."""
         try:
             return self._read(text)
         except (msgspec.MsgspecError, ValueError, NotImplementedError, TypeError) as error:
             raise BadRequest(f"the arguments of {self._kind!r} don't fit: {error}") from None
 
     def read(self, text: str) -> dict[str, Any]:
-        """The arguments for a call, each of its annotated type."""
+        """Return the arguments for a call, each of its annotated type."""
         arguments = msgspec.structs.asdict(self.check(text))
         if self._open_ended:
             arguments = {**payload.decode(text), **arguments}
@@ -245,7 +264,7 @@ class Signature:
 
 
 def _texts(template: Any) -> Iterator[str]:
-    """The texts that a template is made of."""
+    """Yield the texts that a template is made of."""
     if isinstance(template, str):
         yield template
     elif isinstance(template, tuple | list):
@@ -254,7 +273,7 @@ def _texts(template: Any) -> Iterator[str]:
 
 
 def resolve(function: Callable[..., Any], kind: str) -> dict[str, Any]:
-    """The type of each argument; one that can't be found out is `Any`, with a warning that names it."""
+    """Return the type of each argument; one that can't be resolved is `Any`, with a warning that names it."""
     body = body_of(function)
     module = getattr(inspect.unwrap(body), "__globals__", {})
     around = _around(body, module)
@@ -265,21 +284,21 @@ def resolve(function: Callable[..., Any], kind: str) -> dict[str, Any]:
             continue
         try:
             hints[name] = _known_to_msgspec(_evaluated(parameter.annotation, module, around))
-        except Exception as error:  # an annotation is code of whoever wrote it, and may raise anything
+        except Exception as error:  # an annotation is code of its author, and may raise anything
             hints[name] = Any
             _warn(body, f"argument {name!r} of {kind!r}", parameter.annotation, error)
     return hints
 
 
 def body_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call runs in the end: behind a `partial`, and of an object that can be called its `__call__`."""
+    """Return what a call runs in the end: behind a `partial`, and of a callable object its `__call__`."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def is_context(hint: Any) -> bool:
-    """Whether an argument is the context: also one that may be None, and one with something noted on it."""
+    """Return whether an argument is the context: also one that may be None, or is `Annotated`."""
     if typing.get_origin(hint) is typing.Annotated:
         return is_context(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -288,7 +307,7 @@ def is_context(hint: Any) -> bool:
 
 
 def _evaluated(annotation: Any, module: Mapping[str, Any], around: Mapping[str, Any]) -> Any:
-    """`Context` is known to everybody: many import it only for their type checker."""
+    """Evaluate an annotation; `Context` is always known, as many import it only for their type checker."""
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     return typing.get_type_hints(holder, {"Context": Context, **module}, dict(around), include_extras=True)[
         "it"
@@ -296,7 +315,7 @@ def _evaluated(annotation: Any, module: Mapping[str, Any], around: Mapping[str, 
 
 
 def _around(function: Callable[..., Any], module: Mapping[str, Any]) -> dict[str, Any]:
-    """The names in the functions that this one is written in, while they run: their classes and imports."""
+    """Return the names in the functions that this one is written in, while they run."""
     names: dict[str, Any] = {}
     place = getattr(function, "__qualname__", "")
     frame: types.FrameType | None = sys._getframe(1)
@@ -308,7 +327,7 @@ def _around(function: Callable[..., Any], module: Mapping[str, Any]) -> dict[str
 
 
 def _known_to_msgspec(hint: Any) -> Any:
-    """The annotation, or Any where it can't be checked (a union of two types that look alike in JSON)."""
+    """Return the annotation, or Any where it can't be checked (a union of types that look alike in JSON)."""
     if is_context(hint):
         return hint
     try:
@@ -319,7 +338,7 @@ def _known_to_msgspec(hint: Any) -> Any:
 
 
 def _warn(function: Callable[..., Any], argument: str, annotation: Any, error: Exception) -> None:
-    """Told at the function itself, for that is what has to change."""
+    """Warn at the line of the function itself, for that is what has to change."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     words = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     warnings.warn_explicit(

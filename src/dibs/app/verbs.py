@@ -1,430 +1,386 @@
-"""What both faces share: settings, registry, store; here a call becomes a checked operation."""
+"""The verbs of an app, each declared once for both faces: arguments, checks, the operation it asks."""
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from datetime import datetime, timedelta
-from typing import Any
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from dibs import doctor
-from dibs.app.callbacks import Callbacks, Fate, cancelled_fates
-from dibs.app.claims import Holding
-from dibs.app.context import Later
-from dibs.app.leases import Keeper
-from dibs.app.lifespan import Lifespan
-from dibs.app.registry import Registry
-from dibs.app.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, look
-from dibs.app.settling import Settler
-from dibs.app.watching import Watching
-from dibs.clock import SECOND, monotonic
-from dibs.doctor import Examined
-from dibs.engines.connect import connect
+from dibs import doctor as examination
+from dibs.app.callbacks import cancel_events, cancelled_events, swept_events
+from dibs.app.claims import Claim, ClaimState, ClaimVerbs, hold
+from dibs.app.running import handler_for, run_claimed_job, run_claimed_job_sync
+from dibs.app.state import AppState
+from dibs.app.watching import JobWait
+from dibs.clock import monotonic
+from dibs.doctor import Finding
+from dibs.doctor.servers import drifted, uncompared
+from dibs.doctor.wakeup_check import echo, echo_async
+from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.engines.store import Operation, Store
 from dibs.engines.trouble import Tries
-from dibs.errors import BadRequest
-from dibs.events import Events
+from dibs.errors import BadRequest, DibsError, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
+from dibs.faces import Call, Calls, ask, make, verb
 from dibs.jobs import payload
-from dibs.jobs.failures import error_entry, errors_text
-from dibs.jobs.ids import may_have_steps, parse_id, worker_name
+from dibs.jobs.ids import parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
-from dibs.jobs.options import DEFAULT_LEASE, slot_name
-from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, Outcome, settle
-from dibs.operations import manage, pipelines, queries, upkeep
+from dibs.jobs.options import USUAL_LEASE
+from dibs.jobs.pipelines import PipelineDraft
+from dibs.jobs.states import FINISHED
+from dibs.operations import manage, queries, schedules, upkeep
 from dibs.operations.claim import ClaimRequest, claim
-from dibs.operations.enqueue import NewRow, enqueue
-from dibs.operations.pipelines import Pipeline, Plan
-from dibs.operations.queries import Queue, Train
-from dibs.operations.scripts import Rows, Script
-from dibs.operations.settle import Renewal, SettleRequest, lease_lost, progress, renew, settle_if_held
+from dibs.operations.enqueue import enqueue
+from dibs.operations.queries import MOST_FOUND, Queue, job_filter
+from dibs.operations.questions import Traits
+from dibs.operations.schedules import ScheduleInfo
+from dibs.operations.scripts import Script
 from dibs.operations.upkeep import Swept, WorkerInfo
-from dibs.operations.watch import Topic
 from dibs.operations.why import Why, explain
-from dibs.settings import Duration, Settings, lease_micros, span
+from dibs.settings import Duration, lease_micros, seconds, span
 
-MOST_FOUND = 1000
-# Entered around each handler that runs, with its job; what it yields is told the outcome, and passes it on.
-Around = Callable[[Job], AbstractContextManager[Callable[[Outcome], Outcome]]]
-SHORTLY = 60 * SECOND  # what is not to be kept stays this long, so that a repeated settle is recognised
+GIVE_BACK_WITHIN = 2.0  # seconds that a cancelled caller waits until its claims are given back
+_returning: set["asyncio.Future[None]"] = set()  # asyncio itself would forget a task that is under way
+
+C = TypeVar("C", bound=ClaimVerbs)
+N = TypeVar("N")
 
 
-class Core:
-    """One app's inner half. Nothing in here waits for anything but through `store`."""
+class Verbs(Generic[C, N]):
+    """The verbs of both faces; a face names its classes of claims and of new pipelines."""
 
-    def __init__(self, settings: Settings, lifespan: Lifespan) -> None:
-        self.settings = settings
-        self.lifespan = lifespan
-        self.registry = Registry(settings)
-        self.schedules = Schedules(self.registry)
-        self.events = Events()
-        self.callbacks = Callbacks()
-        self.around: Around | None = None
-        self.open_transaction: Callable[[], Any] = lambda: None
-        self.use(connect(settings))
+    _core: AppState
+    _claim: type[C]
+    _new_pipeline: type[N]
 
-    def use(self, store: Store) -> None:
-        """Work on this store from now on; what was claimed in another stays that one's business."""
-        self.store = store
-        self.keeper = Keeper(store)
-        self.later = Later()
-        self.settler = Settler(store)
-        self.watching = Watching(store, self.events)
+    @property
+    def traits(self) -> Traits:
+        """What this app's store can promise."""
+        return self._core.store.traits
 
-    def close(self) -> None:
-        """End the threads of this app."""
-        self.watching.close()
-        self.later.close()
-        self.keeper.close()
+    # -- tables ---------------------------------------------------------------------------------
 
-    # -- enqueue --------------------------------------------------------------------------------
+    @verb
+    def migrate(self) -> Calls[list[int]]:
+        """Bring the store's tables up to date; return the versions that were applied."""
+        store = self._core.store
+        return (yield from make(Call(store.migrate, store.migrate_async)))
 
-    def joined(self, within: Any) -> Any:
-        """The caller's transaction: the one that was given, else what a framework has open in this thread."""
-        return self.open_transaction() if within is None else within
+    @verb
+    def schema_version(self) -> Calls[int]:
+        """Return the version of the store's tables; 0 when there are none."""
+        store = self._core.store
+        return (yield from make(Call(store.schema_version, store.schema_version_async)))
 
-    def enqueue(self, new_jobs: Sequence[NewJob]) -> Operation[list[Job]]:
-        rows = [self.registry.prepare(new) for new in new_jobs]
+    @verb
+    def check_schema(self) -> Calls[list[SchemaProblem]]:
+        """Compare the store's tables with what dibs makes; return what is missing or wrong."""
+        store = self._core.store
+        return (yield from make(Call(store.check_schema, store.check_schema_async)))
+
+    # -- enqueue and claim ----------------------------------------------------------------------
+
+    @verb
+    def enqueue(self, *new_jobs: NewJob, within: Any = None) -> Calls[list[Job]]:
+        """Store all of these jobs or none, in your transaction if you give one."""
+        rows = [self._core.registry.prepare(new) for new in new_jobs]
         fresh = False not in [new.take_fresh() for new in new_jobs]
-        if not rows:
-            return _nothing
-        return lambda tries: enqueue(
-            rows,
-            fresh=fresh and tries.number == 0,
-            ours={row[0] for row in rows} if fresh and tries.unsure else (),
-        )
 
-    def plan(self, name: str, on_failed: str) -> Plan:
-        """A new pipeline, of which the store knows nothing yet."""
-        return Plan(payload.check_name(name, "pipeline"), on_failed)
+        def operation(tries: Tries) -> Script[list[Job]]:
+            ours = {row[0] for row in rows} if fresh and tries.unsure else ()
+            return enqueue(rows, fresh=fresh and tries.number == 0, ours=ours)
 
-    def enqueue_pipeline(self, plan: Plan) -> Operation[list[Job]]:
-        rows = plan.rows([self.registry.prepare(new) for new in plan.jobs.values()])
-        fresh = False not in [new.take_fresh() for new in plan.jobs.values()] and not plan.is_sent
-        plan.is_sent = True
-        if not rows:
-            return _nothing
-        return lambda tries: pipelines.enqueue(
-            plan, rows, fresh=fresh and tries.number == 0, ours=fresh and tries.unsure
-        )
+        return (yield from enqueue_joined(self._core, operation, within)) if rows else []
 
-    # -- claim ----------------------------------------------------------------------------------
+    def pipeline(self, name: str, *, on_failed: str = "cancel") -> N:
+        """Return a new pipeline: add jobs to it, say which waits for which, and enqueue it as a whole.
 
+        `on_failed` says what becomes of the jobs after one that failed or was cancelled: `cancel`, or `hold`.
+        """
+        draft = PipelineDraft(payload.check_name(name, "pipeline"), on_failed)
+        return self._new_pipeline(self._core, draft)  # type: ignore[call-arg]
+
+    @verb
     def claim(
         self,
-        queues: Sequence[str] | None,
-        kinds: Sequence[str] | None,
-        limit: int,
-        worker: str | None,
-        lease: Duration | None,
-    ) -> Operation[list[Holding]]:
+        *,
+        queues: Sequence[str] | None = None,
+        kinds: Sequence[str] | None = None,
+        limit: int = 1,
+        worker: str | None = None,
+        lease: Duration | None = None,
+    ) -> Calls[list[C]]:
+        """Claim up to `limit` ready jobs; no other worker gets them while their leases are kept."""
         limit = payload.check_whole(limit, "limit", -(10**9), 10_000)
         queues, kinds = payload.check_names(queues, "queue"), payload.check_names(kinds, "kind")
         if limit <= 0 or queues == [] or kinds == []:
-            return _nothing
-        wish = self._wish(worker, lease, limit=limit, queues=queues, kinds=kinds)
-        return lambda _: self._claimed(wish)
+            return []
+        request = self._request(worker, lease, limit=limit, queues=queues, kinds=kinds)
+        held = yield from self._hold(lambda _: claim_script(self._core, request))
+        return [self._claim(one) for one in held]
 
+    @verb
     def claim_job(
-        self, id: UUID | str, worker: str | None, lease: Duration | None
-    ) -> Operation[list[Holding]]:
-        wish = self._wish(worker, lease, id=parse_id(id))
-        return lambda _: self._claimed(wish)
+        self, id: UUID | str, *, worker: str | None = None, lease: Duration | None = None
+    ) -> Calls[C | None]:
+        """Claim exactly this job, or no job: None when it can't be claimed now."""
+        held = yield from self._hold(self._claim_one(id, worker, lease))
+        return self._claim(held[0]) if held else None
 
-    def _claimed(self, wish: ClaimRequest) -> Script[list[Holding]]:
-        asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
-        return self.holdings((yield from claim(wish)), asked_at)
+    @verb
+    def run_job(self, id: UUID | str) -> Calls[Job | None]:
+        """Claim this job, run its handler here, settle it; None when it can't be claimed now.
 
-    def holdings(self, jobs: Sequence[Job], asked_at: float) -> list[Holding]:
-        self.events.claimed(jobs)
-        return [Holding(self, job, asked_at) for job in jobs]
+        The app's `lifespan` is entered for it, before the claim, and left after it.
+        """
+        job = yield from self._get(id)
+        if job is None:
+            return None
+        core, operation = self._core, self._claim_one(id)
+        task, store = handler_for(core.registry, job), core.store
+        ran = yield from make(
+            Call(
+                lambda: run_claimed_job_sync(core, task, lambda: store.run(operation)),
+                lambda: run_claimed_job(core, task, lambda: claim_or_give_back(store, operation)),
+            )
+        )
+        return (yield from self._get(id)) if ran else None
 
-    def _wish(self, worker: str | None, lease: Duration | None, **what: Any) -> ClaimRequest:
+    def _hold(self, operation: Operation[list[ClaimState]]) -> Calls[list[ClaimState]]:
+        store = self._core.store
+        held: list[ClaimState] = yield Call(store.run, partial(claim_or_give_back, store), (operation,))
+        return held
+
+    def _claim_one(
+        self, id: UUID | str, worker: str | None = None, lease: Duration | None = None
+    ) -> Operation[list[ClaimState]]:
+        request = self._request(worker, lease, id=parse_id(id))
+        return lambda _: claim_script(self._core, request)
+
+    def _request(self, worker: str | None, lease: Duration | None, **what: Any) -> ClaimRequest:
         return ClaimRequest(
             worker=worker_name() if worker is None else payload.check_name(worker, "worker"),
-            lease=lease_micros(DEFAULT_LEASE if lease is None else lease),
-            leases=self.registry.leases if lease is None else {},
+            lease=USUAL_LEASE if lease is None else lease_micros(lease),
+            leases=self._core.registry.leases if lease is None else {},
             **what,
         )
 
-    # -- settle, renew, progress ----------------------------------------------------------------
+    # -- read -----------------------------------------------------------------------------------
 
-    def settlement(self, held: Holding, outcome: Outcome, then: Sequence[NewJob] = ()) -> SettleRequest:
-        job = held.job
-        children = self._children(job, then) if then else ()
-        retry = self.registry.options(job.kind).retry
-        to = settle(job.attempts, job.max_attempts, outcome, retry, random.random())  # noqa: S311
-        starts_pipeline = children and job.pipeline_id is None
-        values = (
-            job.id,
-            held.token,
-            to.state,
-            to.settled_as,
-            to.delay,
-            to.refund,
-            to.result,
-            errors_text(job.errors, to.error),
-            to.message,
-            job.id if starts_pipeline else None,
-            job.train,
-            job.slot,
-        )
-        return SettleRequest(
-            values=values, children=children, steps_of=self._steps_of(job), unique=job.unique
-        )
+    @verb
+    def get(self, id: UUID | str) -> Calls[Job | None]:
+        """Return the job as it is now, live or finished; None if there is none."""
+        return (yield from self._get(id))
 
-    def _children(self, job: Job, then: Sequence[NewJob]) -> list[NewRow]:
-        children = [self.registry.prepare(new, parent=job) for new in then]
-        for new in then:
-            new.take_fresh()
-        return children
-
-    def _steps_of(self, job: Job) -> UUID | None:
-        """The pipeline in which others may wait for this job; chained jobs don't pay for such pipelines."""
-        return job.pipeline_id if may_have_steps(job.pipeline_id) else None
-
-    def settle(self, one: SettleRequest) -> Operation[None]:
-        return lambda _: _settle_one(one)
-
-    def renew(self, held: Holding, lease: Duration | None) -> Operation[Renewal]:
-        length = self.lease_of(held.job) if lease is None else lease_micros(lease)
-        return lambda _: _renew_one(held, length)
-
-    def progress(self, held: Holding, fraction: float, message: str | None) -> Operation[Renewal]:
-        checked = self.check_progress(fraction, message)
-        return lambda _: progress(held.job.id, held.token, float(fraction), checked)
-
-    def check_progress(self, fraction: float, message: str | None) -> str | None:
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-            raise BadRequest(f"progress={fraction!r} must be a number from 0 to 1")
-        return self._text(message, "message")
-
-    def encode_result(self, result: Any) -> str | None:
-        return None if result is None else payload.encode(result, "result", self.settings.max_payload)
-
-    def check_reason(self, reason: str | None) -> str | None:
-        return self._text(reason, "reason")
-
-    def _text(self, text: str | None, what: str) -> str | None:
-        """Free text; an empty one says nothing."""
-        return None if text is None else payload.check_text(text, what, self.settings.max_payload) or None
-
-    def lease_of(self, job: Job) -> int:
-        """The length of the lease that this job was claimed with."""
-        if job.lease_until is None or job.claimed_at is None:
-            return lease_micros(self.registry.options(job.kind).lease)
-        return round((job.lease_until - job.claimed_at) / timedelta(microseconds=1))
-
-    # -- look and act ---------------------------------------------------------------------------
-
-    def get(self, id: UUID | str) -> Operation[Job | None]:
+    def _get(self, id: UUID | str) -> Calls[Job | None]:
         parsed = parse_id(id)
-        return lambda _: queries.get(parsed)
+        return (yield from ask(self._core.store, lambda _: queries.get(parsed)))
 
-    def find(self, limit: int, after: UUID | str | None, **filter: Any) -> Operation[list[Job]]:
+    @verb
+    def find(
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        queue: str | None = None,
+        kind: str | None = None,
+        train: str | None = None,
+        slot: str | tuple[Any, ...] | None = None,
+        pipeline_id: UUID | str | None = None,
+        tags: Sequence[str] | str | None = None,
+        limit: int = 50,
+        after: UUID | str | None = None,
+    ) -> Calls[list[Job]]:
+        """Return the jobs that match, newest first; `after` the last id of a page gives the next one."""
         limit = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
         if limit <= 0:
-            return _nothing
-        checked, start = self._filter(**filter), None if after is None else parse_id(after)
-        return lambda _: queries.find(checked, limit=limit, after=start)
+            return []
+        named = {"queue": queue, "kind": kind, "train": train, "slot": slot, "pipeline_id": pipeline_id}
+        filter, start = job_filter(state, tags, **named), None if after is None else parse_id(after)
+        return (yield from ask(self._core.store, lambda _: queries.find(filter, limit=limit, after=start)))
 
-    def topic(self, job_id: UUID | str | None, pipeline_id: UUID | str | None, queue: str | None) -> Topic:
-        """What is to be watched: one of these, or everything."""
-        if [job_id, pipeline_id, queue].count(None) < 2:
-            raise BadRequest(
-                "watch one thing: a job_id, a pipeline_id or a queue; nothing means all of the store"
-            )
-        if job_id is not None:
-            return Topic("job", parse_id(job_id), {})
-        if pipeline_id is not None:
-            return Topic("pipeline", parse_id(pipeline_id), self._filter(pipeline_id=pipeline_id))
-        chosen = self._filter(queue=queue)
-        return Topic("queue", chosen["queue"], chosen)
-
-    def counts(self, queue: str | None) -> Operation[dict[str, int]]:
+    @verb
+    def counts(self, queue: str | None = None) -> Calls[dict[str, int]]:
+        """Return how many jobs are in each state."""
         checked = None if queue is None else payload.check_name(queue, "queue")
-        return lambda _: queries.counts(checked)
+        return (yield from ask(self._core.store, lambda _: queries.counts(checked)))
 
-    def queues(self) -> Operation[list[Queue]]:
-        return lambda _: queries.queues()
+    @verb
+    def queues(self) -> Calls[list[Queue]]:
+        """Return the queues that have live jobs or a setting, by name."""
+        return (yield from ask(self._core.store, lambda _: queries.queues()))
 
-    def workers(self) -> Operation[list[WorkerInfo]]:
-        silence = span(3 * self.settings.poll, what="poll")
-        return lambda _: upkeep.workers(silence)
+    @verb
+    def workers(self) -> Calls[list[WorkerInfo]]:
+        """Return the workers that were heard of lately, by name."""
+        silence = self._core.silence
+        return (yield from ask(self._core.store, lambda _: upkeep.workers(silence)))
 
-    def look_at_schedules(self) -> Operation[list[ScheduleInfo]]:
-        return lambda _: look(list(self.schedules))
+    @verb
+    def schedules(self) -> Calls[list[ScheduleInfo]]:
+        """Return what `every` scheduled, by name: when each ticked last, and when it ticks next."""
+        known = list(self._core.schedules)
+        return (yield from ask(self._core.store, lambda _: schedules.find_schedules(known)))
 
-    def why(self, id: UUID | str) -> Operation[Why]:
-        parsed, silence = parse_id(id), span(3 * self.settings.poll, what="poll")
-        return lambda _: explain(parsed, silence)
+    @verb
+    def why(self, id: UUID | str) -> Calls[Why]:
+        """Explain why this job is not running: a sentence for people, `.code` for programs."""
+        parsed, silence = parse_id(id), self._core.silence
+        return (yield from ask(self._core.store, lambda _: explain(parsed, silence)))
 
-    def examine(self) -> Operation[Examined]:
-        silence = span(3 * self.settings.poll, what="poll")
-        return lambda _: doctor.examine(silence)
+    @verb
+    def doctor(self) -> Calls[list[Finding]]:
+        """Examine the store: is it set up as it should be, and is its work being done?"""
+        store, silence = self._core.store, self._core.silence
+        try:
+            examined = yield from ask(store, lambda _: examination.examine(silence))
+            schema = yield from make(Call(store.schema_version, store.schema_version_async))
+            heard = yield from make(Call(echo, echo_async, (store,)))
+            found = examination.judge(examined, heard, schema)
+        except (SchemaOutdated, StoreUnavailable, NotPermitted, UnsafeStore) as error:
+            return [examination.unwell(error)]
+        try:
+            problems = yield from make(Call(store.check_schema, store.check_schema_async))
+            return [*found, *drifted(problems)]
+        except Exception as error:
+            return [*found, uncompared(error)]
 
-    def cancel(self, id: UUID | str, reason: str | None) -> Operation[Job]:
-        parsed, checked = parse_id(id), self.check_reason(reason)
-        return lambda tries: manage.cancel(parsed, checked, unsure=tries.unsure)
+    @verb
+    def wait(self, id: UUID | str, *, timeout: Duration | None = None) -> Calls[Job]:
+        """Wait until the job has finished, and return it; `TimeoutError` when that takes too long."""
+        waiting = JobWait(id, seconds(timeout, "timeout"))
+        while True:
+            if (job := waiting.finished((yield from self._get(id)))) is not None:
+                return job
+            yield Call(time.sleep, asyncio.sleep, (waiting.pause(),))
 
-    def retry(self, id: UUID | str) -> Operation[Job]:
+    # -- act ------------------------------------------------------------------------------------
+
+    @verb
+    def cancel(self, id: UUID | str, reason: str | None = None) -> Calls[Job]:
+        """End a waiting job, ask a running one to stop."""
+        core = self._core
+        parsed, checked = parse_id(id), core.checked_text(reason, "reason")
+        job = yield from ask(core.store, lambda tries: manage.cancel(parsed, checked, unsure=tries.unsure))
+        yield from core.callbacks.call(core.store, cancel_events(job))
+        return job
+
+    @verb
+    def retry(self, id: UUID | str) -> Calls[Job]:
+        """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""
         parsed = parse_id(id)
-        return lambda _: manage.retry(parsed)
+        return (yield from ask(self._core.store, lambda _: manage.retry(parsed)))
 
-    def delete(self, id: UUID | str) -> Operation[bool]:
+    @verb
+    def delete(self, id: UUID | str) -> Calls[bool]:
+        """Remove a job that is not running; False when there is none."""
         parsed = parse_id(id)
-        return lambda tries: manage.delete(parsed, unsure=tries.unsure)
+        return (yield from ask(self._core.store, lambda tries: manage.delete(parsed, unsure=tries.unsure)))
 
-    def retry_many(self, **filter: Any) -> Operation[int]:
-        checked = self._filter(**filter)
-        return lambda _: manage.change_many("retry", checked)
+    @verb
+    def cancel_many(self, /, *, reason: str | None = None, **filter: Any) -> Calls[int]:
+        """Cancel all jobs that match, with the filters of `find`; return how many."""
+        core = self._core
+        checked, why = job_filter(**filter), core.checked_text(reason, "reason")
+        wanted = core.callbacks.want("cancelled")
+        changed = yield from ask(
+            core.store, lambda _: manage.change_many("cancel", checked, with_rows=wanted, reason=why)
+        )
+        yield from core.callbacks.call(core.store, cancelled_events(changed.rows))
+        return changed.number
 
-    def cancel_many(self, reason: str | None, ended: list[Fate], **filter: Any) -> Operation[int]:
-        """`ended` is filled with what is to be told of those that waited."""
-        checked, why = self._filter(**filter), self.check_reason(reason)
-        return lambda _: manage.change_many("cancel", checked, self._noting(ended), reason=why)
+    @verb
+    def retry_many(self, /, **filter: Any) -> Calls[int]:
+        """Retry all jobs that match, with the filters of `find`; return how many."""
+        checked = job_filter(**filter)
+        changed = yield from ask(self._core.store, lambda _: manage.change_many("retry", checked))
+        return changed.number
 
-    def _noting(self, ended: list[Fate]) -> Callable[[Rows], object]:
-        if not self.callbacks.want("cancelled"):
-            return len
-        return lambda rows: ended.extend(cancelled_fates(rows))
+    @verb
+    def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Calls[Job]:
+        """Take back a job that has a lease long over; `NotStale` until then."""
+        parsed, settings = parse_id(id), self._core.settings
+        stale = span(settings.stale_after if stale_after is None else stale_after, what="stale_after")
+        return (
+            yield from ask(self._core.store, lambda tries: manage.recover(parsed, stale, unsure=tries.unsure))
+        )
 
-    def recover(self, id: UUID | str, stale_after: Duration | None) -> Operation[Job]:
-        parsed = parse_id(id)
-        stale = span(self.settings.stale_after if stale_after is None else stale_after, what="stale_after")
-        return lambda tries: manage.recover(parsed, stale, _died, unsure=tries.unsure)
-
-    def pause(self, queue: str, paused: bool) -> Operation[None]:
+    @verb
+    def pause(self, queue: str) -> Calls[None]:
+        """Let no worker claim from this queue."""
         name = payload.check_name(queue, "queue")
-        return lambda _: manage.set_queue(name, paused=paused)
+        yield from ask(self._core.store, lambda _: manage.set_queue(name, paused=True))
 
-    def limit(self, queue: str, n: int | None) -> Operation[None]:
+    @verb
+    def resume(self, queue: str) -> Calls[None]:
+        """Let the jobs of a paused queue be claimed again."""
+        name = payload.check_name(queue, "queue")
+        yield from ask(self._core.store, lambda _: manage.set_queue(name, paused=False))
+
+    @verb
+    def limit(self, queue: str, n: int | None) -> Calls[None]:
+        """Run at most `n` jobs of this queue at a time; None lifts the limit."""
         name = payload.check_name(queue, "queue")
         most = None if n is None else payload.check_whole(n, "limit", 0, 1_000_000)
-        return lambda _: manage.set_queue(name, max_running=most, set_limit=True)
+        yield from ask(self._core.store, lambda _: manage.set_queue(name, max_running=most, set_limit=True))
 
-    def sweep(self) -> Operation[Swept]:
-        return lambda _: upkeep.sweep_and_mend()
-
-    def trains(
-        self,
-        names: Sequence[str] | None = None,
-        *,
-        held: bool = False,
-        limit: int = MOST_FOUND,
-        after: str | None = None,
-    ) -> Operation[list[Train]]:
-        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
-        checked = payload.check_names(names, "train")
-        start = None if after is None else payload.check_name(after, "after")
-        return (
-            _nothing
-            if most <= 0
-            else lambda _: queries.find_trains(checked, held=held, after=start, limit=most)
-        )
-
-    def held_trains(self) -> Operation[list[Train]]:
-        return lambda _: queries.held_trains(MOST_FOUND)
-
-    def release_train(self, name: str) -> Operation[bool]:
-        checked = payload.check_name(name, "train")
-        return lambda tries: queries.release_train(checked, unsure=tries.unsure)
-
-    def current_of_slot(self, key: str | tuple[Any, ...]) -> Operation[Job | None]:
-        slot = slot_name(key)
-        return lambda _: queries.current_of(slot)
-
-    def pipeline(self, id: UUID | str) -> Operation[Pipeline | None]:
-        parsed, filter = parse_id(id), self._filter(pipeline_id=id)
-        return lambda _: pipelines.look(parsed, filter)
-
-    def cancel_pipeline(self, id: UUID | str, reason: str | None, ended: list[Fate]) -> Operation[int]:
-        parsed, filter, why = parse_id(id), self._filter(pipeline_id=id), self.check_reason(reason)
-        return lambda _: pipelines.change("cancel", parsed, filter, self._noting(ended), reason=why)
-
-    def retry_pipeline(self, id: UUID | str) -> Operation[int]:
-        failed = ("failed", "cancelled")
-        parsed, filter = parse_id(id), self._filter(pipeline_id=id, state=failed)
-        return lambda _: pipelines.change("retry", parsed, filter)
-
-    def parents(self, job: Job) -> Operation[list[Job]]:
-        return lambda _: pipelines.parents_of(job)
-
-    def swept(self, swept: Swept) -> Swept:
-        self.events.swept(
-            staged=swept.staged, returned=swept.returned, failed=swept.failed, cancelled=swept.cancelled
-        )
+    @verb
+    def sweep(self) -> Calls[Swept]:
+        """Do one round of upkeep: due jobs become ready, expired leases are taken back."""
+        core = self._core
+        swept = core.swept((yield from ask(core.store, lambda _: upkeep.sweep_and_mend())))
+        yield from core.callbacks.call(core.store, swept_events(swept))
         return swept
 
-    def enqueue_due(self, now: datetime) -> Operation[Ticked]:
-        return lambda _: enqueue_due(list(self.schedules), self.registry, now)
-
-    def retention(self) -> list[Operation[int]]:
-        """What the settings `keep` and `keep_for` ask to be removed by now."""
-        short = {"all": frozenset(), "failed": FINISHED - {JobState.failed}, "none": FINISHED}[
-            self.settings.keep
-        ]
-        kept_for = span(self.settings.keep_for, what="keep_for")
-        return [
-            lambda _: upkeep.prune(kept_for),
-            *([lambda _: upkeep.prune(SHORTLY, short)] if short else []),
-        ]
-
-    def prune(self, older_than: Duration, state: Any) -> Operation[int]:
-        age = span(older_than, what="older_than")
-        states = queries.check_states(state)
+    @verb
+    def prune(self, older_than: Duration, *, state: str | Sequence[str] | None = None) -> Calls[int]:
+        """Remove jobs that finished longer ago than this, all or in these states; return how many."""
+        age, states = span(older_than, what="older_than"), queries.check_states(state)
         if states is not None and (live := [one for one in states if one not in FINISHED]):
             raise BadRequest(f"{live[0]} jobs can't be pruned, only {', '.join(sorted(FINISHED))} ones")
-        return lambda _: upkeep.prune(age, FINISHED if states is None else states)
-
-    def _filter(
-        self, state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any
-    ) -> Mapping[str, Any]:
-        if unknown := set(equal) - {*_NAMES_TO_FIND, "pipeline_id"}:
-            raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
-        given = {name: equal[name] for name in _NAMES_TO_FIND if equal.get(name) is not None}
-        pipeline = equal.get("pipeline_id")
-        states = queries.check_states(state)
-        return {
-            **dict.fromkeys(_NAMES_TO_FIND),
-            **{name: _name_to_find(value, name) for name, value in given.items()},
-            "pipeline_id": None if pipeline is None else parse_id(pipeline),
-            "states": None if states is None else [one.value for one in states],
-            "tags": payload.check_names(tags, "tag") or [],
-        }
+        ended = FINISHED if states is None else states
+        return (yield from ask(self._core.store, lambda _: upkeep.prune(age, ended)))
 
 
-_NAMES_TO_FIND = ("queue", "kind", "train", "slot")
+def enqueue_joined(core: AppState, operation: Operation[list[Job]], within: Any) -> Calls[list[Job]]:
+    """Run an operation that enqueues, and report its jobs.
 
-
-def _name_to_find(value: Any, name: str) -> str:
-    return slot_name(value) if name == "slot" else payload.check_name(value, name)
-
-
-def _nothing(_: Tries) -> Script[list[Any]]:
-    return []
-    yield
-
-
-def _died(job: Job, at: datetime) -> str:
-    assert job.token is not None
-    death = error_entry(
-        attempt=job.attempts,
-        token=job.token,
-        at=at,
-        worker=job.worker,
-        type="LeaseLost",
-        message=WORKER_DIED,
+    Only the sync face joins a transaction that a framework has open in this thread.
+    """
+    store = core.store
+    jobs: list[Job] = yield Call(
+        lambda: store.run(operation, core.joined(within)), lambda: store.run_async(operation, within)
     )
-    return errors_text(job.errors, death)
+    core.events.enqueued(jobs)
+    return jobs
 
 
-def _settle_one(one: SettleRequest) -> Script[None]:
-    if (yield from settle_if_held([one])):
-        raise lease_lost(one.id, one.token)
+def claim_script(core: AppState, request: ClaimRequest) -> Script[list[ClaimState]]:
+    """Claim what is asked for, and hold it."""
+    asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
+    return hold(core, (yield from claim(request)), asked_at)
 
 
-def _renew_one(held: Holding, lease: int) -> Script[Renewal]:
-    standing = yield from renew([held.key], lease)
-    if held.key not in standing:
-        raise lease_lost(held.job.id, held.token)
-    return standing[held.key]
+async def claim_or_give_back(store: Store, operation: Operation[list[ClaimState]]) -> list[ClaimState]:
+    """Run a claim. A caller that is cancelled meanwhile gets nothing, and what was claimed is given back.
+
+    The store may have claimed already when the cancellation comes; no worker would run the jobs until their
+    leases end.
+    """
+    claiming = asyncio.ensure_future(store.run_async(operation))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        if not claiming.cancelled():
+            returning = asyncio.ensure_future(_give_back(claiming))
+            _returning.add(returning)
+            returning.add_done_callback(_returning.discard)
+            # a store that hangs must not keep the caller
+            await asyncio.wait([returning], timeout=GIVE_BACK_WITHIN)
+        raise
+
+
+async def _give_back(claiming: "asyncio.Future[list[ClaimState]]") -> None:
+    with suppress(DibsError):  # it was not claimed after all, or can't be reached: its lease ends by itself
+        claims = [Claim(held) for held in await claiming]
+        await asyncio.gather(*(claim.release() for claim in claims))

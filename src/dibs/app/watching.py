@@ -18,7 +18,7 @@ from dibs.events import Event, Events, log
 from dibs.jobs.ids import first_id_at, parse_id
 from dibs.jobs.job import Job
 from dibs.jobs.states import JobState
-from dibs.operations.watch import Change, Seen, Topic, look, tell
+from dibs.operations.watch import Change, WatchPoll, WatchTarget, look, tell
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store
@@ -35,7 +35,7 @@ HEARD = ("enqueued", "claimed", "succeeded", "retried", "failed", "snoozed", "re
 class Subscription:
     """One who watches: what was not yet taken waits here, of each job only the latest."""
 
-    def __init__(self, topic: Topic, wake: Callable[[], object], *, whole: bool = True) -> None:
+    def __init__(self, topic: WatchTarget, wake: Callable[[], object], *, whole: bool = True) -> None:
         self.topic = topic
         self.whole = whole
         """It wants to be told how things stand; else only what changes from when it has `begun`."""
@@ -96,13 +96,13 @@ class Watching:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._subscriptions: set[Subscription] = set()
-        self._topics: dict[tuple[str, Any], Topic] = {}
+        self._topics: dict[tuple[str, Any], WatchTarget] = {}
         self._thread: threading.Thread | None = None
         self._closing = self._hurry = self._away = False
 
     @contextmanager
     def watched(
-        self, topic: Topic, wake: Callable[[], object], *, whole: bool = True
+        self, topic: WatchTarget, wake: Callable[[], object], *, whole: bool = True
     ) -> Iterator[Subscription]:
         """`wake` is called, from a thread, whenever there may be something to take."""
         self._mind_fork()
@@ -151,7 +151,7 @@ class Watching:
             if not self._subscriptions:
                 self._wake_up()
 
-    def _has_watchers(self, topic: Topic) -> bool:
+    def _has_watchers(self, topic: WatchTarget) -> bool:
         return any(each.topic is topic for each in self._subscriptions)
 
     def _mind_fork(self) -> None:
@@ -163,7 +163,7 @@ class Watching:
 
     def _watch(self) -> None:
         deaf = self._events.subscribe(self._hear, HEARD)
-        pace = Pace()
+        pace = PollInterval()
         try:
             while self._is_wanted():
                 pace.looks()
@@ -208,7 +208,9 @@ class Watching:
         self._away = False
         return self._tell(subscriptions, set(newcomers), seen)
 
-    def _tell(self, subscriptions: Sequence[Subscription], newcomers: set[Subscription], seen: Seen) -> bool:
+    def _tell(
+        self, subscriptions: Sequence[Subscription], newcomers: set[Subscription], seen: WatchPoll
+    ) -> bool:
         changes = {topic: tell(topic, seen) for topic in seen.marks}
         for subscription in subscriptions:
             topic = subscription.topic
@@ -222,7 +224,7 @@ class Watching:
                 self._drop(subscription)
         return any(changes.values()) or bool(newcomers)
 
-    def _welcome(self, subscription: Subscription, seen: Seen) -> None:
+    def _welcome(self, subscription: Subscription, seen: WatchPoll) -> None:
         jobs = seen.snapshots[subscription.topic] if subscription.whole else ()
         subscription.begin([Change(name="now", id=job.id, job=job) for job in jobs])
 
@@ -262,12 +264,12 @@ def wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
         loop.call_soon_threadsafe(news.set)
 
 
-def _not_found(topic: Topic) -> NotFound:
+def _not_found(topic: WatchTarget) -> NotFound:
     assert isinstance(topic.key, UUID)
     return NotFound(topic.key, topic.sort)
 
 
-class Pace:
+class PollInterval:
     """How long to rest between two looks: less while something happens, more where looking costs much."""
 
     def __init__(self) -> None:
@@ -289,7 +291,7 @@ class Pace:
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two looks
 
 
-class Looks:
+class JobWait:
     """The looks of one call."""
 
     def __init__(self, id: UUID | str, timeout: float | None) -> None:
@@ -298,14 +300,15 @@ class Looks:
         self._timeout = timeout
         self._pause = FIRST_PAUSE
 
-    def over(self, job: Job | None) -> bool:
+    def finished(self, job: Job | None) -> Job | None:
+        """Return the job once it has finished; `TimeoutError` when it should have by now."""
         if job is None:
             raise NotFound(self._id)
         if job.is_finished:
-            return True
+            return job
         if self._deadline is not None and monotonic() >= self._deadline:
             raise TimeoutError(f"job {job.id} is still {job.state} after {self._timeout} s")
-        return False
+        return None
 
     def pause(self) -> float:
         pause, self._pause = self._pause, min(self._pause * 1.5, LONGEST_PAUSE)

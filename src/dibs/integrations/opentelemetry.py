@@ -85,8 +85,8 @@ def _trace_enqueue(app: Dibs, tracer: trace.Tracer) -> None:
         with _enqueueing(tracer, new_jobs):
             return enqueue_sync(*new_jobs, within=within)
 
-    app.enqueue = traced  # type: ignore[method-assign]
-    app.sync.enqueue = traced_sync  # type: ignore[method-assign]
+    app.enqueue = traced
+    app.sync.enqueue = traced_sync
 
 
 def _enqueueing(tracer: trace.Tracer, new_jobs: tuple[NewJob, ...]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dibs.jobs.job import JobError
+from dibs.jobs.job import Job, JobError
 
 LONGEST_NAME = 200
 LONGEST_MESSAGE = 4_000
@@ -21,20 +21,19 @@ MOST_ERRORS = 50
 
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:
-    """(type, message, traceback), whatever the exception is like."""
+    """Return (type, message, traceback), whatever the exception is like."""
     return safe_text(_kind(error), LONGEST_NAME), safe_text(_message(error), LONGEST_MESSAGE), _trace(error)
 
 
 def error_entry(
-    *, attempt: int, token: int, at: datetime, worker: str | None, type: str, message: str,
-    traceback: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """One failed attempt as it is stored."""
+    job: Job, at: datetime, *, type: str, message: str, traceback: str | None = None
+) -> dict[str, Any]:
+    """Return the failed attempt of a claimed job as it is stored."""
     return {
-        "attempt": attempt,
-        "token": token,
+        "attempt": job.attempts,
+        "token": job.token,
         "at": at,
-        "worker": worker,
+        "worker": job.worker,
         "type": type,
         "message": safe_text(message, LONGEST_MESSAGE),
         "traceback": traceback,
@@ -42,14 +41,14 @@ def error_entry(
 
 
 def errors_text(earlier: Sequence[JobError], entry: dict[str, Any] | None) -> str:
-    """The job's errors with this one added; of very many the newest are kept."""
+    """Return the job's errors with this one added; of very many the newest are kept."""
     if entry is None:
         return "[]" if not earlier else msgspec.json.encode(earlier).decode()
     return msgspec.json.encode([*earlier, entry][-MOST_ERRORS:]).decode()
 
 
 def safe_text(text: str, longest: int) -> str:
-    """Text that every store can keep: no NUL, no lone surrogates, not too long."""
+    """Return text that every store can keep: no NUL, no lone surrogates, not too long."""
     if len(text) > longest:
         text = f"{text[:longest]}… ({len(text):,} characters)"
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()

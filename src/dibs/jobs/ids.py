@@ -12,7 +12,7 @@ import threading
 import zlib
 from uuid import UUID
 
-from dibs.clock import id_millis
+from dibs.clock import wall_nanos
 from dibs.errors import BadRequest
 
 _COUNTER_BITS = 12
@@ -71,7 +71,7 @@ def _next_stamp() -> int:
     """Milliseconds and a counter: when the counter runs over it borrows the next millisecond."""
     global _last  # noqa: PLW0603
     with _lock:
-        _last = max(id_millis() << _COUNTER_BITS, _last + 1)
+        _last = max(wall_nanos() // 1_000_000 << _COUNTER_BITS, _last + 1)
         return _last
 
 

@@ -87,7 +87,7 @@ def with_options(options: Options, **changes: Any) -> Options:
     return replace(options, **{name: value for name, value in changes.items() if value is not None})
 
 
-_NO_GATE = (None, None, None, None)
+NO_GATE = (None, None, None, None)
 
 
 def gate_columns(train: Any, slot: Any, policy: Any, limit: Any) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ def gate_columns(train: Any, slot: Any, policy: Any, limit: Any) -> tuple[Any, .
     if policy is not None and policy not in SLOT_POLICIES:
         raise BadRequest(f"slot_policy={policy!r} is unknown: use {', '.join(map(repr, SLOT_POLICIES))}")
     if slot is None:
-        return _NO_GATE if train is None else (payload.check_name(train, "train"), None, None, None)
+        return NO_GATE if train is None else (payload.check_name(train, "train"), None, None, None)
     places = 1 if limit is None else payload.check_whole(limit, "slot_limit", 1, MOST_IN_SLOT)
     return None, slot_name(slot), "wait" if policy is None else str.__str__(policy), places
 
@@ -153,3 +153,4 @@ def check_policy(policy: str) -> str:
 
 
 DEFAULTS = Options()
+USUAL_LEASE = lease_micros(DEFAULT_LEASE)

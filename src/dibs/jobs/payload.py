@@ -25,7 +25,7 @@ EARLIEST_YEAR, LATEST_YEAR = 1970, 9998  # what every store keeps to the microse
 
 SMALLEST_INT, GREATEST_INT = -(2**63), 2**64 - 1
 
-_decode = msgspec.json.Decoder().decode
+decode: Callable[[str], Any] = msgspec.json.Decoder().decode
 
 
 def check_name(name: object, what: str) -> str:
@@ -99,10 +99,6 @@ def encode(value: Any, what: str, limit: int) -> str:
             "store the data elsewhere and pass a reference, or raise max_payload"
         )
     return text.decode()
-
-
-def decode(text: str) -> Any:
-    return _decode(text)
 
 
 def decoder(annotation: Any) -> Callable[[str], Any]:

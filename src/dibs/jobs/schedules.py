@@ -1,9 +1,13 @@
-"""When a schedule ticks: a cron expression in a time zone, or an interval. No clock is read here."""
+"""When a schedule ticks (a cron expression in a time zone, or an interval), and which ticks are due.
+
+No clock is read here.
+"""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -11,10 +15,15 @@ from cronsim import CronSim, CronSimError
 from dibs.errors import BadRequest
 from dibs.settings import Duration, micros
 
+Missed = Literal["latest", "all", "skip"]
+
+MOST_CAUGHT_UP = 1000  # ticks that missed="all" makes up for; older ones are gone
+BATCH = 100  # jobs per question
+LATE = timedelta(minutes=1)  # a tick up to this old is late, not missed: a restart costs no tick
 SHORTEST_INTERVAL = timedelta(seconds=1)
 FIRST_WINDOW, WIDER = timedelta(minutes=1), 8
 
-_SOME_MOMENT = datetime(2024, 1, 1, tzinfo=UTC)
+_SOME_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class Cron:
 
     def __post_init__(self) -> None:
         try:
-            ticks = iter(CronSim(self.expression, _SOME_MOMENT.astimezone(self.zone)))
+            ticks = iter(CronSim(self.expression, _SOME_TIME.astimezone(self.zone)))
         except (CronSimError, AssertionError, TypeError, ValueError) as error:
             raise BadRequest(
                 f"{self.expression!r} is not a cron expression: {error or 'it makes no sense'}; "
@@ -36,25 +45,25 @@ class Cron:
             raise BadRequest(f"{self.expression!r} never ticks: there is no such day in fifty years")
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """All ticks after this moment, in UTC, each later than the one before."""
+        """Yield all ticks after this time, in UTC, each later than the one before."""
         newest = moment
         for local in CronSim(self.expression, moment.astimezone(self.zone)):
             tick = local.astimezone(UTC)
-            # Begun within the hour that a clock set back repeats, cronsim first answers a tick of
-            # its first round, which is over.
+            # Begun within the hour that a clock set back repeats, cronsim first yields a tick of the first
+            # time round, which is over.
             if tick > newest:
                 newest = tick
                 yield tick
 
     def ticks_at(self, moment: datetime) -> bool:
-        """Whether this very moment is a tick."""
+        """Return whether this very time is a tick."""
         return next(self.after(moment - timedelta(microseconds=1)), None) == moment
 
     def newest(self, since: datetime, now: datetime, most: int) -> list[datetime]:
-        """The newest ticks after `since` up to `now`, oldest first.
+        """Return the newest ticks after `since` up to `now`, oldest first.
 
-        Looked for in windows that grow backwards from `now`: after a year off, a schedule of every second
-        must not be walked from where it stopped.
+        They are searched in windows that grow backwards from `now`: after a year off, a schedule of every
+        second must not be walked from where it stopped.
         """
         window = FIRST_WINDOW
         while True:
@@ -95,7 +104,7 @@ Rule = Cron | Interval
 
 
 def rule(when: str | Duration, tz: str) -> Rule:
-    """What `@app.every` was given, or `BadRequest`."""
+    """Return the rule that `@app.every` was given, or `BadRequest`."""
     zone = _zone(tz)
     if isinstance(when, str):
         return Cron(when, zone)
@@ -121,3 +130,40 @@ def _until(ticks: Iterator[datetime], now: datetime) -> Iterator[datetime]:
         if tick > now:
             return
         yield tick
+
+
+@dataclass(frozen=True, slots=True)
+class TickBatch:
+    """Ticks that get a job in one step, and the change of the schedule's last tick that goes with it."""
+
+    since: datetime | None
+    tick: datetime
+    ticks: Sequence[datetime] = ()
+
+
+def due(rule: Rule, missed: Missed, last_tick: datetime | None, now: datetime) -> list[TickBatch]:
+    """Return what is to be enqueued for the ticks since the last one.
+
+    A schedule that was never seen starts now. If the clock was set back, the last tick lies in the future,
+    and there is nothing to do until then. Ticks that are merely late all get their job; `missed` is for ticks
+    at which no worker ran.
+    """
+    if last_tick is None:
+        return [TickBatch(None, now.replace(microsecond=0))]
+    first = next(rule.after(last_tick), None)
+    if first is None or first > now:
+        return []
+    if missed == "all" or now - first <= LATE:
+        return _in_batches(last_tick, rule.newest(last_tick, now, MOST_CAUGHT_UP))
+    [newest] = rule.newest(last_tick, now, 1)
+    dropped = missed == "skip" and now - newest > LATE
+    return [TickBatch(last_tick, newest, [] if dropped else [newest])]
+
+
+def _in_batches(since: datetime, ticks: Sequence[datetime]) -> list[TickBatch]:
+    batches: list[TickBatch] = []
+    for start in range(0, len(ticks), BATCH):
+        batch = ticks[start : start + BATCH]
+        batches.append(TickBatch(since, batch[-1], batch))
+        since = batch[-1]
+    return batches

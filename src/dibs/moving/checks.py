@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from dibs.app.schedules import last_ticks
 from dibs.errors import Refused
 from dibs.jobs.states import WAITING, JobState
 from dibs.moving.report import Log, Moved, Planned, Way
 from dibs.moving.steps import MOST_AT_ONCE, Moving, ask, counts, departed, question
 from dibs.operations import manage, queries
+from dibs.operations.schedules import last_ticks
 from dibs.operations.scripts import Script, Step
 from dibs.text import numbered
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
-from dibs.app.claims import Holding
+from dibs.app.claims import ClaimState
 from dibs.app.dibs import Dibs
 from dibs.clock import SECOND
 from dibs.errors import DibsError, Refused
@@ -68,7 +68,7 @@ def _job(source: UUID) -> NewJob:
     return NewJob(KIND, queue=KIND, unique=f"{KIND} {source}", max_attempts=MOST_ATTEMPTS)
 
 
-def _kept(target: Dibs, held: Holding) -> Alive:
+def _kept(target: Dibs, held: ClaimState) -> Alive:
     target._core.keeper.keep(held, round(LEASE * SECOND), lambda _: None)
 
     def alive() -> None:

@@ -6,16 +6,16 @@ from typing import Any
 from uuid import UUID
 
 from dibs.jobs.job import Job, job_from_row
-from dibs.operations.questions import Mark
+from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Row, Rows, Script, Step
 from dibs.operations.upkeep import sweep
 
-ENOUGH_LOOKS = 20  # a claim that others crowd out looks this often before it comes back empty-handed
+MOST_TRIES = 20  # a claim that meets only jobs locked by other claims is asked this often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """What a claimer asks for. `None` stands for all queues, any kind."""
+    """What a claim asks for. `None` stands for all queues, any kind."""
 
     worker: str
     lease: int
@@ -24,7 +24,7 @@ class ClaimRequest:
     queues: Sequence[str] | None = None
     kinds: Sequence[str] | None = None
     id: UUID | None = None
-    marks: Sequence[Mark] = ()
+    marks: Sequence[Cursor] = ()
 
     def params(self, *, look: bool) -> dict[str, Any]:
         return {
@@ -40,12 +40,12 @@ class ClaimRequest:
 
 
 def claim(request: ClaimRequest) -> Script[list[Job]]:
-    """Lease up to `request.limit` jobs. Nobody else can settle them while the lease is kept."""
+    """Lease up to `request.limit` jobs. No other claim can settle them while the lease is kept."""
     rows = yield from _claim(request, look=True)
     taken = claimed_rows(rows)
     if rows[0]["overdue"]:
-        # A program that only ever claims by hand runs no worker, so the claim itself moves due jobs
-        # and takes back expired leases; if it came back short it then looks once more.
+        # A program that only ever claims by hand runs no worker, so the claim itself stages due jobs and
+        # takes back expired leases; if it got fewer than it wanted it then asks once more.
         yield from sweep()
         if len(taken) < request.limit:
             rest = yield from _claim(_less(request, len(taken)), look=False)
@@ -55,7 +55,7 @@ def claim(request: ClaimRequest) -> Script[list[Job]]:
 
 def _claim(request: ClaimRequest, *, look: bool) -> Script[Rows]:
     params = request.params(look=look)
-    for _ in range(ENOUGH_LOOKS):
+    for _ in range(MOST_TRIES):
         rows = yield Step("claim" if request.id is None else "claim_job", params)
         if rows[0]["limited"]:
             rows = yield Step("claim_within_limits", params)
@@ -75,12 +75,12 @@ def claimed_rows(rows: Rows) -> list[Row]:
 
 
 def checked_jobs(request: ClaimRequest, rows: Sequence[Row]) -> list[Job]:
-    # PostgreSQL once answered 50 rows for LIMIT 3; should a statement ever do so again, say it.
+    # PostgreSQL once returned 50 rows for LIMIT 3; should a statement ever do so again, say it.
     if len(rows) > request.limit:
         raise AssertionError(f"the store leased {len(rows)} jobs where {request.limit} were asked for")
     return [job_from_row(row) for row in rows]
 
 
 def take(request: ClaimRequest) -> Script[list[Job]]:
-    """What a worker claims: the same, but upkeep is its own business."""
+    """Lease jobs for a worker, which does upkeep by itself."""
     return checked_jobs(request, claimed_rows((yield from _claim(request, look=False))))

@@ -28,15 +28,16 @@ def enqueue(
 ) -> Script[list[Job]]:
     """Store all of these or none.
 
-    `fresh` says that nobody can have stored these ids before; `ours` are ids that an earlier try of this
-    very call may have stored, before its reply was lost: finding those is finding its own work.
+    `fresh` says that these ids can't have been stored before; `ours` are ids that an earlier try of this
+    very call may have stored, before its reply was lost: finding them is finding its own work.
     """
     known = {} if fresh else (yield from _rows_by_id([row[_ID] for row in rows]))
     batch, twins = distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
     answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
     holders = {answer["holder"] for answer in answers if not answer["is_new"]}
-    known |= yield from _rows_by_id(holders)
-    current = yield from current_ids(known.values())
+    if holders:
+        known |= yield from _rows_by_id(holders)
+    current = (yield from current_ids(known.values())) if known else set()
     if not holders <= known.keys():
         return (yield from _enqueue_again(rows, ours, batch, answers, races))
     stored = {
@@ -56,7 +57,7 @@ def enqueue(
 def _enqueue_again(
     rows: Sequence[NewRow], ours: Collection[UUID], batch: Sequence[NewRow], answers: Rows, races: int
 ) -> Script[list[Job]]:
-    """Who had a key was deleted since: try again, and know what this call has stored already."""
+    """Try again after the job that had a key was deleted; remember what this call has stored already."""
     if races <= 0:
         raise AssertionError(f"enqueue kept losing races for {[row[_ID] for row in rows]}")
     new = {row[_ID] for row, answer in zip(batch, answers, strict=True) if answer["is_new"]}
@@ -74,9 +75,9 @@ def _stored_job(
 
 
 def distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dict[UUID, UUID]]:
-    """The rows without those that share an id or a unique key with an earlier one of the same call.
+    """Return the rows without repetitions of an id or unique key, and the first job for each repetition.
 
-    One that replaces what waits with its key does so here.
+    A job that replaces the waiting job with its key does so here.
     """
     if fresh and not any(row[_UNIQUE] for row in rows):
         return rows, {}
@@ -96,18 +97,18 @@ def distinct(rows: Sequence[NewRow], fresh: bool) -> tuple[Sequence[NewRow], dic
 
 
 def _replaced(first: NewRow, row: NewRow) -> NewRow:
-    """The first with the arguments and the time of this one; who had the key before gets them, too."""
+    """Return the first row with the arguments and the time of this one, which also replaces in the store."""
     return tuple(row[at] if at in _REPLACED else value for at, value in enumerate(first))
 
 
 def _with_twins(rows: Sequence[NewRow], stored: Mapping[UUID, Job], twins: Mapping[UUID, UUID]) -> list[Job]:
-    """One job per row again: a twin is answered with the job that was stored for the first of them."""
+    """Return one job per row again: for a repetition the job that was stored for the first."""
     seen: set[UUID] = set()
     return [_once(stored[twins.get(row[_ID], row[_ID])], row[_ID], seen) for row in rows]
 
 
 def _once(job: Job, asked: UUID, seen: set[UUID]) -> Job:
-    """Only the first answer for a stored job may call it new."""
+    """Return the job as new only the first time."""
     first = job.id not in seen
     seen.add(job.id)
     return job if first and job.id == asked else structs.replace(job, is_new=False)
@@ -121,7 +122,7 @@ def _rows_by_id(ids: Collection[UUID]) -> Script[dict[UUID, Row]]:
 
 
 def new_job(values: tuple[Any, ...], answer: Row) -> Job:
-    """The Job of what was just written: nothing is read back but its state and the store's times."""
+    """Return the Job of what was just written: nothing is read back but its state and the store's times."""
     (id, kind, queue, args, priority, _, _, max_attempts, unique, _, _, pipeline, parent, *rest) = values
     tags, meta, train, slot, *_ = rest
     return Job(

@@ -1,26 +1,27 @@
-"""What a person does to a job or a queue by hand: cancel, retry, recover, delete, pause, limit.
+"""The acts of an operator on a job or a queue: cancel, retry, recover, delete, pause, limit.
 
-Each is asked first and explained afterwards: when nothing changed, a look says why.
+Each is asked first and explained afterwards: when nothing changed, the job is read to say why.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dibs.errors import NotFound, NotStale, Refused
+from dibs.jobs.failures import error_entry, errors_text
 from dibs.jobs.job import Job
 from dibs.jobs.states import WAITING, WORKER_DIED, JobState
 from dibs.operations.enqueue import ENOUGH_RACES
 from dibs.operations.queries import get
-from dibs.operations.scripts import Rows, Script, Step
+from dibs.operations.scripts import Row, Script, Step
 from dibs.operations.upkeep import BATCH
 
 FIRST_ID = UUID(int=0)  # before all others
 
 
 def cancel(id: UUID, reason: str | None, *, unsure: bool = False) -> Script[Job]:
-    """A waiting job ends now; a running one is asked to stop.
+    """End a waiting job, ask a running one to stop.
 
     `unsure`: an earlier try of this call may have done it, so finding it done is success.
     """
@@ -35,7 +36,7 @@ def _why_not_cancel(job: Job) -> Refused | None:
 
 
 def retry(id: UUID) -> Script[Job]:
-    """A failed or cancelled job waits again with a fresh budget; a scheduled one is due now."""
+    """Let a failed or cancelled job wait again with all its attempts; a scheduled one is due now."""
     return (yield from _guarded("retry", id, {"ids": [id]}, _why_not_retry))
 
 
@@ -52,13 +53,8 @@ def _why_not_retry(job: Job) -> Refused | None:
     return None
 
 
-def recover(
-    id: UUID, stale_after: int, died: Callable[[Job, datetime], str], *, unsure: bool = False
-) -> Script[Job]:
-    """Put a running job back whose lease is long over; the operator's way, with a fresh budget.
-
-    `died` makes the job's errors what they are when its holder died at that time.
-    """
+def recover(id: UUID, stale_after: int, *, unsure: bool = False) -> Script[Job]:
+    """Put back a running job that has a lease long over, with all its attempts."""
     for _ in range(ENOUGH_RACES):
         job = yield from _must_get(id)
         if job.state == JobState.failed and job.errors and job.errors[-1].message == WORKER_DIED:
@@ -68,7 +64,7 @@ def recover(
         if job.state != JobState.running:
             raise _why_not_recover(job, stale_after)
         [row] = yield Step("now", {})
-        claim = {"job": id, "token": job.token, "stale_after": stale_after, "errors": died(job, row["now"])}
+        claim = {"job": id, "token": job.token, "stale_after": stale_after, "errors": _died(job, row["now"])}
         changed = yield Step("recover", claim)
         after = yield from _must_get(id)
         if changed:
@@ -76,6 +72,11 @@ def recover(
         if (after.state, after.token) == (job.state, job.token):
             raise _why_not_recover(after, stale_after)
     raise AssertionError(f"recover kept losing races for {id}")
+
+
+def _died(job: Job, at: datetime) -> str:
+    """Return the job's errors with the death of its worker at that time."""
+    return errors_text(job.errors, error_entry(job, at, type="LeaseLost", message=WORKER_DIED))
 
 
 def _why_not_recover(job: Job, stale_after: int) -> Refused:
@@ -134,39 +135,46 @@ def _ended(job: Job) -> str:
     return "been cancelled" if job.state == JobState.cancelled else str(job.state)
 
 
-def change_many(
-    question: str, filter: Mapping[str, Any], note: Callable[[Rows], object] = len, **extra: Any
-) -> Script[int]:
-    """Cancel or retry all that match now, page by page; how many were changed. `note` is told which.
+class Changed(NamedTuple):
+    """How many jobs were changed, and the rows of the jobs that were changed directly, where asked for."""
 
-    Retried oldest first: on a train each goes behind those of the pages before it. Cancelled newest first:
-    the head of a train ends after those behind it, which so are never let go in between.
+    number: int
+    rows: list[Row]
+
+
+def change_many(
+    question: str, filter: Mapping[str, Any], *, with_rows: bool = False, **extra: Any
+) -> Script[Changed]:
+    """Cancel or retry every job that matches, a bounded page at a time.
+
+    Retried oldest first: on a train each goes behind the jobs of the pages before it. Cancelled newest first:
+    the head of a train ends after the jobs behind it, so that none of them becomes ready in between.
     """
-    changed = 0
+    changed, kept = 0, list[Row]()
     after = _START[question]
     while page := (yield from _page(question, filter, after)):
         after = page[-1]
         rows = yield Step(question, {"ids": sorted(page), **extra})
-        note(rows)
+        kept += rows if with_rows else ()
         changed += len(rows)
-    return changed
+    return Changed(changed, kept)
 
 
 def change_all(
-    question: str, filter: Mapping[str, Any], note: Callable[[Rows], object] = len, **extra: Any
-) -> Script[int]:
-    """The same for jobs that may wait for each other: whom the change of another took along counts, too."""
+    question: str, filter: Mapping[str, Any], *, with_rows: bool = False, **extra: Any
+) -> Script[Changed]:
+    """Do the same for jobs that may wait for each other, and count the jobs changed along with others."""
     pages: list[list[UUID]] = []
     while page := (yield from _page(question, filter, pages[-1][-1] if pages else _START[question])):
         pages.append(page)
-    changed = 0
+    changed, kept = 0, list[Row]()
     for page in pages:
         rows = yield Step(question, {"ids": sorted(page), **extra})
-        note(rows)
+        kept += rows if with_rows else ()
         others = set(page) - {row["id"] for row in rows}
         found = (yield Step("settled", {"ids": sorted(others)})) if others else ()
         changed += len(rows) + sum(row["state"] in _TAKEN_ALONG[question] for row in found)
-    return changed
+    return Changed(changed, kept)
 
 
 def _page(question: str, filter: Mapping[str, Any], after: UUID | None) -> Script[list[UUID]]:

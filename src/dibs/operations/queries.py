@@ -1,4 +1,4 @@
-"""The verbs that only look: jobs, how many there are, the settings of queues."""
+"""The verbs that only read: jobs, how many there are, queues, trains; and the filter they share."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,16 @@ from typing import Any
 from uuid import UUID
 
 from dibs.errors import BadRequest, NotFound
+from dibs.jobs import payload
+from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job, job_from_row
+from dibs.jobs.options import slot_name
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row, Rows, Script, Step
+
+MOST_FOUND = 1000
+
+_NAMES_TO_FIND = ("queue", "kind", "train", "slot")
 
 
 def get(id: UUID) -> Script[Job | None]:
@@ -28,7 +35,7 @@ def _with_current(rows: Rows) -> Script[list[Job]]:
 
 
 def current_ids(rows: Collection[Row]) -> Script[set[UUID]]:
-    """Those of a slot that run, or that started last: asked only about slots whose jobs no longer run."""
+    """Return the jobs of slots that run or started last; slots with a running job need no question."""
     started = [row for row in rows if row["slot"] is not None and row["token"] is not None]
     running = {row["id"] for row in started if row["state"] == JobState.running}
     slots = sorted({row["slot"] for row in started if row["id"] not in running})
@@ -37,7 +44,7 @@ def current_ids(rows: Collection[Row]) -> Script[set[UUID]]:
 
 
 def current_of(slot: str) -> Script[Job | None]:
-    """The job of a slot that started last, running or not."""
+    """Return the job of a slot that started last, running or not."""
     latest = yield Step("current", {"slots": [slot]})
     return (yield from get(latest[0]["id"])) if latest else None
 
@@ -71,6 +78,26 @@ def queues() -> Script[list[Queue]]:
     return [Queue(name=name, **queue) for name, queue in sorted(found.items())]
 
 
+def job_filter(state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any) -> Mapping[str, Any]:
+    """Return the checked filters of `find`, as engines take them."""
+    if unknown := set(equal) - {*_NAMES_TO_FIND, "pipeline_id"}:
+        raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
+    given = {name: equal[name] for name in _NAMES_TO_FIND if equal.get(name) is not None}
+    pipeline = equal.get("pipeline_id")
+    states = check_states(state)
+    return {
+        **dict.fromkeys(_NAMES_TO_FIND),
+        **{name: _name_to_find(value, name) for name, value in given.items()},
+        "pipeline_id": None if pipeline is None else parse_id(pipeline),
+        "states": None if states is None else [one.value for one in states],
+        "tags": payload.check_names(tags, "tag") or [],
+    }
+
+
+def _name_to_find(value: Any, name: str) -> str:
+    return slot_name(value) if name == "slot" else payload.check_name(value, name)
+
+
 def check_states(states: Any) -> list[JobState] | None:
     if states is None:
         return None
@@ -82,7 +109,7 @@ def check_states(states: Any) -> list[JobState] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Jobs that run strictly one after another. There is one as long as somebody is on it."""
+    """Jobs that run strictly one after another. There is one as long as a job is on it."""
 
     name: str
     head: Job | None
@@ -90,13 +117,13 @@ class Train:
     length: int
     """How many jobs are on it, its head included."""
     held: bool
-    """Its head failed or was cancelled, and was to hold the others: retry it, or release_train the train."""
+    """Its head failed or was cancelled, and was to hold the others: retry it, or release the train."""
 
 
 def find_trains(
     names: Sequence[str] | None, *, held: bool, after: str | None, limit: int
 ) -> Script[list[Train]]:
-    """Trains by name."""
+    """Return trains by name."""
     which = {"names": names, "held": held, "after": after, "limit": limit}
     rows = yield Step("gates", {"sort": "train", **which})
     heads = yield from _heads(rows)
@@ -104,7 +131,7 @@ def find_trains(
 
 
 def held_trains(page: int) -> Script[list[Train]]:
-    """Every train that waits for a person, however many they are."""
+    """Return every train that waits for an operator, however many they are."""
     found: list[Train] = []
     while True:
         some = yield from find_trains(None, held=True, after=found[-1].name if found else None, limit=page)
@@ -124,7 +151,7 @@ def _train(row: Row, heads: dict[UUID, Job]) -> Train:
 
 
 def release_train(name: str, *, unsure: bool = False) -> Script[bool]:
-    """Let the next of a held train go; whether it was held. A train that nobody is on can't be released."""
+    """Let the next job of a held train go; return whether it was held. An empty train can't be released."""
     rows = yield Step("release_train", {"name": name})
     if not rows and not unsure:
         raise NotFound(name)

@@ -88,7 +88,7 @@ told their `patience`: "none", and a settlement whose gate is locked is not appl
 `waits` or in `waiting` of the first row; or "short", and the question fails after about a second. With
 it come the unique `keys` of these jobs, by id: somebody may have those locked, too. Left out, they wait.
 
-A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (a `Mark` each;
+A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (a `Cursor` each;
 left out when there are none, and for engines that don't go on) the last job that was claimed in some lines.
 Then it looks only there, behind them. Whoever got fewer jobs than wanted asks again without.
 
@@ -158,7 +158,7 @@ SETTLEMENT_COLUMNS = (
 )
 
 
-class Mark(NamedTuple):
+class Cursor(NamedTuple):
     """The last job that was claimed in a line."""
 
     queue: str

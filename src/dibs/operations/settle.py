@@ -1,16 +1,17 @@
 """Settle, renew and note progress: only the claim that holds a job may change it.
 
-A settlement that changed nothing is followed by a look at the job, which tells a lost race (ask again), a
-repetition (success) and a lost claim apart.
+After a settlement that changed nothing the job is read, to tell a lost race (ask again), a repetition
+(success) and a lost claim apart.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from dibs.errors import LeaseLost
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job
@@ -21,69 +22,69 @@ from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Row, Script, Step
 
 _ID = NEW_JOB_COLUMNS.index("id")
-_GATE = slice(SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot") + 1)
+_COLUMNS = len(SETTLEMENT_COLUMNS)  # the first fields of a request, in this order
 
 
 class SettleRequest(Struct, frozen=True, gc=False, kw_only=True):
     """One settlement on its way to the store, and the children that come with success."""
 
-    values: tuple[Any, ...]  # in the order of contract.SETTLEMENT_COLUMNS
+    id: UUID
+    token: int
+    state: JobState
+    settled_as: str
+    delay: int | None
+    refund: bool
+    result: str | None
+    errors: str
+    message: str | None
+    pipeline_id: UUID | None
+    train: str | None
+    slot: str | None
     children: Sequence[NewRow] = ()
-    steps_of: UUID | None = None  # its pipeline, where others may wait for this job
+    steps_of: UUID | None = None
+    """Its pipeline, where other jobs may wait for this one."""
     unique: str | None = None
-
-    @property
-    def id(self) -> UUID:
-        id: UUID = self.values[0]
-        return id
-
-    @property
-    def token(self) -> int:
-        token: int = self.values[1]
-        return token
-
-    @property
-    def settled_as(self) -> str:
-        name: str = self.values[3]
-        return name
 
     @property
     def child_ids(self) -> list[UUID]:
         return [child[_ID] for child in self.children]
 
-    @property
-    def delay(self) -> int | None:
-        delay: int | None = self.values[4]
-        return delay
-
-    @property
-    def errors(self) -> str:
-        errors: str = self.values[7]
-        return errors
-
 
 Patience = Literal["none", "short"]
 
 
-def settle_if_held(
-    settlements: Sequence[SettleRequest],
-    *,
-    left: list[SettleRequest] | None = None,
-    patience: Patience | None = None,
-) -> Script[list[SettleRequest]]:
-    """Apply each settlement whose claim still holds its job; answer those whose claim does not.
+class NotSettled(NamedTuple):
+    """The settlements that were not applied."""
 
-    The settlement that won, sent again, counts as applied: its reply may have been lost. Where there is a
-    list for what is `left`, a gate that somebody has locked is not waited for.
+    lost: Sequence[SettleRequest] = ()
+    """Their claims no longer hold the job."""
+    locked: Sequence[SettleRequest] = ()
+    """Their gate was locked by an open transaction, for longer than the caller waits."""
+
+
+def settle_one(one: SettleRequest) -> Script[None]:
+    """Settle if the claim still holds its job, else `LeaseLost`."""
+    if (yield from settle_if_held([one])).lost:
+        raise lease_lost(one.id, one.token)
+
+
+def settle_if_held(
+    settlements: Sequence[SettleRequest], *, patience: Patience | None = None
+) -> Script[NotSettled]:
+    """Apply each settlement that has a claim which still holds its job; return the others.
+
+    The settlement that won, sent again, counts as applied: its reply may have been lost. Without `patience` a
+    locked gate is waited for.
     """
-    lost: list[SettleRequest] = []
+    not_settled = NotSettled()
     for one_per_job in _rounds(settlements):
-        lost += yield from _settle_round(one_per_job, left, patience)
-    return lost
+        lost, locked = yield from _settle_round(one_per_job, patience)
+        not_settled = NotSettled([*not_settled.lost, *lost], [*not_settled.locked, *locked])
+    return not_settled
 
 
 def _rounds(settlements: Sequence[SettleRequest]) -> list[list[SettleRequest]]:
-    """One question never holds two settlements of one job: of a zombie and its successor, say."""
+    """Split settlements so that no question has two of one job: of a lost claim and its successor, say."""
     if len({one.id for one in settlements}) == len(settlements):
         return [list(settlements)]
     rounds: list[dict[UUID, SettleRequest]] = [{}]
@@ -97,50 +98,41 @@ def _rounds(settlements: Sequence[SettleRequest]) -> list[list[SettleRequest]]:
     return [list(each.values()) for each in rounds]
 
 
-def _settle_round(
-    settlements: Sequence[SettleRequest],
-    left: list[SettleRequest] | None,
-    patience: Patience | None,
-) -> Script[list[SettleRequest]]:
-    open_ones = list(settlements)
+def _settle_round(settlements: Sequence[SettleRequest], patience: Patience | None) -> Script[NotSettled]:
+    open_ones, locked = list(settlements), list[SettleRequest]()
     for _ in range(ENOUGH_RACES):
         if not open_ones:
-            return []
-        waits = _waits(open_ones, left, patience)
-        rows = yield Step("settle", settle_params(open_ones) | waits)
-        if left is not None:
-            _leave({row["id"] for row in rows if row.get("waits")}, open_ones, left)
+            return NotSettled((), locked)
+        rows = yield Step("settle", settle_params(open_ones) | _waits(open_ones, patience))
+        if patience is not None:
+            locked += _of({row["id"] for row in rows if row.get("waits")}, open_ones)
         applied = {row["id"] for row in rows}
         open_ones = [one for one in open_ones if one.id not in applied]
         if not open_ones:
-            return []
+            return NotSettled((), locked)
         found = yield Step("settled", {"ids": [one.id for one in open_ones]})
-        standing = {row["id"]: row for row in found}
-        open_ones = [one for one in open_ones if not _won_before(one, standing.get(one.id))]
-        if not any(_holds(one, standing.get(one.id)) for one in open_ones):
-            return open_ones
+        stored = {row["id"]: row for row in found}
+        open_ones = [one for one in open_ones if not _won_before(one, stored.get(one.id))]
+        if not any(_holds(one, stored.get(one.id)) for one in open_ones):
+            return NotSettled(open_ones, locked)
     raise AssertionError(f"settle kept losing races for {[one.id for one in open_ones]}")
 
 
-def _waits(
-    settlements: Sequence[SettleRequest], left: list[SettleRequest] | None, patience: Patience | None = None
-) -> dict[str, Any]:
-    """How long to wait at gates, where that is said at all, and which unique keys are met on the way."""
-    if patience is None and left is None:
+def _waits(settlements: Sequence[SettleRequest], patience: Patience | None) -> dict[str, Any]:
+    """Return how long to wait at gates, where that is said at all, and the unique keys that may be locked."""
+    if patience is None:
         return {}
     keys = {one.id: one.unique for one in settlements if one.unique is not None}
-    return {"patience": patience or "none", "keys": keys}
+    return {"patience": patience, "keys": keys}
 
 
-def _leave(
-    waiting: Collection[UUID], settlements: Sequence[SettleRequest], left: list[SettleRequest]
-) -> None:
-    left += [one for one in settlements if one.id in waiting]
+def _of(ids: Collection[UUID], settlements: Sequence[SettleRequest]) -> list[SettleRequest]:
+    return [one for one in settlements if one.id in ids]
 
 
 def settle_params(settlements: Sequence[SettleRequest]) -> dict[str, Any]:
     params: dict[str, Any] = {
-        "settlements": [one.values for one in settlements],
+        "settlements": [astuple(one)[:_COLUMNS] for one in settlements],
         "children": [child for one in settlements for child in one.children],
     }
     if steps := [(one.id, one.steps_of) for one in settlements if one.steps_of is not None]:
@@ -149,33 +141,32 @@ def settle_params(settlements: Sequence[SettleRequest]) -> dict[str, Any]:
 
 
 def exchange(
-    settlements: Sequence[SettleRequest],
-    request: ClaimRequest,
-    *,
-    left: list[SettleRequest] | None = None,
-) -> Script[tuple[list[SettleRequest], list[Job]]]:
-    """Settle and claim in one round trip and one commit: (those not settled, jobs claimed)."""
+    settlements: Sequence[SettleRequest], request: ClaimRequest, *, patience: Patience | None = None
+) -> Script[tuple[NotSettled, list[Job]]]:
+    """Settle and claim in one round trip and one commit: (settlements not applied, jobs claimed)."""
     first, *more = _rounds(settlements)
     marks = {"marks": request.marks} if request.marks and not any(map(_is_at_gate, first)) else {}
-    given = settle_params(first) | request.params(look=False) | marks | _waits(first, left)
+    given = settle_params(first) | request.params(look=False) | marks | _waits(first, patience)
     rows = yield Step("exchange", given)
-    applied = set(rows[0]["settled"])
-    if left is not None and (waiting := rows[0].get("waiting")):
-        _leave(waiting, first, left)
-        applied |= set(waiting)
-    missing = [one for one in first if one.id not in applied]
+    applied, waiting = set(rows[0]["settled"]), set[UUID]()
+    if patience is not None:
+        waiting = set(rows[0].get("waiting") or ())
+    locked = _of(waiting, first)
+    missing = [one for one in first if one.id not in applied and one.id not in waiting]
     taken = checked_jobs(request, claimed_rows(rows))
     if rows[0]["limited"]:
         limited = yield Step("claim_within_limits", request.params(look=False))
         taken = checked_jobs(request, claimed_rows(limited))
     rest = [*missing, *(one for each in more for one in each)]
-    lost = (yield from settle_if_held(rest, left=left)) if rest else []
-    return lost, taken
+    if not rest:
+        return NotSettled((), locked), taken
+    lost, more_locked = yield from settle_if_held(rest, patience=patience)
+    return NotSettled(lost, [*locked, *more_locked]), taken
 
 
 def _is_at_gate(one: SettleRequest) -> bool:
-    """Whom its gate lets through may stand before the marks, and is to be claimed at once."""
-    return one.values[_GATE] != (None, None)
+    """Return whether the job has a gate: the next job that it lets go may be before the cursors."""
+    return one.train is not None or one.slot is not None
 
 
 def _won_before(one: SettleRequest, row: Row | None) -> bool:
@@ -191,20 +182,28 @@ def _holds(one: SettleRequest, row: Row | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """How a claim stands: until when it holds, and whether somebody asked it to stop."""
+    """The state of a claim in the store: until when it holds, and whether it was asked to stop."""
 
     lease_until: datetime
     cancel_reason: str | None
 
 
 def renew(claims: Sequence[tuple[UUID, int]], lease: int) -> Script[dict[tuple[UUID, int], Renewal]]:
-    """Push the leases that are still held; a claim missing from the answer is lost.
+    """Extend the leases that are still held; a claim missing from the result is lost.
 
-    A row that somebody has locked (an open `succeed(within=…)`) is not waited for: it stands as
-    it did, and is renewed at the next beat.
+    A row that a transaction has locked (an open `succeed(within=…)`) is not waited for: it stays as it was,
+    and is renewed at the next heartbeat.
     """
     rows = yield Step("renew", {"claims": list(claims), "lease": lease})
     return {(row["id"], row["token"]): Renewal(row["lease_until"], row["cancel_reason"]) for row in rows}
+
+
+def renew_one(id: UUID, token: int, lease: int) -> Script[Renewal]:
+    """Extend one lease, else `LeaseLost`."""
+    renewals = yield from renew([(id, token)], lease)
+    if (id, token) not in renewals:
+        raise lease_lost(id, token)
+    return renewals[id, token]
 
 
 def progress(id: UUID, token: int, fraction: float, message: str | None) -> Script[Renewal]:

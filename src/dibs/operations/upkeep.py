@@ -1,6 +1,6 @@
-"""What must happen without anybody asking: due jobs, dead holders, old jobs, and who is here to see to it.
+"""Upkeep: stage due jobs, take back jobs of dead workers, remove old jobs, record which workers live.
 
-Everybody who claims by hand and every worker does this; there is no leader. Each script asks guarded
+Every worker does this, and every caller that claims by hand; there is no leader. Each script asks guarded
 questions in bounded batches, so it does no harm if many do it at once.
 """
 
@@ -20,39 +20,39 @@ from dibs.operations.scripts import Row, Rows, Script, Step
 
 BATCH = 500  # rows per question
 GATES = 100  # per question that locks each of them
-CLOCKS_DIFFER = 60 * SECOND  # how far ahead of the store the clock of one who enqueues may be
-FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died without a word goes after this
+CLOCKS_DIFFER = 60 * SECOND  # how far ahead of the store the clock of a caller may be
+FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died is removed after this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one round of upkeep moved."""
+    """What one round of upkeep changed."""
 
     staged: int
     """Scheduled jobs that were due and are ready now."""
     returned: int
-    """Jobs whose lease ran out and that wait again."""
+    """Jobs that lost their lease and wait again."""
     failed: int
-    """Jobs whose lease ran out with no attempts left."""
+    """Jobs that lost their lease with no attempts left."""
     cancelled: int
     """Jobs that had been asked to cancel when their lease ran out."""
-    fates: tuple[tuple[JobState, UUID, int], ...] = field(default=(), compare=False, repr=False)
+    taken_back: tuple[tuple[JobState, UUID, int], ...] = field(default=(), compare=False, repr=False)
     """(state, id, token) of each claim that was taken back."""
 
 
 def sweep() -> Script[Swept]:
-    """One round of upkeep: due jobs become ready, jobs of dead holders come back or end."""
+    """Do one round of upkeep: due jobs become ready, jobs of dead workers wait again or end."""
     staged = 0
-    fates: list[tuple[JobState, UUID, int]] = []
+    taken_back: list[tuple[JobState, UUID, int]] = []
     ends = {JobState.ready: 0, JobState.failed: 0, JobState.cancelled: 0}
-    while moved := len((yield Step("stage", {"limit": BATCH}))):
-        staged += moved
-        if moved < BATCH:
+    while due := len((yield Step("stage", {"limit": BATCH}))):
+        staged += due
+        if due < BATCH:
             break
     while rows := (yield Step("sweep", {"limit": BATCH})):
         for row in rows:
             ends[JobState(row["state"])] += 1
-            fates.append((JobState(row["state"]), row["id"], row["token"]))
+            taken_back.append((JobState(row["state"]), row["id"], row["token"]))
         if len(rows) < BATCH:
             break
     return Swept(
@@ -60,12 +60,12 @@ def sweep() -> Script[Swept]:
         returned=ends[JobState.ready],
         failed=ends[JobState.failed],
         cancelled=ends[JobState.cancelled],
-        fates=tuple(fates),
+        taken_back=tuple(taken_back),
     )
 
 
 def sweep_and_mend() -> Script[Swept]:
-    """The same, and every gate is looked at: what a person deleted by hand stops no train."""
+    """Do the same and mend every gate, so that rows deleted by hand stop no train."""
     swept = yield from sweep()
     after: Row | None = None
     while rows := (yield from mend(after)):
@@ -74,7 +74,7 @@ def sweep_and_mend() -> Script[Swept]:
 
 
 def mend(after: Row | None = None) -> Script[Rows]:
-    """Look at the gates after this one, a bounded number, and heal those that don't fit their jobs."""
+    """Mend a bounded number of gates after this one: the gates that don't fit their jobs."""
     sort, name = (None, None) if after is None else (after["sort"], after["name"])
     return (yield Step("mend", {"after_sort": sort, "after_name": name, "limit": GATES}))
 
@@ -94,7 +94,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """What a worker hears at a tick: is there upkeep, is anything ready, and when is the next thing due?"""
+    """What a worker learns from the store: is there upkeep, is a job ready, when is the next one due?"""
 
     overdue: bool
     ready: bool
@@ -103,21 +103,21 @@ class Upcoming:
 
 
 def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy: int) -> Script[Upcoming]:
-    """Say that this worker is here; hear what is due."""
+    """Record that this worker lives; return what is due."""
     about = {"queues": None if queues is None else _json(queues), "kinds": _json(kinds)}
     [row] = yield Step("tick", {"worker": worker, **about, **busy, "forget_after": FORGET_WORKERS})
     return _upcoming(row)
 
 
 def upcoming() -> Script[Upcoming]:
-    """The same without a word: only what is due."""
+    """Return what is due."""
     [row] = yield Step("upcoming", {})
     return _upcoming(row)
 
 
 def _upcoming(row: Row) -> Upcoming:
-    moments = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
-    seconds = (min(moments) - row["now"]).total_seconds() if moments else None
+    times = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
+    seconds = (min(times) - row["now"]).total_seconds() if times else None
     return Upcoming(bool(row["overdue"]), bool(row["ready"]), seconds, row["now"])
 
 
@@ -126,7 +126,7 @@ def leave(worker: str) -> Script[None]:
 
 
 def workers(silence: int) -> Script[list[WorkerInfo]]:
-    """Those heard of within this time."""
+    """Return the workers heard of within this time."""
     rows = yield Step("workers", {"silence": silence})
     return [
         WorkerInfo(**{**row, "queues": _texts(row["queues"]), "kinds": _texts(row["kinds"])}) for row in rows
@@ -142,9 +142,9 @@ def _json(value: Any) -> str:
 
 
 def prune(older_than: int, states: Collection[JobState] = FINISHED) -> Script[int]:
-    """Remove jobs that ended so, longer ago than this, in bounded batches."""
-    # Ids carry their making time, so an old enough id bounds the scan: no index on finished_at. Their
-    # clock is the maker's, not the store's, and may be ahead.
+    """Remove jobs that ended in these states longer ago than this, in bounded batches."""
+    # Ids contain the time they were made at, so an old enough id bounds the scan: no index on finished_at.
+    # That time is of the caller's clock, not the store's, and may be ahead.
     [clock] = yield Step("now", {})
     horizon = clock["now"].timestamp() * SECOND - older_than + CLOCKS_DIFFER
     before = first_id_at(int(horizon // MILLISECOND))
@@ -156,5 +156,5 @@ def prune(older_than: int, states: Collection[JobState] = FINISHED) -> Script[in
 
 
 def age(micros: int) -> Script[None]:
-    """Make everything stored older; how tests let time pass."""
+    """Make everything stored older: how tests let time pass."""
     yield Step("age", {"micros": micros})

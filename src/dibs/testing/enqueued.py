@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dibs.app.dibs import Dibs
+from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
-from dibs.app.verbs import Core
 from dibs.errors import BadRequest
 from dibs.jobs import payload
 from dibs.jobs.job import Job
@@ -96,7 +96,7 @@ def _difference(what: str, expected: Mapping[str, Any], actual: Mapping[str, Any
     return [] if expected[key] == actual[key] else [f"{what} is {actual[key]!r}, not {expected[key]!r}"]
 
 
-def _instead(core: Core, wanted: _Wanted, jobs: list[Job]) -> str:
+def _instead(core: AppState, wanted: _Wanted, jobs: list[Job]) -> str:
     """What there is, and a guess when the kind looks misspelt."""
     known = {*core.registry.tasks, *(job.kind for job in jobs)}
     like = [] if wanted.kind in known else difflib.get_close_matches(wanted.kind, sorted(known), n=1)
@@ -121,8 +121,8 @@ def _lines(wanted: _Wanted, job: Job) -> list[str]:
     ]
 
 
-def _stored(core: Core) -> list[Job]:
-    return core.store.run(lambda _: all_jobs(core))
+def _stored(core: AppState) -> list[Job]:
+    return core.store.run(lambda _: all_jobs())
 
 
 def _name(kind: Kind) -> str:

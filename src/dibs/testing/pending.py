@@ -10,13 +10,13 @@ from uuid import UUID
 
 from dibs.app.dibs import Dibs
 from dibs.app.registry import Registry
+from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
-from dibs.app.verbs import MOST_FOUND, Core
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.jobs.job import Job
-from dibs.operations import upkeep
+from dibs.operations import queries, upkeep
 from dibs.operations.scripts import Script
 from dibs.text import numbered
 
@@ -76,7 +76,7 @@ def run_pending_sync(
 class _Run:
     """The jobs of one call."""
 
-    def __init__(self, core: Core, queues: Collection[str] | None, limit: int) -> None:
+    def __init__(self, core: AppState, queues: Collection[str] | None, limit: int) -> None:
         if not core.registry.tasks:
             raise BadRequest("no jobs are registered on this app: there is nothing run_pending could run")
         self._core = core
@@ -87,7 +87,7 @@ class _Run:
     def ready(self, _: Tries) -> Script[list[Job]]:
         """What can be run by now, in the order in which it is claimed."""
         yield from upkeep.sweep()
-        ready = [job for job in (yield from all_jobs(self._core, state="ready")) if self._is_ours(job)]
+        ready = [job for job in (yield from all_jobs(state="ready")) if self._is_ours(job)]
         return sorted(ready, key=lambda job: (-job.priority, job.run_at, job.id))
 
     def _is_ours(self, job: Job) -> bool:
@@ -188,11 +188,12 @@ def _refuse_loop() -> None:
     )
 
 
-def all_jobs(core: Core, **filter: Any) -> Script[list[Job]]:
+def all_jobs(**filter: Any) -> Script[list[Job]]:
     """All jobs that match, with the filters of `find`, oldest first."""
+    wanted = queries.job_filter(**filter)
     jobs: list[Job] = []
     after: UUID | None = None
-    while page := (yield from core.find(MOST_FOUND, after, **filter)(Tries())):
+    while page := (yield from queries.find(wanted, limit=queries.MOST_FOUND, after=after)):
         jobs += page
         after = page[-1].id
     return jobs[::-1]

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from dibs.app.dibs import Dibs
+from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
-from dibs.app.verbs import Core
 from dibs.engines.connect import connect
 from dibs.engines.store import Store
 from dibs.errors import BadRequest
@@ -35,7 +35,7 @@ def fresh_store(app: AnyApp, url: str = "memory://") -> Iterator[AnyApp]:
 
 
 @contextmanager
-def placed(core: Core, store: Store) -> Iterator[None]:
+def placed(core: AppState, store: Store) -> Iterator[None]:
     """All faces of this app talk to that store; at the end everything is as it was."""
     before = dict(vars(core))
     core.use(store)

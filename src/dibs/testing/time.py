@@ -7,8 +7,8 @@ job move with it: `run_at` of a job that is due in an hour lies fifty minutes ah
 from datetime import timedelta
 
 from dibs.app.dibs import Dibs
+from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
-from dibs.app.verbs import Core
 from dibs.errors import BadRequest, Refused
 from dibs.jobs.ids import worker_name
 from dibs.operations import upkeep
@@ -24,7 +24,7 @@ def virtual_time(app: Dibs | SyncDibs) -> "VirtualClock":
 class VirtualClock:
     """The time of one store, in the hands of a test."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: AppState) -> None:
         self._core = core
 
     def advance(
@@ -49,10 +49,10 @@ class VirtualClock:
             raise BadRequest("time only goes forward: give advance() more than 0, like advance(minutes=10)")
         self._refuse_company()
         self._core.store.run(lambda _: upkeep.age(span))
-        return self._core.swept(self._core.store.run(self._core.sweep()))
+        return self._core.swept(self._core.store.run(lambda _: upkeep.sweep_and_mend()))
 
     def _refuse_company(self) -> None:
-        here = self._core.store.run(self._core.workers())
+        here = self._core.store.run(lambda _: upkeep.workers(self._core.silence))
         others = [worker.name for worker in here if not worker.name.startswith(worker_name())]
         if others:
             raise Refused(

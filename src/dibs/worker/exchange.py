@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dibs.app.claims import Holding
-from dibs.app.verbs import Core
+from dibs.app.claims import ClaimState, hold
+from dibs.app.state import AppState
 from dibs.clock import monotonic
 from dibs.engines.trouble import Tries
 from dibs.jobs.job import Job
 from dibs.jobs.options import DEFAULT_LEASE
 from dibs.operations.claim import ClaimRequest, take
-from dibs.operations.questions import Mark
+from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Script
-from dibs.operations.settle import Patience, SettleRequest, exchange, settle_if_held
+from dibs.operations.settle import NotSettled, Patience, SettleRequest, exchange, settle_if_held
 from dibs.settings import lease_micros
 
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)
 
-Done = tuple[Holding, SettleRequest]
+Done = tuple[ClaimState, SettleRequest]
 Line = tuple[str, str]  # a queue and a kind
 
 
@@ -26,7 +26,7 @@ class Trip(NamedTuple):
 
     lost: Sequence[SettleRequest] = ()
     """Settlements that were refused: the claim was no longer ours."""
-    taken: Sequence[Holding] = ()
+    taken: Sequence[ClaimState] = ()
     """New claims."""
     left: Sequence[SettleRequest] = ()
     """Settlements that can't be made yet: an open transaction has their gate locked."""
@@ -35,7 +35,7 @@ class Trip(NamedTuple):
 class Trips:
     """One worker's way to the store and back."""
 
-    def __init__(self, core: Core, name: str, queues: list[str] | None) -> None:
+    def __init__(self, core: AppState, name: str, queues: list[str] | None) -> None:
         self._core = core
         self._name = name
         self._queues = queues
@@ -46,7 +46,7 @@ class Trips:
         places: int,
         *,
         line: Line | None = None,
-        marks: Sequence[Mark] = (),
+        marks: Sequence[Cursor] = (),
     ) -> Trip:
         """Settle these, take up to so many jobs: of all lines or only of this one, from these marks on."""
         wish = self._wish(places, None if settled else line, marks)
@@ -58,26 +58,25 @@ class Trips:
         def script(tries: Tries) -> Script[Trip]:
             if tries.number:  # a lock that was waited for long enough
                 return Trip(left=settled)
-            left: list[SettleRequest] = []
-            lost = yield from settle_if_held(settled, left=left, patience=patience)
-            return Trip(lost=lost, left=left)
+            lost, locked = yield from settle_if_held(settled, patience=patience)
+            return Trip(lost=lost, left=locked)
 
         return await self._core.store.run_async(script)
 
     def _exchange(self, settled: Sequence[SettleRequest], wish: ClaimRequest) -> Script[Trip]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
-        lost: list[SettleRequest] = []
+        not_settled = NotSettled()
         jobs: list[Job] = []
-        left: list[SettleRequest] | None = [] if self._core.store.traits.locks_gates else None
+        patience: Patience | None = "none" if self._core.store.traits.locks_gates else None
         if not wish.limit:
-            lost = yield from settle_if_held(settled, left=left)
+            not_settled = yield from settle_if_held(settled, patience=patience)
         elif not settled:
             jobs = yield from take(wish)
         else:
-            lost, jobs = yield from exchange(settled, wish, left=left)
-        return Trip(lost, self._core.holdings(jobs, asked_at), left or [])
+            not_settled, jobs = yield from exchange(settled, wish, patience=patience)
+        return Trip(not_settled.lost, hold(self._core, jobs, asked_at), not_settled.locked)
 
-    def _wish(self, places: int, line: Line | None, marks: Sequence[Mark]) -> ClaimRequest:
+    def _wish(self, places: int, line: Line | None, marks: Sequence[Cursor]) -> ClaimRequest:
         registry = self._core.registry
         return ClaimRequest(
             worker=self._name,
@@ -99,14 +98,14 @@ class Marks:
 
     def __init__(self, *, pay: bool) -> None:
         self._pay = pay
-        self._lines: dict[tuple[str, str], Mark] = {}
+        self._lines: dict[tuple[str, str], Cursor] = {}
         self._until = 0.0
 
-    def get(self) -> list[Mark]:
+    def get(self) -> list[Cursor]:
         """What the next claim may be told; nothing when it is time to look from the beginning."""
         return list(self._lines.values()) if monotonic() < self._until else []
 
-    def ended(self, jobs: Sequence[Job], *, full: bool, told: Sequence[Mark], took: float) -> None:
+    def ended(self, jobs: Sequence[Job], *, full: bool, told: Sequence[Cursor], took: float) -> None:
         """A claim took these jobs, in this order, in so many seconds; `full` when there may be more."""
         if not full or not self._pay:
             self._until = 0.0
@@ -114,4 +113,4 @@ class Marks:
         if not told:
             self._lines, self._until = {}, monotonic() + min(SHARE * took, LONGEST)
         for line, job in {(job.queue, job.kind): job for job in jobs}.items():
-            self._lines[line] = Mark(*line, job.priority, job.run_at, job.id)
+            self._lines[line] = Cursor(*line, job.priority, job.run_at, job.id)

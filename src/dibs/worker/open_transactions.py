@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
-from dibs.app.callbacks import Fate
-from dibs.app.claims import Holding
-from dibs.app.leases import Kept, Tell
+from dibs.app.callbacks import PendingEvent
+from dibs.app.claims import ClaimState
+from dibs.app.leases import KeptClaim, Tell
 from dibs.app.running import still_ours
-from dibs.app.verbs import Core
+from dibs.app.state import AppState
 from dibs.clock import monotonic
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
 from dibs.jobs.states import JobState
+from dibs.operations.queries import get
 from dibs.operations.settle import Patience, Renewal, SettleRequest, renew
 from dibs.worker.exchange import Done
 
@@ -137,7 +138,7 @@ class Aside:
         self._vigil.begin()
         return [(held, one) for held, one in done if one.id not in late]
 
-    def _parcel(self, held: Holding) -> Parcel:
+    def _parcel(self, held: ClaimState) -> Parcel:
         gate = _gate(held)
         return self._parcels.setdefault(gate, Parcel(gate))
 
@@ -186,7 +187,7 @@ def _mention(parcel: Parcel) -> None:
         )
 
 
-def _gate(held: Holding) -> str:
+def _gate(held: ClaimState) -> str:
     job = held.job
     if job.train is not None:
         return f"the train {job.train!r}"
@@ -199,7 +200,7 @@ def _gate(held: Holding) -> str:
 class Completion(Waiting):
     """What is to be settled if its transaction comes to nothing."""
 
-    held: Holding
+    held: ClaimState
     one: SettleRequest
     lease: int
     until: datetime | None = None
@@ -216,10 +217,10 @@ class Commits:
 
     def __init__(
         self,
-        core: Core,
+        core: AppState,
         *,
         hand_over: Callable[[Done], None],
-        committed: Callable[[Fate], None],
+        committed: Callable[[PendingEvent], None],
         tell: Tell,
         ended: Callable[["asyncio.Task[None]"], None],
     ) -> None:
@@ -227,7 +228,7 @@ class Commits:
         self._hand_over = hand_over
         self._committed = committed
         self._tell = tell
-        self._open: dict[Holding, Completion] = {}
+        self._open: dict[ClaimState, Completion] = {}
         self._vigil = Vigil("dibs-commits", self._waiting, self._look, ended)
 
     def __bool__(self) -> bool:
@@ -239,7 +240,7 @@ class Commits:
     def open(self) -> None:
         self._vigil.open()
 
-    async def mind(self, held: Holding, one: SettleRequest) -> None:
+    async def mind(self, held: ClaimState, one: SettleRequest) -> None:
         """See that this is settled, unless the job has succeeded; who calls need not wait for it."""
         completion = Completion(held, one, self._core.lease_of(held.job))
         with suppress(StoreUnavailable, asyncio.CancelledError):  # then it is not known, and looked at again
@@ -286,8 +287,8 @@ class Commits:
     def _settle(self, completion: Completion, standing: Renewal, sent_at: float) -> None:
         """As every other from now on; somebody may have its gate locked, so its lease is kept again."""
         held = completion.held
-        held.stands(standing)
-        kept = Kept(held, completion.lease, self._tell)
+        held.renewed(standing)
+        kept = KeptClaim(held, completion.lease, self._tell)
         kept.beaten(sent_at)
         self._core.keeper.keep_all([kept])
         self._hand_over((held, completion.one))
@@ -295,14 +296,14 @@ class Commits:
     async def _is_over(self, completion: Completion) -> bool:
         """Whether the job is ours no longer, by our own success or because it was lost."""
         held = completion.held
-        job = await self._core.store.run_async(self._core.get(held.job.id))
+        job = await self._core.store.run_async(lambda _: get(held.job.id))
         if job is None:  # deleted, as a success may be at once: nobody knows
             return True
         if still_ours(job, held):
             completion.until = job.lease_until
             return False
         if (job.state, job.token) == (JobState.succeeded, held.token):
-            self._committed(Fate("succeeded", job.id, held.token))
+            self._committed(PendingEvent("succeeded", job.id, held.token))
         else:
             held.is_lost()
         return True

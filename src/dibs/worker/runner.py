@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from dibs.app.claims import Claim, Holding
+from dibs.app.claims import Claim, ClaimState
 from dibs.app.context import Context
 from dibs.app.dibs import Dibs
 from dibs.app.running import broken_off, not_committed, perform, settlement, surrounded
@@ -27,35 +27,35 @@ from dibs.worker.isolation.pool import Processes, is_isolated
 class Lanes:
     """The claims of one worker that wait to be run or are running."""
 
-    def __init__(self, run: Callable[[Holding], Awaitable[None]], ended: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[ClaimState], Awaitable[None]], ended: Callable[[], None]) -> None:
         self._run = run
         self._ended = ended
-        self._waiting: deque[Holding] = deque()
-        self._running: dict[Holding, asyncio.Task[None]] = {}
+        self._waiting: deque[ClaimState] = deque()
+        self._running: dict[ClaimState, asyncio.Task[None]] = {}
         self._newest: asyncio.Task[None] | None = None  # the loop alone would not keep it alive
 
     def __len__(self) -> int:
         return len(self._running) + len(self._waiting)
 
-    def start(self, claims: Iterable[Holding]) -> None:
+    def start(self, claims: Iterable[ClaimState]) -> None:
         self._waiting.extend(claims)
         self._open()
 
-    def cancel(self, held: Holding) -> "asyncio.Task[None] | None":
+    def cancel(self, held: ClaimState) -> "asyncio.Task[None] | None":
         """Interrupt this claim's handler, if it has begun; the lane that ran it is answered."""
         lane = self._running.get(held)
         if lane is not None:
             lane.cancel()
         return lane
 
-    def running(self) -> "list[tuple[Holding, asyncio.Task[None]]]":
+    def running(self) -> "list[tuple[ClaimState, asyncio.Task[None]]]":
         """The claims whose handlers have begun, each with the lane that runs it."""
         return list(self._running.items())
 
-    def held(self) -> list[Holding]:
+    def held(self) -> list[ClaimState]:
         return [*self._running, *self._waiting]
 
-    def take_waiting(self) -> list[Holding]:
+    def take_waiting(self) -> list[ClaimState]:
         """Those that have not begun; they never will."""
         waiting = list(self._waiting)
         self._waiting.clear()
@@ -91,7 +91,7 @@ class Attempts:
     """What the lifespan of the app made for them."""
 
     def __init__(
-        self, app: Dibs, concurrency: int, mind_commit: Callable[[Holding, SettleRequest], Awaitable[None]]
+        self, app: Dibs, concurrency: int, mind_commit: Callable[[ClaimState, SettleRequest], Awaitable[None]]
     ) -> None:
         self._core = app._core
         self._concurrency = concurrency
@@ -107,11 +107,11 @@ class Attempts:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._processes.close()
 
-    def stop_if_lost(self, held: Holding) -> None:
+    def stop_if_lost(self, held: ClaimState) -> None:
         """A handler in a process of its own is not cancelled with its lane."""
         self._processes.stop_if_lost(held)
 
-    async def run(self, held: Holding) -> SettleRequest | None:
+    async def run(self, held: ClaimState) -> SettleRequest | None:
         """What came of it, or None when there is nothing to settle any more."""
         task = self._core.registry.tasks[held.job.kind]
         context, elsewhere = None, None

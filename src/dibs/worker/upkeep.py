@@ -9,12 +9,13 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-from dibs.app.callbacks import Fate, swept_fates
-from dibs.app.verbs import Core
+from dibs.app.callbacks import PendingEvent, swept_events
+from dibs.app.state import AppState
 from dibs.clock import SECOND, monotonic
 from dibs.errors import StoreUnavailable
 from dibs.events import log
 from dibs.operations import upkeep
+from dibs.operations.schedules import enqueue_due
 from dibs.operations.scripts import Row, Script, Step
 from dibs.operations.upkeep import Upcoming
 from dibs.worker.exchange import USUAL_LEASE
@@ -26,7 +27,7 @@ SOON = 0.2  # seconds between two ticks at the least
 class Ticks:
     """When the next one is due, and what is done in it. Times are those of `monotonic()`."""
 
-    def __init__(self, core: Core, name: str, queues: list[str] | None, hearing: Hearing) -> None:
+    def __init__(self, core: AppState, name: str, queues: list[str] | None, hearing: Hearing) -> None:
         self._core = core
         self._name = name
         self._queues = queues
@@ -36,7 +37,7 @@ class Ticks:
         self.next_at = self._last = 0.0
         self._said_at = float("-inf")
 
-    def open(self, tell: Callable[[list[Fate]], None]) -> None:
+    def open(self, tell: Callable[[list[PendingEvent]], None]) -> None:
         """A run begins; what becomes of swept claims is told so."""
         self._tell = tell
         self.next_at, self._said_at = 0.0, float("-inf")
@@ -68,7 +69,7 @@ class Ticks:
         """Do what is due; is there anything to claim then?"""
         if upcoming.overdue:
             swept = await self._core.store.run_async(lambda _: upkeep.sweep())
-            self._tell(swept_fates(self._core.swept(swept)))
+            self._tell(swept_events(self._core.swept(swept)))
         ticked = await self._cron.enqueue_due(upcoming.now)
         return upcoming.overdue or upcoming.ready or ticked
 
@@ -104,7 +105,7 @@ JITTER = 0.05  # seconds; of many workers that wait for one tick, most find it t
 class Cron:
     """The schedules of one app as one worker minds them. Every `now` is the store's."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: AppState) -> None:
         self._core = core
         self._next_ticks: dict[str, datetime | None] = {}
 
@@ -112,7 +113,10 @@ class Cron:
         """Enqueue the jobs of the ticks that are due and that nobody else took; were there any?"""
         if not any(self._is_due(schedule.name, now) for schedule in self._core.schedules):
             return False
-        ticked = await self._core.store.run_async(self._core.enqueue_due(now))
+        core = self._core
+        ticked = await core.store.run_async(
+            lambda _: enqueue_due(list(core.schedules), core.registry.prepare, now)
+        )
         self._next_ticks = dict(ticked.next_ticks)
         if ticked.jobs:
             self._core.events.enqueued(ticked.jobs)
@@ -141,7 +145,7 @@ PAUSE = 1.0  # seconds to the next ones, for each worker there is: together they
 class Chores:
     """One worker's: remove what need not be kept, mend gates, name the kinds that it does not know."""
 
-    def __init__(self, core: Core, queues: list[str] | None) -> None:
+    def __init__(self, core: AppState, queues: list[str] | None) -> None:
         self._core = core
         self._queues = queues
         self._strangers = Strangers()
@@ -194,7 +198,9 @@ class Chores:
             return
         self._next_mend = now + MEND_EVERY * (0.5 + random.random())  # noqa: S311
         if self._mended is None:
-            self._pause = PAUSE * max(1, len(await self._core.store.run_async(self._core.workers())))
+            self._pause = PAUSE * max(
+                1, len(await self._core.store.run_async(lambda _: upkeep.workers(self._core.silence)))
+            )
         for _ in range(PAGES):
             page = await self._core.store.run_async(lambda _: upkeep.mend(self._mended))
             self._mended = page[-1] if page else None

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from dibs.app import signals
-from dibs.app.callbacks import Fate, Teller
-from dibs.app.claims import Holding
+from dibs.app.callbacks import CallbackQueue, PendingEvent
+from dibs.app.claims import ClaimState
 from dibs.app.dibs import Dibs
-from dibs.app.leases import Kept
-from dibs.app.lifespan import Doorway
+from dibs.app.leases import KeptClaim
+from dibs.app.lifespan import LifespanEntry
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
 from dibs.events import log
@@ -94,7 +94,7 @@ class Worker:
         self._aside = Aside(self._settle_aside, self._mind_end)
         self._changed = asyncio.Event()
         self._stopping = self._hurried = False
-        self._door = Doorway()
+        self._door = LifespanEntry()
         self._hungry, self._resting = True, False
         self._look_at: float | None = None
         self._failures = 0
@@ -124,7 +124,7 @@ class Worker:
         self._commits.open()
         self._loop = loop = asyncio.get_running_loop()
         handled = signals.handle_signals(loop, self.stop) if handle_signals else []
-        self._teller = Teller(self._core.callbacks, self._core.store)
+        self._teller = CallbackQueue(self._core.callbacks, self._core.store)
         self._ticks.open(self._teller.tell)
         deaf = self._hear_losses()
         listening = asyncio.create_task(self._hearing.listen(self._hear), name="dibs-listening")
@@ -273,7 +273,7 @@ class Worker:
             self._changed.set()
         return left
 
-    def _hear_commit(self, fate: Fate) -> None:
+    def _hear_commit(self, fate: PendingEvent) -> None:
         """A handler's own transaction has ended its job; whom that let through nobody may have heard of."""
         self._teller.tell([fate])
         self._hungry = True
@@ -290,7 +290,7 @@ class Worker:
                 if one.delay is not None:
                     self._ticks.within(one.delay / SECOND)  # it is due then, and nobody announces it
         if self._core.callbacks.are_there:
-            self._teller.tell(held.fate(one) for held, one in done if one not in lost)
+            self._teller.tell(held.event(one) for held, one in done if one not in lost)
 
     def _hear_losses(self) -> Callable[[], None]:
         """Claims are lost in other threads; whoever wants to know is told from here."""
@@ -306,7 +306,7 @@ class Worker:
 
     # -- handlers -------------------------------------------------------------------------------
 
-    def _keep(self, claims: Sequence[Holding]) -> Sequence[Holding]:
+    def _keep(self, claims: Sequence[ClaimState]) -> Sequence[ClaimState]:
         """From the claim until it is settled: a neighbour that blocks the loop must not cost a lease.
 
         An answer that came after we were told to stop, or so late that its leases are as good as over, begins
@@ -314,19 +314,19 @@ class Worker:
         """
         leases = self._core.registry.leases
         tell = self._tell  # bound once, not per job
-        kept = [Kept(held, leases.get(held.job.kind, USUAL_LEASE), tell) for held in claims]
+        kept = [KeptClaim(held, leases.get(held.job.kind, USUAL_LEASE), tell) for held in claims]
         if kept and (self._stopping or min(one.deadline for one in kept) <= monotonic()):
             self._done += [(held, held.settled_by(Released())) for held in claims]
             return ()
         self._core.keeper.keep_all(kept)
         return claims
 
-    def _tell(self, held: Holding) -> None:
+    def _tell(self, held: ClaimState) -> None:
         """In the keeper's thread: how this claim stands has changed."""
         self._attempts.stop_if_lost(held)
         self._loop.call_soon_threadsafe(self._lanes.cancel, held)
 
-    async def _run_one(self, held: Holding) -> None:
+    async def _run_one(self, held: ClaimState) -> None:
         if (one := await self._attempts.run(held)) is not None:
             self._done.append((held, one))
 

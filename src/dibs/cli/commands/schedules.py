@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from dibs.app.schedules import ScheduleInfo
 from dibs.cli._support.config import open_store
 from dibs.cli._support.options import AsJson, Url, bad_usage
 from dibs.cli._support.printing import moment, note, print_json, print_table
 from dibs.cli.commands.work import load_app
 from dibs.jobs.schedules import Cron, Rule
+from dibs.operations.schedules import ScheduleInfo
 
 EXAMPLE = "Example: dibs schedules jobs:app"
 

@@ -13,7 +13,7 @@ from dibs.engines.mysql.gates import MysqlGates
 from dibs.engines.mysql.values import as_ids, as_json, as_moment, later
 from dibs.engines.sql.engine import LOOKS, Plan, Query
 from dibs.jobs.states import JobState
-from dibs.operations.questions import Mark
+from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Row, Rows
 
 # From how many (queue, kind) pairs on it is cheaper to walk those that exist.
@@ -100,7 +100,7 @@ class MysqlClaims(MysqlGates):
         near = sorted((job for jobs in lines.values() for job in jobs), key=_rank)
         return (yield from self._claim_best(opening, near, room, wish))
 
-    def _claim_on(self, marks: Sequence[Mark], wish: Mapping[str, Any]) -> Plan:
+    def _claim_on(self, marks: Sequence[Cursor], wish: Mapping[str, Any]) -> Plan:
         """Behind these marks and nowhere else."""
         opening = yield from self._opening(look=False)
         places = [_place(mark, wish["limit"]) for mark in marks]
@@ -233,7 +233,7 @@ def _line(job: Row) -> Line:
     return job["queue"], job["kind"]
 
 
-def _place(mark: Mark, limit: int) -> dict[str, Any]:
+def _place(mark: Cursor, limit: int) -> dict[str, Any]:
     return {
         "queue": mark.queue,
         "kind": mark.kind,

@@ -11,7 +11,7 @@ from dibs.engines.mysql.values import as_json, as_moment, chunks, later
 from dibs.engines.sql.engine import Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, put_back
-from dibs.operations.questions import SETTLEMENT_COLUMNS, Mark
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Cursor
 from dibs.operations.scripts import Row
 
 _PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", "train", "slot"))
@@ -89,7 +89,7 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         children: Any,
         patience: str | None = None,
         keys: Mapping[UUID, str] | None = None,
-        marks: Sequence[Mark] = (),
+        marks: Sequence[Cursor] = (),
         **wish: Any,
     ) -> Plan:
         rows = yield from self._settle(settlements, children, patience, keys)

@@ -19,7 +19,9 @@ from django.db import connections, transaction
 from dibs.app.dibs import Dibs
 from dibs.engines.connect import connect
 from dibs.integrations.django.transactions import in_transaction
+from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job, NewJob
+from dibs.operations.queries import get as read
 
 KNOWN = ("DATABASE", "URL", *(name.upper() for name in signature(Dibs).parameters if name != "url"))
 TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
@@ -119,4 +121,5 @@ def enqueue(new: NewJob) -> Job | None:
 
 def get(id: str) -> Job | None:
     """The job as the open transaction sees it, if one is open."""
-    return app._core.store.run(app._core.get(id), within())
+    parsed = parse_id(id)
+    return app._core.store.run(lambda _: read(parsed), within())

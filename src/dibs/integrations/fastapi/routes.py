@@ -25,10 +25,10 @@ from dibs.integrations.fastapi.streams import (
 from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import slot_from_text
+from dibs.jobs.pipelines import Pipeline
 from dibs.jobs.states import JobState
-from dibs.operations.pipelines import Pipeline
 from dibs.operations.queries import Train
-from dibs.operations.watch import FIRST_SIGHT, LIVE, Topic
+from dibs.operations.watch import FIRST_SIGHT, LIVE, WatchTarget, watch_target
 
 MOST_PER_PAGE = 200
 MOST_STREAMS = 10_000  # per process
@@ -228,7 +228,7 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
     def stream(
         request: Request,
         scope: Scope,
-        topic: Topic,
+        topic: WatchTarget,
         *,
         whole: bool = False,
         first_sight: FirstSight | None = None,
@@ -256,7 +256,7 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
         job = await job_within(app, scope, id)
         if job.is_finished and request.headers.get("last-event-id") == event_id_of(job):
             return Response(status_code=204)  # tells a browser not to come back
-        return stream(request, scope, app._core.topic(id, None, None), whole=True)
+        return stream(request, scope, watch_target(id, None, None), whole=True)
 
     @api.get(
         "/pipelines/{id}/events",
@@ -268,7 +268,7 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
         """The same of all jobs of a pipeline, until all have finished."""
         if not await app.find(pipeline_id=id, limit=1, **scope.narrowed()):
             raise NotFound(id, "pipeline")
-        return stream(request, scope, app._core.topic(None, id, None))
+        return stream(request, scope, watch_target(None, id, None))
 
     @api.get("/events", response_class=Response, dependencies=read, responses=EVENTS)
     async def follow_store(request: Request, scope: InScope, queue: Named = None) -> Response:
@@ -277,7 +277,7 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
         These events have no id: who comes back is told anew how things stand.
         """
         filter = scope.narrowed(queue=queue)
-        topic = app._core.topic(None, None, filter.get("queue"))
+        topic = watch_target(None, None, filter.get("queue"))
         sees_all = set(filter) <= {"queue"}
         mine = partial(app.find, state=LIVE, limit=FIRST_SIGHT, **filter)
         return stream(request, scope, topic, first_sight=None if sees_all else mine)

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from dibs.app.watching import Subscription, Watching, wake
 from dibs.errors import DibsError, NotFound
 from dibs.jobs.job import Job
-from dibs.operations.watch import Change, Topic, mark, version
+from dibs.operations.watch import Change, WatchTarget, fingerprint, version
 
 KEEP_ALIVE = 15.0  # seconds without a word
 SEND_PATIENCE = 30.0  # seconds for a client to take what it is sent
@@ -43,7 +43,7 @@ class EventStream(Response):
     def __init__(
         self,
         watching: Watching,
-        topic: Topic,
+        topic: WatchTarget,
         *,
         encode: Encode,
         allows: Callable[[Job], bool],
@@ -122,7 +122,7 @@ class Teller:
 
     def __init__(
         self,
-        topic: Topic,
+        topic: WatchTarget,
         encode: Encode,
         allows: Callable[[Job], bool],
         last_event_id: str | None,
@@ -199,7 +199,7 @@ class Teller:
 
     def _note(self, job: Job) -> None:
         if self.topic.sort != "queue":
-            self._versions[job.id] = version(job.id, mark(job))
+            self._versions[job.id] = version(job.id, fingerprint(job))
         elif self._partial:
             (self._live.discard if job.is_finished else self._live.add)(job.id)
 
@@ -218,7 +218,7 @@ def event_id(versions: dict[UUID, int]) -> str:
 
 
 def event_id_of(job: Job) -> str:
-    return event_id({job.id: version(job.id, mark(job))})
+    return event_id({job.id: version(job.id, fingerprint(job))})
 
 
 def event(name: str, data: bytes, id: str | None = None) -> bytes:

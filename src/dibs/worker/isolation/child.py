@@ -18,15 +18,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
-from dibs.app.claims import CancelAsked, Claim, Holding
+from dibs.app.claims import CancelAsked, Claim, ClaimState
 from dibs.app.context import Context, Progress
 from dibs.app.dibs import Dibs
 from dibs.app.lifespan import Lifespan
 from dibs.app.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
-from dibs.app.verbs import Core
+from dibs.app.state import AppState
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
+from dibs.faces import Call, Calls, make
 from dibs.jobs.failures import describe
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import CancelledBy, Outcome
@@ -135,7 +137,7 @@ class Child:
         self._runner = runner
         self._jobs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._asked: deque[Future[Answer]] = deque()
-        self._held: Holding | None = None
+        self._held: ClaimState | None = None
         self._stopping = False
         self._may_raise = True
 
@@ -144,7 +146,7 @@ class Child:
         threading.Thread(target=self._listen, name="dibs-line", daemon=True).start()
         self.tell(Ready())
         while not self._stopping and (run := self._jobs.get()) is not None:
-            held = self._held = IsolatedHolding(self, self._core, run)
+            held = self._held = IsolatedClaimState(self, self._core, run)
             context = IsolatedContext(self, held, self._state)
             self._tell_end(held, self._perform(held, context), context.children)
 
@@ -165,7 +167,7 @@ class Child:
 
     # -- handlers -------------------------------------------------------------------------------
 
-    def _perform(self, held: Holding, context: Context) -> Outcome | None:
+    def _perform(self, held: ClaimState, context: Context) -> Outcome | None:
         """What the handler came to; None if it was stopped."""
         try:
             task = handler_for(self._core.registry, held.job)
@@ -198,7 +200,7 @@ class Child:
             loop.remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, self._stop)
 
-    def _tell_end(self, held: Holding, outcome: Outcome | None, children: list[NewJob]) -> None:
+    def _tell_end(self, held: ClaimState, outcome: Outcome | None, children: list[NewJob]) -> None:
         if outcome is None:
             return
         try:
@@ -244,10 +246,10 @@ class Child:
             raise Stopped
 
 
-class IsolatedHolding(Holding):
+class IsolatedClaimState(ClaimState):
     """A claim whose keeper is the worker: it renews, notes progress and settles."""
 
-    def __init__(self, child: Child, core: Core, run: Run) -> None:
+    def __init__(self, child: Child, core: AppState, run: Run) -> None:
         super().__init__(core, run.job, run.asked_at)
         self._child = child
 
@@ -260,43 +262,44 @@ class IsolatedHolding(Holding):
 class IsolatedContext(Context):
     """What the store must hear is said by the worker; what is done in the handler's transaction, here."""
 
-    def __init__(self, child: Child, held: Holding, state: Any) -> None:
+    def __init__(self, child: Child, held: ClaimState, state: Any) -> None:
         super().__init__(Claim(held), state)
         self._child = child
         self._progress = IsolatedProgress(child, held)
 
-    async def parents(self) -> list[Job]:
-        """Of the worker's store: memory is there only."""
-        return _mind(await asyncio.wrap_future(self._child.ask(protocol.Parents()))).jobs
+    def _parents(self) -> Calls[list[Job]]:
+        """Ask the worker's store: memory is there only."""
+        return _mind((yield from _received(self._child.ask(protocol.Parents())))).jobs
 
-    def _parents_sync(self) -> list[Job]:
-        return _mind(self._child.ask(protocol.Parents()).result()).jobs
-
-    async def complete(self, result: Any = None, *, within: Any) -> None:
+    def _complete(self, result: Any, within: Any) -> Calls[None]:
         if within is None:
             raise BadRequest("ctx.complete(within=None): give the connection of your transaction")
-        await super().complete(result, within=within)
+        yield from super()._complete(result, within)
 
 
 class IsolatedProgress(Progress):
     """Every note goes to the worker, which writes as many of them as the store should hear."""
 
-    def __init__(self, child: Child, held: Holding) -> None:
+    def __init__(self, child: Child, held: ClaimState) -> None:
         super().__init__(held)
         self._child = child
 
-    async def note(self, fraction: float, message: str | None) -> None:
-        self._held.check()
-        _mind(await asyncio.wrap_future(self._ask(fraction, message)))
+    def note(self, fraction: float, message: str | None, *, stops: bool) -> Calls[None]:
+        check = self._held.check_stop if stops else self._held.check
+        check()
+        self._held.check_progress(fraction, message)
+        _mind((yield from _received(self._child.ask(protocol.Progress(fraction, message)))))
+        if stops:
+            check()
 
-    def note_sync(self, fraction: float, message: str | None) -> None:
-        self._held.check_stop()
-        _mind(self._ask(fraction, message).result())
-        self._held.check_stop()
 
-    def _ask(self, fraction: float, message: str | None) -> "Future[Answer]":
-        self._held.core.check_progress(fraction, message)  # complains here about what can't be noted
-        return self._child.ask(protocol.Progress(fraction, message))
+def _received(asked: "Future[Answer]") -> Calls[Answer]:
+    """Wait for what the worker sends back."""
+    return (yield from make(Call(asked.result, partial(_receive, asked))))
+
+
+async def _receive(asked: "Future[Answer]") -> Answer:
+    return await asyncio.wrap_future(asked)
 
 
 def _mind(answer: Answer) -> Answer:
@@ -356,7 +359,7 @@ def send_logs(send: Callable[[ToWorker], None], level: int) -> None:
         logging.root.setLevel(level)
 
 
-def _raised(held: Holding, error: BaseException) -> Outcome:
+def _raised(held: ClaimState, error: BaseException) -> Outcome:
     try:
         return held.raised(error)
     except BaseException as worse:

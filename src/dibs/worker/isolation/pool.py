@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dibs.app.claims import Holding
+from dibs.app.claims import ClaimState
 from dibs.app.context import Context
 from dibs.app.dibs import Dibs
 from dibs.app.running import uncancel
@@ -62,7 +62,7 @@ class Processes:
         for process in list(self._all):
             await process.gone()
 
-    async def call(self, held: Holding, task: "Task[..., Any]", context: Context) -> Outcome:
+    async def call(self, held: ClaimState, task: "Task[..., Any]", context: Context) -> Outcome:
         """Run the job in a process. When this returns or raises, nothing of the job runs any more."""
         assert self._place is not None
         process = self._take_idle() or await self._start(self._place)
@@ -78,7 +78,7 @@ class Processes:
             raise held.too_long(", and its process was ended")
         raise ProcessEnded(f"the process running it ended: {await process.gone()}")
 
-    def stop_if_lost(self, held: Holding) -> None:
+    def stop_if_lost(self, held: ClaimState) -> None:
         """From the keeper's thread: a neighbour that blocks the event loop must not delay this."""
         process = self._busy.get(held.key)
         if process is not None and held.lost:
@@ -119,7 +119,7 @@ class Processes:
 
 
 async def _run_within(
-    timeout: float | None, process: Process, held: Holding, context: Context
+    timeout: float | None, process: Process, held: ClaimState, context: Context
 ) -> Outcome | None:
     """The outcome, or None if the process ended first: by itself, or because its time was over."""
     try:

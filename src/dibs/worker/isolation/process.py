@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Self
 
-from dibs.app.claims import Holding
+from dibs.app.claims import ClaimState
 from dibs.app.context import Context
 from dibs.app.leases import MARGIN
 from dibs.clock import SECOND
@@ -64,7 +64,7 @@ class Process:
         self._ended: Future[int] = self._loop.create_future()
         self._ready: Future[Ready | Unable | None] = self._loop.create_future()
         self._outcome: Future[Outcome | None] = self._loop.create_future()
-        self._job: tuple[Holding, Context] | None = None
+        self._job: tuple[ClaimState, Context] | None = None
         self._listening = self._loop.create_task(self._listen(), name=f"dibs-process-{popen.pid}")
         threading.Thread(target=self._reap, name=f"dibs-process-{popen.pid}", daemon=True).start()
 
@@ -100,14 +100,14 @@ class Process:
             case None:
                 raise ProcessEnded(f"its process ended while it imported {place}: {await self.gone()}")
 
-    async def run(self, held: Holding, context: Context) -> Outcome | None:
+    async def run(self, held: ClaimState, context: Context) -> Outcome | None:
         """What the handler came to; None if the process ended first."""
         self._job, self._outcome = (held, context), self._loop.create_future()
         self._tell(Run(held.job, held.asked_at))
         await asyncio.wait([self._outcome])
         return self._outcome.result()
 
-    async def stopped(self, held: Holding) -> Outcome | None:
+    async def stopped(self, held: ClaimState) -> Outcome | None:
         """End it, and wait for that; an outcome if the handler ended before it was stopped."""
         self._tell(Stop(held.lost, held.cancel_reason, held.timed_out))
         self.stop(_patience(held))
@@ -124,7 +124,7 @@ class Process:
 
     # -- ending it: from any thread -------------------------------------------------------------
 
-    def stop_lost(self, held: Holding) -> None:
+    def stop_lost(self, held: ClaimState) -> None:
         """Before the lease ends, even if the event loop is blocked."""
         self.stop(_patience(held))
 
@@ -237,7 +237,7 @@ async def _all_done(futures: "Iterable[Future[Any]]") -> None:
             await asyncio.wait(waited_for)
 
 
-def _patience(held: Holding) -> float:
+def _patience(held: ClaimState) -> float:
     """A lost lease is noticed a little before it ends, and the process must be gone by then."""
     if not held.lost:
         return PATIENCE
