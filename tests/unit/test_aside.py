@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dibs.jobs.ids import new_id
-from dibs.worker.open_transactions import Aside
+from dibs.worker.open_transactions import LockedSettlements
 
 
 def late(train: str) -> tuple[Any, Any]:
@@ -23,17 +23,17 @@ def test_what_is_put_aside_as_the_last_one_is_settled_is_asked_for_too() -> None
 
     async def settle(done: list[Any], _patience: str) -> Collection[Any]:
         if not sent:  # runs after this task has found nothing left, and before anybody hears that it ended
-            asyncio.get_running_loop().call_soon(aside.put, [second], [second[1]])
+            asyncio.get_running_loop().call_soon(locked.add, [second], [second[1]])
         sent.extend(one for _, one in done)
         return []
 
     async def until_all_are_sent() -> None:
-        aside.put([first], [first[1]])
+        locked.add([first], [first[1]])
         async with asyncio.timeout(5):
-            while aside or len(sent) < 2:
+            while locked or len(sent) < 2:
                 await asyncio.sleep(0.01)
 
-    aside = Aside(settle, lambda _: None)
+    locked = LockedSettlements(settle, lambda _: None)
     asyncio.run(until_all_are_sent())
 
     assert sent == [first[1], second[1]]

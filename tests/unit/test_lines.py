@@ -15,7 +15,7 @@ from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli._support.log_output import JsonLines, PlainLines, set_up
 from dibs.events import NAMES, Event, Events
 from dibs.log_format import LEVELS, NOTICE, SIGNS, line, swept_line
-from dibs.worker.upkeep import Strangers
+from dibs.worker.upkeep import UnknownKinds
 from tests.support.param_names import named
 
 ERRORS = json.dumps(
@@ -215,10 +215,10 @@ def test_colours_are_for_terminals(
 # -- kinds that nobody here knows ---------------------------------------------------------------
 
 
-def test_a_stranger_is_mentioned_once() -> None:
-    strangers = Strangers()
+def test_an_unknown_kind_is_logged_once() -> None:
+    unknown = UnknownKinds()
     lines = [("mail", "greet"), ("mail", "unknown"), ("slow", "unknown")]
 
-    assert [kind for _, kind in strangers.new_among(lines, {"greet"})] == ["unknown"]
-    assert strangers.new_among(lines, {"greet"}) == []
-    assert strangers.new_among([("mail", "another")], {"greet"}) == [("mail", "another")]
+    assert [kind for _, kind in unknown.new_among(lines, {"greet"})] == ["unknown"]
+    assert unknown.new_among(lines, {"greet"}) == []
+    assert unknown.new_among([("mail", "another")], {"greet"}) == [("mail", "another")]

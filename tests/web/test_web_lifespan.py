@@ -85,8 +85,8 @@ def test_a_worker_that_broke_makes_the_web_app_unhealthy(app: Dibs, caplog: pyte
     web = make_web(app, lifespan=lifespan(app))
     with client_of(web) as client:
         living = web.state.dibs
-        living.worker._broken = RuntimeError("bad luck")
-        living.worker._changed.set()
+        living.worker._state.error = RuntimeError("bad luck")
+        living.worker._state.changed()
         client.post("/jobs", json={"kind": "double", "args": {"n": 1}})
         deadline = time.monotonic() + 60
         while client.get("/healthz").status_code == 200 and time.monotonic() < deadline:

@@ -13,7 +13,6 @@ import pytest
 
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry
 from dibs.app import callbacks
-from dibs.worker.upkeep import Ticks
 from tests.support.internals import core_of, store_of
 from tests.support.workers import Apps, drain, finished, nobody_looks, take_back, wait_until, working
 
@@ -206,9 +205,6 @@ async def test_a_worker_that_takes_back_what_it_lost_tells_it_once(
 ) -> None:
     heard = _hear_all(app)
     nobody_looks(app, monkeypatch)
-    upkeep_tells: list[Any] = []
-    opened = Ticks.open
-    monkeypatch.setattr(Ticks, "open", lambda ticks, tell: (upkeep_tells.append(tell), opened(ticks, tell)))
     held: list[tuple[Any, int]] = []
 
     @app.job(max_attempts=2)
@@ -218,10 +214,10 @@ async def test_a_worker_that_takes_back_what_it_lost_tells_it_once(
             take_back(app, ctx.job.id)
 
     job = await work.enqueue()
-    async with working(app):
+    async with working(app) as worker:
         await finished(app, job)
         for token in (held[0][1], held[0][1] + 1000):  # the same loss, and another
-            upkeep_tells[0]([callbacks.PendingEvent("lost", job.id, token)])
+            worker._settlements.report([callbacks.PendingEvent("lost", job.id, token)])
         await wait_until(lambda: len(_losses(heard)) == 2)
 
     assert len(_losses(heard)) == 2

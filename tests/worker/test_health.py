@@ -106,7 +106,7 @@ async def test_head_has_no_body() -> None:
 async def test_silent_clients_are_sent_away_and_keep_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PATIENCE", 1.0)
+    monkeypatch.setattr(health, "CLIENT_TIMEOUT", 1.0)
     async with served() as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(health.MOST_CLIENTS - 1)]
         status, _, _ = await send(port, GET)
@@ -195,7 +195,7 @@ async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
         raise StoreUnavailable("nobody is there")
 
     monkeypatch.setattr(store_of(app), "run_async", away)
-    monkeypatch.setattr("dibs.worker.worker.LONGEST_ABSENCE", 0.3)
+    monkeypatch.setattr("dibs.worker.health.LONGEST_ABSENCE", 0.3)
     waits = Worker(app)
     waiting = asyncio.create_task(waits.run())
 
@@ -208,27 +208,27 @@ async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
 
 
 def test_silence_of_the_store_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = health.Pulse()
+    noted = health.WorkerHealth()
     noted.becomes("working")
-    noted.beats()
+    noted.store_answered()
     now = health.monotonic()
 
     monkeypatch.setattr(health, "monotonic", lambda: now + 35)
-    assert noted.health(10, {}).reason is None
+    assert noted.report(10, {}).reason is None
     monkeypatch.setattr(health, "monotonic", lambda: now + 41)
-    assert noted.health(10, {}).reason == "nothing was heard from the store for 41 s"
+    assert noted.report(10, {}).reason == "nothing was heard from the store for 41 s"
 
 
 def test_not_hearing_is_only_a_note() -> None:
-    noted = health.Pulse()
+    noted = health.WorkerHealth()
     noted.becomes("working")
-    noted.beats()
+    noted.store_answered()
 
-    deaf = noted.health(10, {}, "no such channel")
+    deaf = noted.report(10, {}, "no such channel")
 
     notes = ["hears no wake-ups and looks every second instead: no such channel"]
     assert (deaf.reason, deaf.about) == (None, {"notes": notes})
-    assert noted.health(10, {}).about == {}
+    assert noted.report(10, {}).about == {}
 
 
 # -- `dibs work --health-port` ------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dibs import (
     NewJob,
     Worker,
 )
-from dibs.worker.exchange import Trips
+from dibs.worker.exchange import Exchange
 from tests.support.workers import (
     SOON,
     Apps,
@@ -121,11 +121,11 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, most, asked = 0, 0, []
-    exchange = Trips.exchange
+    settle_and_claim = Exchange.settle_and_claim
 
-    async def noted(trips: Trips, settled: Any, places: int, **wanted: Any) -> Any:
-        asked.append(places)
-        return await exchange(trips, settled, places, **wanted)
+    async def noted(exchange: Exchange, settlements: Any, limit: int, pair: Any) -> Any:
+        asked.append(limit)
+        return await settle_and_claim(exchange, settlements, limit, pair)
 
     @app.job
     async def work(pauses: int) -> None:
@@ -136,7 +136,7 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
             await asyncio.sleep(0)
         running -= 1
 
-    monkeypatch.setattr(Trips, "exchange", noted)
+    monkeypatch.setattr(Exchange, "settle_and_claim", noted)
     await app.enqueue(*(work.new(n % 7) for n in range(2000)))
     await drain(app, concurrency=120)
 

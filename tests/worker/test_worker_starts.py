@@ -19,7 +19,7 @@ from dibs import (
     StoreUnavailable,
     Worker,
 )
-from dibs.worker.exchange import Trips
+from dibs.worker.exchange import Exchange
 from tests.support.internals import store_of
 from tests.support.workers import (
     SOON,
@@ -55,14 +55,14 @@ async def test_what_a_worker_claimed_while_it_was_told_to_stop_is_given_back(
     ran: list[str] = []
     app.job(lambda: ran.append("ran"), name="work")
     [job] = await app.enqueue(NewJob("work"))
-    worker, exchange = Worker(app), Trips.exchange
+    worker, exchange = Worker(app), Exchange.settle_and_claim
 
-    async def late(*given: Any, **wanted: Any) -> Any:
-        answer = await exchange(*given, **wanted)
+    async def late(*given: Any) -> Any:
+        answer = await exchange(*given)
         worker.stop()
         return answer
 
-    monkeypatch.setattr(Trips, "exchange", late)
+    monkeypatch.setattr(Exchange, "settle_and_claim", late)
     await worker.run(handle_signals=False)
 
     back = await app.get(job.id)
@@ -80,14 +80,14 @@ async def test_an_error_that_is_not_the_store_s_ends_the_worker_and_loses_nothin
         return "done"
 
     job = await work.enqueue()
-    exchange, failures = Trips.exchange, [AssertionError("a bug")]
+    exchange, failures = Exchange.settle_and_claim, [AssertionError("a bug")]
 
-    async def failing(trips: Trips, settled: Any, *given: Any, **wanted: Any) -> Any:
-        if settled and failures:
+    async def failing(own: Exchange, settlements: Any, *given: Any) -> Any:
+        if settlements and failures:
             raise failures.pop()
-        return await exchange(trips, settled, *given, **wanted)
+        return await exchange(own, settlements, *given)
 
-    monkeypatch.setattr(Trips, "exchange", failing)
+    monkeypatch.setattr(Exchange, "settle_and_claim", failing)
     with pytest.raises(AssertionError, match="a bug"):
         await Worker(app).run(until_idle=True)
 
@@ -106,18 +106,18 @@ async def test_what_a_worker_could_not_settle_before_it_ended_is_free_when_its_l
         worker.stop()
 
     job = await work.enqueue()
-    worker, exchange = Worker(app, grace=0.1), Trips.exchange
+    worker, exchange = Worker(app, grace=0.1), Exchange.settle_and_claim
 
-    async def failing(trips: Trips, settled: Any, *given: Any, **wanted: Any) -> Any:
-        if settled:
+    async def failing(own: Exchange, settlements: Any, *given: Any) -> Any:
+        if settlements:
             raise trouble
-        return await exchange(trips, settled, *given, **wanted)
+        return await exchange(own, settlements, *given)
 
     async def is_free() -> bool:
         await app.sweep()
         return await state_of(app, job) == "ready"
 
-    monkeypatch.setattr(Trips, "exchange", failing)
+    monkeypatch.setattr(Exchange, "settle_and_claim", failing)
     with suppress(AssertionError):
         await worker.run(handle_signals=False)
 

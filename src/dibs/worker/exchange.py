@@ -1,4 +1,4 @@
-"""The worker's round trips: settle what is done and take what fits, in one commit."""
+"""The round trip of a turn: settle the attempts that ended and claim new jobs, in one transaction."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,103 +14,114 @@ from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Script
 from dibs.operations.settle import NotSettled, Patience, SettleRequest, exchange, settle_if_held
 from dibs.settings import lease_micros
+from dibs.worker.state import QueueKind
 
 USUAL_LEASE = lease_micros(DEFAULT_LEASE)
 
-Done = tuple[ClaimState, SettleRequest]
-Line = tuple[str, str]  # a queue and a kind
+EndedAttempt = tuple[ClaimState, SettleRequest]
 
 
-class Trip(NamedTuple):
-    """What came of one."""
+class Exchanged(NamedTuple):
+    """The result of one round trip."""
 
     lost: Sequence[SettleRequest] = ()
-    """Settlements that were refused: the claim was no longer ours."""
-    taken: Sequence[ClaimState] = ()
-    """New claims."""
-    left: Sequence[SettleRequest] = ()
+    """Settlements that changed nothing: the claim no longer held its job."""
+    claimed: Sequence[ClaimState] = ()
+    jobs: Sequence[Job] = ()
+    """The jobs of these claims."""
+    locked: Sequence[SettleRequest] = ()
     """Settlements that can't be made yet: an open transaction has their gate locked."""
+    may_be_more: bool = False
+    """Whether more jobs may be ready than were claimed."""
 
 
-class Trips:
-    """One worker's way to the store and back."""
+class Exchange:
+    """The round trips of one worker."""
 
     def __init__(self, core: AppState, name: str, queues: list[str] | None) -> None:
         self._core = core
         self._name = name
         self._queues = queues
+        self._cursor = ClaimCursor(pays=core.store.traits.goes_on)
 
-    async def exchange(
-        self,
-        settled: Sequence[SettleRequest],
-        places: int,
-        *,
-        line: Line | None = None,
-        marks: Sequence[Cursor] = (),
-    ) -> Trip:
-        """Settle these, take up to so many jobs: of all lines or only of this one, from these marks on."""
-        wish = self._wish(places, None if settled else line, marks)
-        return await self._core.store.run_async(lambda _: self._exchange(settled, wish))
+    async def settle_and_claim(
+        self, settlements: Sequence[SettleRequest], limit: int, pair: QueueKind | None = None
+    ) -> Exchanged:
+        """Settle, and claim up to `limit` jobs; only of this queue-kind pair if nothing is to be settled."""
+        began = monotonic()
+        cursor = self._cursor.get() if settlements else []
+        request = self._request(limit, None if settlements else pair, cursor)
+        exchanged = await self._core.store.run_async(lambda _: self._script(settlements, request))
+        if not limit:
+            return exchanged
+        is_full = len(exchanged.claimed) >= limit
+        seconds = monotonic() - began
+        self._cursor.advance(exchanged.jobs, is_full=is_full, used=bool(cursor), seconds=seconds)
+        return exchanged._replace(may_be_more=is_full or bool(cursor))
 
-    async def settle(self, settled: Sequence[SettleRequest], patience: Patience) -> Trip:
-        """Only settle, as long as no gate is locked for longer than this patience lasts."""
+    async def settle(self, settlements: Sequence[SettleRequest], patience: Patience) -> Exchanged:
+        """Only settle, and wait no longer than this for each locked gate."""
 
-        def script(tries: Tries) -> Script[Trip]:
-            if tries.number:  # a lock that was waited for long enough
-                return Trip(left=settled)
-            lost, locked = yield from settle_if_held(settled, patience=patience)
-            return Trip(lost=lost, left=locked)
+        def script(tries: Tries) -> Script[Exchanged]:
+            if tries.number:  # the wait for a lock has ended the try before
+                return Exchanged(locked=settlements)
+            lost, locked = yield from settle_if_held(settlements, patience=patience)
+            return Exchanged(lost=lost, locked=locked)
 
         return await self._core.store.run_async(script)
 
-    def _exchange(self, settled: Sequence[SettleRequest], wish: ClaimRequest) -> Script[Trip]:
+    def _script(self, settlements: Sequence[SettleRequest], request: ClaimRequest) -> Script[Exchanged]:
         asked_at = monotonic()  # of this try: the lease can't have begun earlier
-        not_settled = NotSettled()
-        jobs: list[Job] = []
+        not_settled, jobs = NotSettled(), list[Job]()
         patience: Patience | None = "none" if self._core.store.traits.locks_gates else None
-        if not wish.limit:
-            not_settled = yield from settle_if_held(settled, patience=patience)
-        elif not settled:
-            jobs = yield from take(wish)
+        if not request.limit:
+            not_settled = yield from settle_if_held(settlements, patience=patience)
+        elif not settlements:
+            jobs = yield from take(request)
         else:
-            not_settled, jobs = yield from exchange(settled, wish, patience=patience)
-        return Trip(not_settled.lost, hold(self._core, jobs, asked_at), not_settled.locked)
+            not_settled, jobs = yield from exchange(settlements, request, patience=patience)
+        return Exchanged(not_settled.lost, hold(self._core, jobs, asked_at), jobs, not_settled.locked)
 
-    def _wish(self, places: int, line: Line | None, marks: Sequence[Cursor]) -> ClaimRequest:
+    def _request(self, limit: int, pair: QueueKind | None, cursor: Sequence[Cursor]) -> ClaimRequest:
         registry = self._core.registry
         return ClaimRequest(
             worker=self._name,
             lease=USUAL_LEASE,
             leases=registry.leases,
-            limit=places,
-            queues=self._queues if line is None else [line[0]],
-            kinds=list(registry.tasks) if line is None else [line[1]],
-            marks=marks,
+            limit=limit,
+            queues=self._queues if pair is None else [pair[0]],
+            kinds=list(registry.tasks) if pair is None else [pair[1]],
+            marks=cursor,
         )
 
 
-SHARE = 10
+SHARE = 10  # times as long as the claim that began at the first job took, a cursor may be used
 LONGEST = 1.0  # seconds
 
 
-class Marks:
-    """The last job claimed in each line, while that is worth knowing."""
+class ClaimCursor:
+    """The last job claimed from each queue-kind pair; a full claim is soon continued there.
 
-    def __init__(self, *, pay: bool) -> None:
-        self._pay = pay
-        self._lines: dict[tuple[str, str], Cursor] = {}
+    While an old snapshot is open, a claim that begins at the first job reads every row that left the queue
+    since. With a cursor, jobs that have come in front of it are not seen. So it is dropped after a short
+    time, and when a claim finds less than it had room for.
+    """
+
+    def __init__(self, *, pays: bool) -> None:
+        self._pays = pays
+        self._last: dict[QueueKind, Cursor] = {}
         self._until = 0.0
 
     def get(self) -> list[Cursor]:
-        """What the next claim may be told; nothing when it is time to look from the beginning."""
-        return list(self._lines.values()) if monotonic() < self._until else []
+        """Return where to continue; nothing when it is time to claim from the first job on."""
+        return list(self._last.values()) if monotonic() < self._until else []
 
-    def ended(self, jobs: Sequence[Job], *, full: bool, told: Sequence[Cursor], took: float) -> None:
-        """A claim took these jobs, in this order, in so many seconds; `full` when there may be more."""
-        if not full or not self._pay:
+    def advance(self, jobs: Sequence[Job], *, is_full: bool, used: bool, seconds: float) -> None:
+        """Continue behind these jobs, which a claim returned in this order after so many seconds."""
+        if not is_full or not self._pays:
             self._until = 0.0
             return
-        if not told:
-            self._lines, self._until = {}, monotonic() + min(SHARE * took, LONGEST)
-        for line, job in {(job.queue, job.kind): job for job in jobs}.items():
-            self._lines[line] = Cursor(*line, job.priority, job.run_at, job.id)
+        if not used:
+            self._last, self._until = {}, monotonic() + min(SHARE * seconds, LONGEST)
+        for pair, job in {(job.queue, job.kind): job for job in jobs}.items():
+            self._last[pair] = Cursor(*pair, job.priority, job.run_at, job.id)

@@ -1,11 +1,12 @@
-"""`GET /healthz` for whatever watches a worker: 200 while it can do its work, 503 with the reason when not;
-and `GET /metrics` where somebody has them.
+"""The health of a worker, and `GET /healthz` and `GET /metrics` for the tools that watch it.
 
-Answered on the worker's own event loop on purpose: a loop that a handler blocks can't answer, and that is
+`/healthz` has status 200 while the worker can do its work, 503 with the reason while it can't. The requests
+are served on the worker's own event loop on purpose: a loop that a handler blocks can't respond, and that is
 the truth. Clients may be slow, silent or hostile; each gets a few seconds and a few kilobytes.
 """
 
 import asyncio
+import random
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,68 +18,137 @@ from typing import Any, Literal
 import msgspec
 
 from dibs.clock import monotonic
-from dibs.errors import BadRequest, DibsError
+from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
+from dibs.events import log
 
-PATH = "/healthz"
-METRICS_PATH = "/metrics"
-LONGEST_REQUEST = 8_192  # bytes
-PATIENCE = 3.0  # seconds for a client, from its first byte to its last
-MOST_CLIENTS = 50
+SILENCE = 3  # polls without a word from the store, when there should be one in each
+SLACK = 10.0  # seconds more than that
+LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
+LONGEST_ABSENCE = 60.0  # seconds without a store after which a worker that runs until idle gives up
+
+Phase = Literal["not started", "starting", "working", "stopping"]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is answered: healthy means without a reason not to be."""
+    """One report: healthy unless there is a reason not to be."""
 
     reason: str | None = None
     about: dict[str, Any] = {}
 
     @property
     def body(self) -> bytes:
-        said: dict[str, Any] = {"status": "ok" if self.reason is None else "unhealthy"}
-        if self.reason is not None:
-            said["reason"] = self.reason
-        return msgspec.json.encode({**said, **self.about})
+        status = {"status": "ok"} if self.reason is None else {"status": "unhealthy", "reason": self.reason}
+        return msgspec.json.encode({**status, **self.about})
 
     @property
     def status(self) -> HTTPStatus:
         return HTTPStatus.OK if self.reason is None else HTTPStatus.SERVICE_UNAVAILABLE
 
 
+class WorkerHealth:
+    """What a worker knows of its own health. Noting something costs next to nothing: every turn does it."""
+
+    def __init__(self) -> None:
+        self._phase: Phase = "not started"
+        self._answered_at = self._lost_at = monotonic()
+        self._error: str | None = None
+        self._failures = 0
+        self._was_reached = False
+
+    def becomes(self, phase: Phase) -> None:
+        self._phase = phase
+        self._answered_at = monotonic()
+
+    def store_answered(self) -> None:
+        self._answered_at, self._error, self._failures, self._was_reached = monotonic(), None, 0, True
+
+    async def wait_for_store(self, error: StoreUnavailable, *, until_idle: bool) -> None:
+        """Note that the store is away, log it once, and sleep until it is worth another try.
+
+        Raise the error if the store refused this worker from the start, or if a caller has waited for the
+        end of the worker (`until_idle`) for a minute.
+        """
+        self._note_failure(error)
+        if until_idle and self._lost_for() > LONGEST_ABSENCE:
+            raise error
+        if isinstance(error, StoreRefused) and not self._was_reached:
+            raise error
+        if self._failures == 1:
+            what = "lost its store" if self._was_reached else "does not reach its store yet"
+            log.warning("the worker %s and keeps trying: %s", what, error)
+        pause = min(0.1 * 2 ** min(self._failures, 10), LONGEST_BACK_OFF)
+        await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+
+    def _note_failure(self, error: StoreUnavailable) -> None:
+        self._failures += 1
+        if self._error is None:
+            self._lost_at = monotonic()
+        self._error = str(error)
+
+    def _lost_for(self) -> float:
+        return 0.0 if self._error is None else monotonic() - self._lost_at
+
+    def report(self, poll: float, about: dict[str, Any], deafness: str | None = None) -> Health:
+        """Return the health now; a worker that receives no hints is healthy, for its polls find every job."""
+        notes = [] if deafness is None else [f"hears no wake-ups and looks every second instead: {deafness}"]
+        return Health(reason=self._reason(poll), about={**about, **({"notes": notes} if notes else {})})
+
+    def _reason(self, poll: float) -> str | None:
+        silence = monotonic() - self._answered_at
+        if self._phase != "working":
+            return f"the worker is {self._phase}"
+        if self._error is not None:
+            return f"the store has been lost for {self._lost_for():.1f} s: {self._error}"
+        if not self._was_reached:
+            return "the worker has yet to hear from its store"
+        if silence > SILENCE * poll + SLACK:
+            return f"nothing was heard from the store for {silence:.0f} s"
+        return None
+
+
+# -- the server ---------------------------------------------------------------------------------
+
+PATH = "/healthz"
+METRICS_PATH = "/metrics"
+LONGEST_REQUEST = 8_192  # bytes
+CLIENT_TIMEOUT = 3.0  # seconds, from a client's first byte to its last
+MOST_CLIENTS = 50
+
 Report = Callable[[], Awaitable[Health]]
 
 
-class Metrics(msgspec.Struct, frozen=True):
-    """What to answer those who come for numbers."""
+class MetricsPage(msgspec.Struct, frozen=True):
+    """The body of `GET /metrics`, made anew for each request."""
 
-    sort: str  # as a Content-Type
+    content_type: str
     text: Callable[[], Awaitable[str]]
 
 
 @asynccontextmanager
 async def answering(
-    report: Report, *, host: str, port: int, metrics: Metrics | None = None
+    report: Report, *, host: str, port: int, metrics: MetricsPage | None = None
 ) -> AsyncIterator[int]:
-    """Answer on this address until the body ends; yields the port, which port 0 leaves to the system."""
-    desk = Desk(report, metrics)
+    """Serve health checks on this address until the body ends; yield the port, chosen by the system for 0."""
+    clients = HealthServer(report, metrics)
     try:
-        server = await asyncio.start_server(desk.serve, host, port, limit=LONGEST_REQUEST)
+        server = await asyncio.start_server(clients.serve, host, port, limit=LONGEST_REQUEST)
     except (OSError, OverflowError) as error:
         raise cant_answer(host, port, error) from None
-    async with _served(server, desk):
+    async with _served(server, clients):
         yield server.sockets[0].getsockname()[1]
 
 
 @asynccontextmanager
 async def answering_on(
-    report: Report, place: socket | Path, metrics: Metrics | None = None
+    report: Report, at: socket | Path, metrics: MetricsPage | None = None
 ) -> AsyncIterator[None]:
-    """The same on a socket that listens already, or on a path of the file system."""
-    desk = Desk(report, metrics)
-    if isinstance(place, Path):
-        server = await asyncio.start_unix_server(desk.serve, place, limit=LONGEST_REQUEST)
+    """Serve health checks on a socket that listens already, or on a path of the file system."""
+    clients = HealthServer(report, metrics)
+    if isinstance(at, Path):
+        server = await asyncio.start_unix_server(clients.serve, at, limit=LONGEST_REQUEST)
     else:
-        server = await asyncio.start_server(desk.serve, sock=place, limit=LONGEST_REQUEST)
-    async with _served(server, desk):
+        server = await asyncio.start_server(clients.serve, sock=at, limit=LONGEST_REQUEST)
+    async with _served(server, clients):
         yield
 
 
@@ -89,18 +159,18 @@ def cant_answer(host: str, port: int, error: Exception) -> BadRequest:
 
 
 @asynccontextmanager
-async def _served(server: asyncio.Server, desk: "Desk") -> AsyncIterator[None]:
+async def _served(server: asyncio.Server, clients: "HealthServer") -> AsyncIterator[None]:
     try:
         yield
     finally:
         server.close()
-        await desk.close()
+        await clients.close()
 
 
-class Desk:
-    """Serves one client after the other, some of them at a time."""
+class HealthServer:
+    """The clients that are served now, and what they get."""
 
-    def __init__(self, report: Report, metrics: Metrics | None = None) -> None:
+    def __init__(self, report: Report, metrics: MetricsPage | None = None) -> None:
         self._report = report
         self._metrics = metrics
         self._clients: set[asyncio.Task[Any]] = set()
@@ -114,12 +184,12 @@ class Desk:
         self._clients.add(task)
         try:
             with suppress(TimeoutError, OSError, EOFError):
-                async with asyncio.timeout(PATIENCE):
-                    writer.write(await self._answer_to(reader))
+                async with asyncio.timeout(CLIENT_TIMEOUT):
+                    writer.write(await self._response_to(reader))
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
-        except asyncio.CancelledError:  # we are closing; asyncio would complain about a cancelled client
+        except asyncio.CancelledError:  # the server closes; asyncio would complain about a cancelled client
             pass
         finally:
             writer.transport.abort()
@@ -130,7 +200,7 @@ class Desk:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
 
-    async def _answer_to(self, reader: StreamReader) -> bytes:
+    async def _response_to(self, reader: StreamReader) -> bytes:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             method, target, version = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
@@ -144,18 +214,18 @@ class Desk:
         if method not in ("GET", "HEAD"):
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, extra="Allow: GET, HEAD\r\n")
         if path == METRICS_PATH and self._metrics is not None:
-            return await _counted(self._metrics, with_body=method == "GET")
+            return await _metrics_response(self._metrics, with_body=method == "GET")
         health = await self._report()
         return _response(health.status, health.body, with_body=method == "GET")
 
 
-async def _counted(metrics: Metrics, *, with_body: bool) -> bytes:
+async def _metrics_response(metrics: MetricsPage, *, with_body: bool) -> bytes:
     try:
         text = await metrics.text()
     except DibsError as error:
-        said = msgspec.json.encode({"error": str(error)})
-        return _response(HTTPStatus.SERVICE_UNAVAILABLE, said, with_body=with_body)
-    return _response(HTTPStatus.OK, text.encode(), with_body=with_body, sort=metrics.sort)
+        body = msgspec.json.encode({"error": str(error)})
+        return _response(HTTPStatus.SERVICE_UNAVAILABLE, body, with_body=with_body)
+    return _response(HTTPStatus.OK, text.encode(), with_body=with_body, content_type=metrics.content_type)
 
 
 def _response(
@@ -164,11 +234,11 @@ def _response(
     *,
     with_body: bool = True,
     extra: str = "",
-    sort: str = "application/json",
+    content_type: str = "application/json",
 ) -> bytes:
     body = body or msgspec.json.encode({"error": status.phrase})
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {sort}\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n{extra}\r\n"
     )
     return head.encode() + (body if with_body else b"")
@@ -176,96 +246,45 @@ def _response(
 
 # -- several processes --------------------------------------------------------------------------
 
+ASK_TIMEOUT = CLIENT_TIMEOUT / 2
 
-async def ask(place: Path, patience: float = PATIENCE / 2) -> Health:
-    """The health of a process that answers on this path; one that does not answer has none."""
+
+async def ask_all(paths: list[Path]) -> Health:
+    """Return the health of all processes that serve on these paths: good if each of them is healthy."""
+    reports = await asyncio.gather(*map(ask, paths))
+    reasons = [
+        f"process {number} of {len(paths)}: {health.reason}"
+        for number, health in enumerate(reports, 1)
+        if health.reason is not None
+    ]
+    bodies = [msgspec.Raw(health.body) for health in reports]
+    return Health(reason="; ".join(reasons) or None, about={"processes": bodies})
+
+
+async def ask(path: Path) -> Health:
+    """Return the health of the process that serves on this path; one that doesn't respond is unhealthy."""
     try:
-        answer = await _asked(place, PATH, patience)
-        about: dict[str, Any] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
+        response = await _get(path, PATH)
+        about: dict[str, Any] = msgspec.json.decode(response.partition(b"\r\n\r\n")[2])
         about.pop("status", None)
         return Health(reason=about.pop("reason", None), about=about)
     except (OSError, TimeoutError, msgspec.DecodeError):
         return Health(reason="it does not answer: it is starting, or dead, or a handler blocks it")
 
 
-async def ask_for_metrics(place: Path, patience: float = PATIENCE / 2) -> str | None:
-    """The numbers of a process; None if it has none to give just now."""
+async def ask_for_metrics(path: Path) -> str | None:
+    """Return the metrics of the process that serves on this path; None if it can't give them now."""
     with suppress(OSError, TimeoutError, UnicodeDecodeError):
-        head, _, body = (await _asked(place, METRICS_PATH, patience)).partition(b"\r\n\r\n")
+        head, _, body = (await _get(path, METRICS_PATH)).partition(b"\r\n\r\n")
         return body.decode() if head.startswith(b"HTTP/1.1 200 ") else None
     return None
 
 
-async def _asked(place: Path, path: str, patience: float) -> bytes:
-    async with asyncio.timeout(patience):
-        reader, writer = await asyncio.open_unix_connection(place)
+async def _get(path: Path, target: str) -> bytes:
+    async with asyncio.timeout(ASK_TIMEOUT):
+        reader, writer = await asyncio.open_unix_connection(path)
         try:
-            writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            writer.write(f"GET {target} HTTP/1.1\r\n\r\n".encode())
             return await reader.read()
         finally:
             writer.close()
-
-
-async def ask_all(places: list[Path]) -> Health:
-    """Healthy if all of them are."""
-    answers = await asyncio.gather(*(ask(place) for place in places))
-    bad = [
-        f"process {number} of {len(places)}: {health.reason}"
-        for number, health in enumerate(answers, 1)
-        if health.reason is not None
-    ]
-    bodies = [msgspec.Raw(health.body) for health in answers]
-    return Health(reason="; ".join(bad) or None, about={"processes": bodies})
-
-
-SILENCE = 3  # polls without a word from the store, when there should be one in each
-SLACK = 10.0  # seconds more than that
-
-Phase = Literal["not started", "starting", "working", "stopping"]
-
-
-class Pulse:
-    """How a worker is doing. Noting something costs next to nothing: it is done at every turn."""
-
-    def __init__(self) -> None:
-        self._phase: Phase = "not started"
-        self._beat_at = self._missed_at = monotonic()
-        self._trouble: str | None = None
-        self.has_beaten = False
-        """Whether the store has ever answered."""
-
-    def becomes(self, phase: Phase) -> None:
-        self._phase = phase
-        self._beat_at = monotonic()
-
-    def beats(self) -> None:
-        """The store answered."""
-        self._beat_at, self._trouble, self.has_beaten = monotonic(), None, True
-
-    def misses(self, error: Exception) -> None:
-        """The store did not."""
-        if self._trouble is None:
-            self._missed_at = monotonic()
-        self._trouble = str(error)
-
-    def lost_for(self) -> float:
-        """Seconds since the store last answered, while it does not."""
-        return 0.0 if self._trouble is None else monotonic() - self._missed_at
-
-    def health(self, poll: float, about: dict[str, Any], deafness: str | None = None) -> Health:
-        """Being deaf is only worth a note: the poll finds everything, a little later."""
-        notes = [] if deafness is None else [f"hears no wake-ups and looks every second instead: {deafness}"]
-        return Health(
-            reason=self._reason(monotonic(), poll), about={**about, **({"notes": notes} if notes else {})}
-        )
-
-    def _reason(self, now: float, poll: float) -> str | None:
-        if self._phase != "working":
-            return f"the worker is {self._phase}"
-        if self._trouble is not None:
-            return f"the store has been lost for {self.lost_for():.1f} s: {self._trouble}"
-        if not self.has_beaten:
-            return "the worker has yet to hear from its store"
-        if now - self._beat_at > SILENCE * poll + SLACK:
-            return f"nothing was heard from the store for {now - self._beat_at:.0f} s"
-        return None

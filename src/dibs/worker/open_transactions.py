@@ -1,19 +1,21 @@
-"""What waits for somebody's open transaction, and the task that looks at it until it waits no more.
+"""What waits for a caller's open transaction: settlements at a locked gate, completions not committed yet.
 
-How long that takes is up to a stranger: the longer it does, the more seldom is a look.
+Both are tried again until the transaction has ended: often at first, later once a second.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from dibs.app.callbacks import PendingEvent
 from dibs.app.claims import ClaimState
-from dibs.app.leases import KeptClaim, Tell
+from dibs.app.leases import KeptClaim
 from dibs.app.running import still_ours
 from dibs.app.state import AppState
 from dibs.clock import monotonic
@@ -22,172 +24,164 @@ from dibs.events import log
 from dibs.jobs.states import JobState
 from dibs.operations.queries import get
 from dibs.operations.settle import Patience, Renewal, SettleRequest, renew
-from dibs.worker.exchange import Done
+from dibs.worker.exchange import EndedAttempt
 
-LEAST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two looks
-LONG = 5.0  # seconds after which somebody should hear of it
+LEAST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries
+LONG = 5.0  # seconds after which it is logged
 
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """Since when it waits, and whether somebody has heard of that."""
+    """Something that waits for an open transaction, and whether that was logged."""
 
     since: float = field(default_factory=monotonic)
-    is_told: bool = False
+    is_logged: bool = False
 
     @property
     def age(self) -> float:
         return monotonic() - self.since
 
-    def is_to_be_told(self) -> bool:
-        """Whether it waits for long; true once."""
-        if self.is_told or self.age <= LONG:
+    def should_log(self) -> bool:
+        """Return whether it has waited for long; true once."""
+        if self.is_logged or self.age <= LONG:
             return False
-        self.is_told = True
+        self.is_logged = True
         return True
 
 
-class Vigil:
-    """One task at most: it begins with the first that waits, and ends with the last."""
+Key = TypeVar("Key")
+W = TypeVar("W", bound=Waiting)
 
-    def __init__(
-        self,
-        name: str,
-        waiting: Callable[[], Collection[Waiting]],
-        look: Callable[[], Awaitable[None]],
-        ended: Callable[["asyncio.Task[None]"], None],
-    ) -> None:
-        self._name = name
-        self._waiting = waiting
-        self._look = look
-        self._ended = ended
+
+class RetriedWaits(ABC, Generic[Key, W]):
+    """What waits, and the one asyncio task that tries it again until nothing waits any more."""
+
+    task_name: str
+
+    def __init__(self, task_ended: Callable[["asyncio.Task[None]"], None]) -> None:
+        self._task_ended = task_ended
+        self._waiting: dict[Key, W] = {}
         self._task: asyncio.Task[None] | None = None
-        self.is_open = True
+        self._is_open = True
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
 
     def open(self) -> None:
-        self.is_open = True
+        self._is_open = True
 
-    async def close(self) -> None:
-        self.is_open = False
+    async def _stop(self) -> None:
+        self._is_open = False
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def begin(self) -> None:
-        """Look from now on, unless somebody does or nothing waits."""
-        if self._task is None and self.is_open and self._waiting():
-            self._task = asyncio.get_running_loop().create_task(self._keep(), name=self._name)
+    def _begin(self) -> None:
+        if self._task is None and self._is_open and self._waiting:
+            self._task = asyncio.get_running_loop().create_task(self._retry(), name=self.task_name)
             self._task.add_done_callback(self._end)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._task = None
-        self._ended(task)
+        self._task_ended(task)
         if not task.cancelled() and task.exception() is None:
-            self.begin()  # somebody may have come since the last look
+            self._begin()  # something may have been added since the last try
 
-    async def _keep(self) -> None:
-        while self._waiting():
-            with suppress(StoreUnavailable):  # the turns say so
-                await self._look()
-            if waiting := self._waiting():
-                youngest = min(one.age for one in waiting)
+    async def _retry(self) -> None:
+        while self._waiting:
+            with suppress(StoreUnavailable):  # the turns log it
+                await self._try_all()
+            if self._waiting:
+                youngest = min(one.age for one in self._waiting.values())
                 await asyncio.sleep(min(max(youngest / 10, LEAST_PAUSE), LONGEST_PAUSE))
+
+    @abstractmethod
+    async def _try_all(self) -> None: ...
+
+
+# -- settlements at a locked gate ---------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Parcel(Waiting):
-    """All that waits at one gate, in order."""
+class GateBatch(Waiting):
+    """All settlements that wait at one gate, in order."""
 
     gate: str
-    done: list[Done] = field(default_factory=list)
+    ended: list[EndedAttempt] = field(default_factory=list)
 
-    def without(self, sent: Collection[UUID]) -> "Parcel":
-        """The same without these settlements, if more has come since they were sent."""
-        return replace(self, done=[(held, one) for held, one in self.done if one.id not in sent])
+    def without(self, settled: Collection[UUID]) -> "GateBatch":
+        """Return what is left, with what was added since these settlements were sent."""
+        return replace(self, ended=[(held, one) for held, one in self.ended if one.id not in settled])
+
+    def log_if_long(self) -> None:
+        if self.should_log():
+            held, _ = self.ended[0]
+            log.warning(
+                "job %s has run and can't be settled: for %.0f s an open transaction has locked %s "
+                "(or that of a follow-up job); its lease is kept, and other jobs go on",
+                held.job.id,
+                self.age,
+                self.gate,
+            )
 
 
-# Sends these settlements: in all "none" of them is waited for, or a "short" time. Answers what is left.
-Settle = Callable[[list[Done], Patience], Awaitable[Collection[SettleRequest]]]
+# Sends these settlements, waiting so long for locked gates; returns the ones that are still locked out.
+SendSettlements = Callable[[list[EndedAttempt], Patience], Awaitable[Collection[SettleRequest]]]
 
 
-class Aside:
-    """What one worker has put aside."""
+class LockedSettlements(RetriedWaits[str, GateBatch]):
+    """Settlements that a turn could not make, as an open transaction has their gate locked."""
 
-    def __init__(self, settle: Settle, ended: Callable[["asyncio.Task[None]"], None]) -> None:
-        self._settle = settle
-        self._parcels: dict[str, Parcel] = {}
-        self._vigil = Vigil("dibs-aside", self._waiting, self._ask, ended)
+    task_name = "dibs-locked-settlements"
 
-    def __bool__(self) -> bool:
-        return bool(self._parcels)
+    def __init__(self, send: SendSettlements, task_ended: Callable[["asyncio.Task[None]"], None]) -> None:
+        super().__init__(task_ended)
+        self._send = send
 
-    def _waiting(self) -> Collection[Parcel]:
-        return self._parcels.values()
+    def add(self, ended: Sequence[EndedAttempt], locked: Collection[SettleRequest]) -> list[EndedAttempt]:
+        """Keep the attempts with locked settlements; return the others."""
+        if not locked:
+            return list(ended)
+        locked_ids = {one.id for one in locked}
+        for held, one in ended:
+            if one.id in locked_ids:
+                gate = _gate_of(held)
+                self._waiting.setdefault(gate, GateBatch(gate)).ended.append((held, one))
+        self._begin()
+        return [(held, one) for held, one in ended if one.id not in locked_ids]
 
-    def open(self) -> None:
-        self._vigil.open()
-
-    def put(self, done: Sequence[Done], left: Collection[SettleRequest]) -> list[Done]:
-        """Keep what is left of a turn; answer the rest of it."""
-        if not left:
-            return list(done)
-        late = {one.id for one in left}
-        for held, one in done:
-            if one.id in late:
-                self._parcel(held).done.append((held, one))
-        self._vigil.begin()
-        return [(held, one) for held, one in done if one.id not in late]
-
-    def _parcel(self, held: ClaimState) -> Parcel:
-        gate = _gate(held)
-        return self._parcels.setdefault(gate, Parcel(gate))
-
-    async def close(self) -> list[Done]:
-        """Ask no more; what is left is the caller's."""
-        await self._vigil.close()
+    async def close(self) -> list[EndedAttempt]:
+        """Try no more; return what is left."""
+        await self._stop()
         return self.take()
 
-    def take(self) -> list[Done]:
-        parcels, self._parcels = self._parcels.values(), {}
-        return [one for parcel in parcels for one in parcel.done]
+    def take(self) -> list[EndedAttempt]:
+        batches, self._waiting = self._waiting.values(), {}
+        return [one for batch in batches for one in batch.ended]
 
-    # -- asking again ---------------------------------------------------------------------------
+    async def _try_all(self) -> None:
+        """Try all gates without a wait, and one of them, each in its turn, with a short wait.
 
-    async def _ask(self) -> None:
-        """All of them without waiting, and the first with a little patience: each is that in turn.
-
-        For a gate where many come and go is never free to who does not wait for it; and one that is locked
-        for long must not keep us from the others.
+        A gate that many transactions lock one after another is never free without a wait; and one that is
+        locked for long must not delay the others.
         """
-        if len(self._parcels) > 1:
-            await self._try(list(self._parcels.values()), "none")
-        if self._parcels:
-            await self._try([next(iter(self._parcels.values()))], "short")
+        if len(self._waiting) > 1:
+            await self._try(list(self._waiting.values()), "none")
+        if self._waiting:
+            await self._try([next(iter(self._waiting.values()))], "short")
 
-    async def _try(self, parcels: Sequence[Parcel], patience: Patience) -> None:
-        done = [one for parcel in parcels for one in parcel.done]
-        left = await self._settle(done, patience)
-        settled = {one.id for _, one in done} - {one.id for one in left}
-        for parcel in parcels:
-            del self._parcels[parcel.gate]
-            if (rest := parcel.without(settled)).done:
-                self._parcels[parcel.gate] = rest  # behind those that were not tried
-                _mention(rest)
-
-
-def _mention(parcel: Parcel) -> None:
-    if parcel.is_to_be_told():
-        held, _ = parcel.done[0]
-        log.warning(
-            "job %s has run and can't be settled: for %.0f s somebody's open transaction has locked %s "
-            "(or that of a follow-up job); its lease is kept, and other jobs go on",
-            held.job.id,
-            parcel.age,
-            parcel.gate,
-        )
+    async def _try(self, batches: Sequence[GateBatch], patience: Patience) -> None:
+        ended = [one for batch in batches for one in batch.ended]
+        locked = await self._send(ended, patience)
+        settled = {one.id for _, one in ended} - {one.id for one in locked}
+        for batch in batches:
+            del self._waiting[batch.gate]
+            if (rest := batch.without(settled)).ended:
+                self._waiting[batch.gate] = rest  # behind the batches that were not tried
+                rest.log_if_long()
 
 
-def _gate(held: ClaimState) -> str:
+def _gate_of(held: ClaimState) -> str:
     job = held.job
     if job.train is not None:
         return f"the train {job.train!r}"
@@ -196,108 +190,118 @@ def _gate(held: ClaimState) -> str:
     return f"the gate of job {job.id}" if job.unique is None else f"the unique key {job.unique!r}"
 
 
+# -- completions that are not committed ---------------------------------------------------------
+
+
 @dataclass(slots=True)
 class Completion(Waiting):
-    """What is to be settled if its transaction comes to nothing."""
+    """A job completed within a transaction, and its settlement should that be rolled back."""
 
     held: ClaimState
-    one: SettleRequest
+    settlement: SettleRequest
     lease: int
     until: datetime | None = None
-    """When its lease ended at the last look; the holder may not have heard of its last beat."""
+    """The end of the lease at the last try; the claim itself may not know of its last heartbeat."""
 
-    def is_free(self, standing: Renewal) -> bool:
-        """Its lease could be pushed: nobody has its row locked any more."""
-        before, self.until = self.until, standing.lease_until
-        return before is not None and before < standing.lease_until
+    def is_rolled_back(self, renewal: Renewal) -> bool:
+        """Return whether the lease could be renewed: no transaction has the row locked any more."""
+        before, self.until = self.until, renewal.lease_until
+        return before is not None and before < renewal.lease_until
+
+    def log_if_long(self) -> None:
+        if self.should_log():
+            log.warning(
+                "job %s has run and was completed within a transaction that has not ended for %.0f s; until "
+                "then its lease can't be kept, and other jobs go on",
+                self.held.job.id,
+                self.age,
+            )
+
+    def give_up(self) -> None:
+        log.warning(
+            "job %s was completed within a transaction that is not committed, and its worker ends: should it "
+            "be rolled back, the job's lease runs out, as if its worker had died",
+            self.held.job.id,
+        )
 
 
-class Commits:
-    """Those of one worker. What has come to nothing is handed over, what was committed is told."""
+class OpenCompletions(RetriedWaits[ClaimState, Completion]):
+    """Jobs completed within transactions of their handlers that may be open.
+
+    A rollback is passed to `rolled_back`, with the lease renewed again; a commit to `committed`.
+    """
+
+    task_name = "dibs-open-completions"
 
     def __init__(
         self,
         core: AppState,
         *,
-        hand_over: Callable[[Done], None],
+        rolled_back: Callable[[ClaimState, SettleRequest], None],
         committed: Callable[[PendingEvent], None],
-        tell: Tell,
-        ended: Callable[["asyncio.Task[None]"], None],
+        task_ended: Callable[["asyncio.Task[None]"], None],
     ) -> None:
+        super().__init__(task_ended)
         self._core = core
-        self._hand_over = hand_over
+        self._rolled_back = rolled_back
         self._committed = committed
-        self._tell = tell
-        self._open: dict[ClaimState, Completion] = {}
-        self._vigil = Vigil("dibs-commits", self._waiting, self._look, ended)
 
-    def __bool__(self) -> bool:
-        return bool(self._open)
-
-    def _waiting(self) -> Collection[Completion]:
-        return self._open.values()
-
-    def open(self) -> None:
-        self._vigil.open()
-
-    async def mind(self, held: ClaimState, one: SettleRequest) -> None:
-        """See that this is settled, unless the job has succeeded; who calls need not wait for it."""
-        completion = Completion(held, one, self._core.lease_of(held.job))
-        with suppress(StoreUnavailable, asyncio.CancelledError):  # then it is not known, and looked at again
+    async def add(self, held: ClaimState, settlement: SettleRequest) -> None:
+        """Settle the job so, unless its transaction is committed; return before that is known."""
+        completion = Completion(held, settlement, self._core.lease_of(held.job))
+        with suppress(StoreUnavailable, asyncio.CancelledError):  # then it is not known, and tried again
             if await self._is_over(completion):
                 return
-        if self._vigil.is_open:
-            self._open[held] = completion
-            self._vigil.begin()
+        if self._is_open:
+            self._waiting[held] = completion
+            self._begin()
         else:
-            _give_up(completion)
+            completion.give_up()
 
     async def close(self) -> None:
-        """Look once more, and give up what is still open."""
-        await self._vigil.close()
+        """Try once more, and give up what is still open."""
+        await self._stop()
         with suppress(DibsError):
-            await self._look()
-        given_up, self._open = self._open, {}
+            await self._try_all()
+        given_up, self._waiting = self._waiting, {}
         for completion in given_up.values():
-            _give_up(completion)
+            completion.give_up()
 
-    # -- looking --------------------------------------------------------------------------------
-
-    async def _look(self) -> None:
+    async def _try_all(self) -> None:
         by_lease: defaultdict[int, list[Completion]] = defaultdict(list)
-        for completion in self._open.values():
+        for completion in self._waiting.values():
             by_lease[completion.lease].append(completion)
         for lease, group in by_lease.items():
-            await self._look_at(group, lease)
+            await self._try(group, lease)
 
-    async def _look_at(self, group: list[Completion], lease: int) -> None:
+    async def _try(self, group: list[Completion], lease: int) -> None:
         claims, sent_at = [completion.held.key for completion in group], monotonic()
-        standing = await self._core.store.run_async(lambda _: renew(claims, lease))
+        renewals = await self._core.store.run_async(lambda _: renew(claims, lease))
         for completion in group:
-            await self._note(completion, standing.get(completion.held.key), sent_at)
+            await self._note(completion, renewals.get(completion.held.key), sent_at)
 
-    async def _note(self, completion: Completion, standing: Renewal | None, sent_at: float) -> None:
-        if standing is not None and not completion.is_free(standing):
-            _mention_open(completion)
-        elif standing is not None or await self._is_over(completion):
-            is_ours = self._open.pop(completion.held, None) is not None
-            if is_ours and standing is not None:
-                self._settle(completion, standing, sent_at)
+    async def _note(self, completion: Completion, renewal: Renewal | None, sent_at: float) -> None:
+        if renewal is not None and not completion.is_rolled_back(renewal):
+            completion.log_if_long()
+        elif renewal is not None or await self._is_over(completion):
+            is_ours = self._waiting.pop(completion.held, None) is not None
+            if is_ours and renewal is not None:
+                self._hand_over(completion, renewal, sent_at)
 
-    def _settle(self, completion: Completion, standing: Renewal, sent_at: float) -> None:
-        """As every other from now on; somebody may have its gate locked, so its lease is kept again."""
+    def _hand_over(self, completion: Completion, renewal: Renewal, sent_at: float) -> None:
+        """Keep the lease again, as another transaction may have the gate locked, and have the job settled."""
         held = completion.held
-        held.renewed(standing)
-        kept = KeptClaim(held, completion.lease, self._tell)
+        held.renewed(renewal)
+        kept = KeptClaim(held, completion.lease, _ignore)
         kept.beaten(sent_at)
         self._core.keeper.keep_all([kept])
-        self._hand_over((held, completion.one))
+        self._rolled_back(held, completion.settlement)
 
     async def _is_over(self, completion: Completion) -> bool:
-        """Whether the job is ours no longer, by our own success or because it was lost."""
+        """Return whether the claim no longer holds the job, by its own success or because it was lost."""
         held = completion.held
         job = await self._core.store.run_async(lambda _: get(held.job.id))
-        if job is None:  # deleted, as a success may be at once: nobody knows
+        if job is None:  # deleted, as a success may be at once: it can't be known any more
             return True
         if still_ours(job, held):
             completion.until = job.lease_until
@@ -309,19 +313,5 @@ class Commits:
         return True
 
 
-def _mention_open(completion: Completion) -> None:
-    if completion.is_to_be_told():
-        log.warning(
-            "job %s has run and was completed within a transaction that has not ended for %.0f s; until then "
-            "its lease can't be kept, and other jobs go on",
-            completion.held.job.id,
-            completion.age,
-        )
-
-
-def _give_up(completion: Completion) -> None:
-    log.warning(
-        "job %s was completed within a transaction that is not committed, and its worker ends: should it be "
-        "rolled back, the job's lease runs out, as if its worker had died",
-        completion.held.job.id,
-    )
+def _ignore(_: ClaimState) -> None:
+    """Do nothing about a lost claim: its handler has ended."""

@@ -18,7 +18,15 @@ from typing import Any
 from dibs.app.dibs import Dibs
 from dibs.outbox import Outbox, Relay
 from dibs.worker import Worker
-from dibs.worker.health import Health, Metrics, answering, answering_on, ask_all, ask_for_metrics, cant_answer
+from dibs.worker.health import (
+    Health,
+    MetricsPage,
+    answering,
+    answering_on,
+    ask_all,
+    ask_for_metrics,
+    cant_answer,
+)
 
 HEALTH_SOCKET = "DIBS_HEALTH_SOCKET"  # from a supervisor to its processes
 
@@ -38,11 +46,11 @@ def health_of_worker(app: Dibs, worker: Worker, host: str, port: int | None) -> 
     return answering(report, host=host, port=port, metrics=_metrics_of(app))
 
 
-def _metrics_of(app: Dibs) -> Metrics:
+def _metrics_of(app: Dibs) -> MetricsPage:
     from dibs.integrations import prometheus
 
     counted = prometheus.Metrics(app, prometheus.OwnOutbox(app))
-    return Metrics(prometheus.CONTENT_TYPE, counted.text)
+    return MetricsPage(prometheus.CONTENT_TYPE, counted.text)
 
 
 def health_of_relay(outbox: Outbox, relay: Relay, host: str, port: int | None) -> Answering:
@@ -53,7 +61,7 @@ def health_of_relay(outbox: Outbox, relay: Relay, host: str, port: int | None) -
 
     if port is None:
         return nullcontext()
-    metrics = Metrics(prometheus.CONTENT_TYPE, prometheus.RelayMetrics(outbox).text)
+    metrics = MetricsPage(prometheus.CONTENT_TYPE, prometheus.RelayMetrics(outbox).text)
     return answering(report, host=host, port=port, metrics=metrics)
 
 
@@ -88,5 +96,5 @@ async def _answer_for(listening: socket.socket, places: list[Path]) -> None:
     async def numbers() -> str:
         return side_by_side(await asyncio.gather(*map(ask_for_metrics, places)))
 
-    async with answering_on(lambda: ask_all(places), listening, Metrics(CONTENT_TYPE, numbers)):
+    async with answering_on(lambda: ask_all(places), listening, MetricsPage(CONTENT_TYPE, numbers)):
         await asyncio.Event().wait()

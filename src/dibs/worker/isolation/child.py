@@ -1,8 +1,8 @@
-"""The process of isolated jobs: imports the app, runs one job after the other, ends with its worker.
+"""The main program of a process for isolated jobs: import the app, run one job after another.
 
-Handlers run in the main thread, as any program does; a second thread listens to the worker. What is said
-travels through a socket of its own, so a handler may print what it likes. The worker ends this process by
-signals; SIGTERM comes first and is raised in the handler as `Stopped`, so that its `finally:` blocks run.
+Handlers run in the main thread, as any program does; a second thread reads the worker's messages. These have
+a socket of their own, so a handler may print what it likes. The worker ends this process by signals; SIGTERM
+comes first and is raised in the handler as `Stopped`, so that its `finally:` blocks run.
 """
 
 import asyncio
@@ -33,46 +33,62 @@ from dibs.jobs.failures import describe
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.states import CancelledBy, Outcome
 from dibs.worker.isolation import importing, protocol
-from dibs.worker.isolation.protocol import Answer, Completed, Load, Ready, Run, Said, Stop, ToWorker, Unable
+from dibs.worker.isolation.protocol import (
+    AppLoaded,
+    JobCompleted,
+    LoadApp,
+    LoadFailed,
+    LogMessage,
+    ParentsRequest,
+    ProgressNote,
+    Reply,
+    RunJob,
+    StopReason,
+    ToWorker,
+)
 
 PR_SET_PDEATHSIG = 1
 ERRORS = {error.__name__: error for error in (BadRequest, LeaseLost, StoreRefused, StoreUnavailable)}
 
 
 class Stopped(BaseException):
-    """The worker wants this process to end: time ran out, somebody cancelled, or the lease was lost."""
+    """SIGTERM from the worker: the time is over, the job was cancelled, or its lease was lost."""
 
 
 def main() -> None:
-    """What the worker starts: `python -c … SOCKET WORKER SYS_PATH…`."""
+    """Run the process that the worker starts as `python -c … SOCKET WORKER SYS_PATH…`."""
     number, worker = int(sys.argv[1]), int(sys.argv[2])
     end_with(worker)
-    line = Line(socket.socket(fileno=number))
-    first = line.receive()
-    assert isinstance(first, Load)
+    connection = WorkerSocket(socket.socket(fileno=number))
+    first = connection.receive()
+    assert isinstance(first, LoadApp)
     sys.argv[:] = first.arguments
     try:
-        app = importing.load(first.place)
+        app = importing.load(first.app)
     except BaseException as error:
-        line.send(Unable(_reason(error)))
-        return
+        connection.send(LoadFailed(_reason(error)))
+    else:
+        run_jobs(app, connection, first.log_level)
+
+
+def run_jobs(app: Dibs, connection: "WorkerSocket", log_level: int) -> None:
     with suppress(Stopped), asyncio.Runner() as runner:
-        living = Living(app._core.lifespan, runner)
+        lifespan = ChildLifespan(app._core.lifespan, runner)
         try:
-            state = living.enter()
+            state = lifespan.enter()
         except BaseException as error:
-            line.send(Unable(_reason(error)))
+            connection.send(LoadFailed(_reason(error)))
             return
         try:
-            child = Child(app, line, runner, state)
-            send_logs(child.tell, first.log_level)
-            child.work()
+            jobs = IsolatedRunner(app, connection, runner, state)
+            send_logs(jobs.send, log_level)
+            jobs.work()
         finally:
-            living.leave()
+            lifespan.leave()
 
 
-class Living:
-    """The lifespan of this process: a task of the handlers' loop, which waits while no handler runs."""
+class ChildLifespan:
+    """The app's lifespan in this process: an asyncio task on the handlers' loop, which waits between jobs."""
 
     def __init__(self, lifespan: Lifespan, runner: asyncio.Runner) -> None:
         self._lifespan = lifespan
@@ -101,7 +117,7 @@ class Living:
         await self._task
 
 
-class Line:
+class WorkerSocket:
     """The socket to the worker; several threads may send."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -115,7 +131,7 @@ class Line:
             self._connection.sendall(protocol.frame(message))
 
     def receive(self) -> protocol.ToChild | None:
-        """The next message; None when the worker is gone."""
+        """Return the next message; None when the worker is gone."""
         header = self._read(protocol.HEADER)
         body = None if header is None else self._read(protocol.length_of(header))
         return None if body is None else protocol.read_in_child(body)
@@ -127,53 +143,53 @@ class Line:
         return None
 
 
-class Child:
-    """Runs jobs until it is told to leave."""
+class IsolatedRunner:
+    """Runs one job after another until the worker asks this process to end."""
 
-    def __init__(self, app: Dibs, line: Line, runner: asyncio.Runner, state: Any) -> None:
+    def __init__(self, app: Dibs, connection: WorkerSocket, runner: asyncio.Runner, state: Any) -> None:
         self._core = app._core
         self._state = state
-        self._line = line
+        self._connection = connection
         self._runner = runner
-        self._jobs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
-        self._asked: deque[Future[Answer]] = deque()
+        self._jobs: queue.SimpleQueue[RunJob | None] = queue.SimpleQueue()
+        self._requested: deque[Future[Reply]] = deque()
         self._held: ClaimState | None = None
         self._stopping = False
         self._may_raise = True
 
     def work(self) -> None:
         signal.signal(signal.SIGTERM, self._stop)
-        threading.Thread(target=self._listen, name="dibs-line", daemon=True).start()
-        self.tell(Ready())
+        threading.Thread(target=self._listen, name="dibs-messages", daemon=True).start()
+        self.send(AppLoaded())
         while not self._stopping and (run := self._jobs.get()) is not None:
             held = self._held = IsolatedClaimState(self, self._core, run)
             context = IsolatedContext(self, held, self._state)
-            self._tell_end(held, self._perform(held, context), context.children)
+            self._send_end(held, self._perform(held, context), context.children)
 
-    def tell(self, message: ToWorker) -> None:
-        """Say it whole: half a message would spoil all that follow."""
+    def send(self, message: ToWorker) -> None:
+        """Send the whole message before SIGTERM is raised: half of it would spoil all that follow."""
         if threading.current_thread() is not threading.main_thread():
-            self._line.send(message)
+            self._connection.send(message)
             return
         with self._unstopped():
-            self._line.send(message)
+            self._connection.send(message)
 
-    def ask(self, note: protocol.Progress | protocol.Parents) -> "Future[Answer]":
-        """Answers come in the order of the questions."""
-        asked: Future[Answer] = Future()
-        self._asked.append(asked)
-        self.tell(note)
-        return asked
+    def ask(self, request: ProgressNote | ParentsRequest) -> "Future[Reply]":
+        """Send a request; the replies come in the order of the requests."""
+        reply: Future[Reply] = Future()
+        self._requested.append(reply)
+        self.send(request)
+        return reply
 
     # -- handlers -------------------------------------------------------------------------------
 
     def _perform(self, held: ClaimState, context: Context) -> Outcome | None:
-        """What the handler came to; None if it was stopped."""
+        """Return the outcome of the handler; None if it was stopped."""
         try:
             task = handler_for(self._core.registry, held.job)
             arguments = arguments_of(task, held.job, context)
             if task.is_async:
-                value = self._runner.run(self._awaited(task.function(**arguments)))
+                value = self._runner.run(self._cancellable(task.function(**arguments)))
             else:
                 value = task.function(**arguments)
             return outcome_of(held, value)
@@ -184,8 +200,8 @@ class Child:
         except BaseException as error:
             return None if self._stopping else _raised(held, error)
 
-    async def _awaited(self, coroutine: Awaitable[Any]) -> Any:
-        """SIGTERM cancels it, as its worker would; raised into the loop it could hit anything."""
+    async def _cancellable(self, coroutine: Awaitable[Any]) -> Any:
+        """Let SIGTERM cancel an async handler: raised in its loop, `Stopped` could hit anything."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
@@ -200,33 +216,33 @@ class Child:
             loop.remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, self._stop)
 
-    def _tell_end(self, held: ClaimState, outcome: Outcome | None, children: list[NewJob]) -> None:
+    def _send_end(self, held: ClaimState, outcome: Outcome | None, children: list[NewJob]) -> None:
         if outcome is None:
             return
         try:
-            message = protocol.ended(outcome, children, self._core.settings.max_payload)
+            message = protocol.handler_ended(outcome, children, self._core.settings.max_payload)
         except Exception as error:
-            message = protocol.ended(_raised(held, error), [], 0)
-        self.tell(message)
+            message = protocol.handler_ended(_raised(held, error), [], 0)
+        self.send(message)
 
-    # -- being told -----------------------------------------------------------------------------
+    # -- messages and signals -------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while (message := self._line.receive()) is not None:
+        while (message := self._connection.receive()) is not None:
             match message:
-                case Run():
+                case RunJob():
                     self._jobs.put(message)
-                case Answer():
-                    with suppress(InvalidStateError):  # who asked may have been cancelled
-                        self._asked.popleft().set_result(message)
-                case Stop():
-                    self._mark(message)
+                case Reply():
+                    with suppress(InvalidStateError):  # the request may have been cancelled
+                        self._requested.popleft().set_result(message)
+                case StopReason():
+                    self._note_stop(message)
                 case _:
                     self._jobs.put(None)
                     return
         end_group()
 
-    def _mark(self, stop: Stop) -> None:
+    def _note_stop(self, stop: StopReason) -> None:
         if (held := self._held) is not None:
             held.cancel_reason, held.timed_out, held.lost = stop.cancel_reason, stop.timed_out, stop.lost
 
@@ -247,29 +263,29 @@ class Child:
 
 
 class IsolatedClaimState(ClaimState):
-    """A claim whose keeper is the worker: it renews, notes progress and settles."""
+    """A claim that the worker renews and settles, and for which it notes progress."""
 
-    def __init__(self, child: Child, core: AppState, run: Run) -> None:
+    def __init__(self, runner: IsolatedRunner, core: AppState, run: RunJob) -> None:
         super().__init__(core, run.job, run.asked_at)
-        self._child = child
+        self._runner = runner
 
     def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
-        """In a transaction of the handler's own: the worker must not renew it any more."""
+        """Note the settlement in the handler's own transaction; the worker renews the lease no longer."""
         super().is_settled_as(settled_as, delay=delay, errors=errors)
-        self._child.tell(Completed())
+        self._runner.send(JobCompleted())
 
 
 class IsolatedContext(Context):
-    """What the store must hear is said by the worker; what is done in the handler's transaction, here."""
+    """A context that asks the worker for all but what belongs to the handler's own transaction."""
 
-    def __init__(self, child: Child, held: ClaimState, state: Any) -> None:
+    def __init__(self, runner: IsolatedRunner, held: ClaimState, state: Any) -> None:
         super().__init__(Claim(held), state)
-        self._child = child
-        self._progress = IsolatedProgress(child, held)
+        self._runner = runner
+        self._progress = IsolatedProgress(runner, held)
 
     def _parents(self) -> Calls[list[Job]]:
-        """Ask the worker's store: memory is there only."""
-        return _mind((yield from _received(self._child.ask(protocol.Parents())))).jobs
+        """Return the parents from the worker's store: this process has no access to one in memory."""
+        return _checked((yield from _received(self._runner.ask(ParentsRequest())))).jobs
 
     def _complete(self, result: Any, within: Any) -> Calls[None]:
         if within is None:
@@ -278,34 +294,34 @@ class IsolatedContext(Context):
 
 
 class IsolatedProgress(Progress):
-    """Every note goes to the worker, which writes as many of them as the store should hear."""
+    """Progress that is sent to the worker, which writes as much of it as the store should get."""
 
-    def __init__(self, child: Child, held: ClaimState) -> None:
+    def __init__(self, runner: IsolatedRunner, held: ClaimState) -> None:
         super().__init__(held)
-        self._child = child
+        self._runner = runner
 
     def note(self, fraction: float, message: str | None, *, stops: bool) -> Calls[None]:
         check = self._held.check_stop if stops else self._held.check
         check()
         self._held.check_progress(fraction, message)
-        _mind((yield from _received(self._child.ask(protocol.Progress(fraction, message)))))
+        _checked((yield from _received(self._runner.ask(ProgressNote(fraction, message)))))
         if stops:
             check()
 
 
-def _received(asked: "Future[Answer]") -> Calls[Answer]:
-    """Wait for what the worker sends back."""
+def _received(asked: "Future[Reply]") -> Calls[Reply]:
+    """Wait for the worker's reply."""
     return (yield from make(Call(asked.result, partial(_receive, asked))))
 
 
-async def _receive(asked: "Future[Answer]") -> Answer:
+async def _receive(asked: "Future[Reply]") -> Reply:
     return await asyncio.wrap_future(asked)
 
 
-def _mind(answer: Answer) -> Answer:
-    if answer.error is not None:
-        raise ERRORS.get(answer.error, DibsError)(answer.message)
-    return answer
+def _checked(reply: Reply) -> Reply:
+    if reply.error is not None:
+        raise ERRORS.get(reply.error, DibsError)(reply.message)
+    return reply
 
 
 # -- the end of the worker ----------------------------------------------------------------------
@@ -314,8 +330,8 @@ def _mind(answer: Answer) -> Answer:
 def end_with(worker: int) -> None:
     """On Linux, end a second after the worker did, whatever this process is busy with.
 
-    Our thread sees the worker's end at once and ends the whole group, but it never comes to that while C
-    code keeps the interpreter to itself. So the kernel is asked for a signal then, and the handler of that
+    The thread that reads messages sees the worker's end at once and ends the whole group, but it can't run
+    while C code holds the interpreter. So the kernel is asked for a signal then, and the handler of that
     signal is C, too: `alarm(1)`, the 1 being SIGHUP's own number.
     """
     if sys.platform != "linux":
@@ -325,21 +341,21 @@ def end_with(worker: int) -> None:
     libc.signal.restype = ctypes.c_void_p
     libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
-    if os.getppid() != worker:  # it ended before we asked
+    if os.getppid() != worker:  # it ended before the kernel was asked
         end_group()
 
 
 def end_group() -> NoReturn:
-    """This process and all that its handlers started."""
-    os.killpg(os.getpid(), signal.SIGKILL)  # the worker made us the leader of a group
+    """Kill this process and all that its handlers started."""
+    os.killpg(os.getpid(), signal.SIGKILL)  # the worker made this process the leader of a group
     os._exit(1)
 
 
 # -- logs and errors ----------------------------------------------------------------------------
 
 
-class Sending(logging.Handler):
-    """Passes log records on to the worker, which knows where logs go."""
+class LogSender(logging.Handler):
+    """Sends log records to the worker, which knows where logs go."""
 
     def __init__(self, send: Callable[[ToWorker], None]) -> None:
         super().__init__()
@@ -347,14 +363,14 @@ class Sending(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._send(Said(record.name, record.levelno, self.format(record)))
+            self._send(LogMessage(record.name, record.levelno, self.format(record)))
         except Exception:
             self.handleError(record)
 
 
 def send_logs(send: Callable[[ToWorker], None], level: int) -> None:
-    """Unless the app's modules set logging up themselves."""
-    logging.lastResort = Sending(send)
+    """Send logs to the worker, unless the app's modules set up logging themselves."""
+    logging.lastResort = LogSender(send)
     if not logging.root.handlers:
         logging.root.setLevel(level)
 

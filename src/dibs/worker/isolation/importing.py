@@ -1,7 +1,7 @@
-"""Where an app lives, so that another process can import it: nothing is pickled, only names travel.
+"""Finds the modules of an app, so that another process can import it: names are sent, nothing is pickled.
 
-The same rules as those of `multiprocessing`: the app and its jobs must come into being when a module is
-imported, and a script's own work stands under `if __name__ == "__main__":`.
+The rules are those of `multiprocessing`: the app and its jobs must be made when a module is imported, and a
+script's own work stands under `if __name__ == "__main__":`.
 """
 
 import importlib
@@ -23,8 +23,8 @@ MAIN_ELSEWHERE = "__mp_main__"  # what multiprocessing calls it: tools and users
 _loading = threading.Event()
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What to import, and where to find the app then."""
+class AppLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """The modules to import, and the name of the app in one of them."""
 
     module: str
     attribute: str
@@ -36,34 +36,36 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.module}:{self.attribute}"
 
 
-def find_place(app: Dibs, kinds: list[str]) -> Place:
-    """Where another process will find this app and these kinds; `BadRequest` if it can't."""
+def locate(app: Dibs, kinds: list[str]) -> AppLocation:
+    """Return where another process finds this app and these kinds; `BadRequest` if it can't."""
     tasks = app._core.registry.tasks
     modules = list(dict.fromkeys(_importable(tasks[kind].function.__module__) for kind in kinds))
     for name, module in _candidates(modules):
         for attribute, value in list(vars(module).items()):
             if value is app:
                 script = _script([name, *modules])
-                return Place(module=name, attribute=attribute, modules=modules, kinds=kinds, script=script)
+                return AppLocation(
+                    module=name, attribute=attribute, modules=modules, kinds=kinds, script=script
+                )
     raise BadRequest(
         f"the jobs {', '.join(kinds)} want isolation='process', but their app is not a global name of any "
         "module, so another process can't import it; write `app = Dibs(…)` at the top of a module"
     )
 
 
-def load(place: Place) -> Dibs:
+def load(location: AppLocation) -> Dibs:
     """Import the app and its handlers in this process."""
     _loading.set()
     try:
-        for name in [place.module, *place.modules]:
-            _import(name, place.script)
-        app: Any = getattr(sys.modules[place.module], place.attribute)
+        for name in [location.module, *location.modules]:
+            _import(name, location.script)
+        app: Any = getattr(sys.modules[location.module], location.attribute)
     finally:
         _loading.clear()
-    missing = [kind for kind in place.kinds if kind not in app._core.registry.tasks]
+    missing = [kind for kind in location.kinds if kind not in app._core.registry.tasks]
     if missing:
         raise BadRequest(
-            f"importing {', '.join(place.modules)} registers no {', '.join(missing)} on {place}; "
+            f"importing {', '.join(location.modules)} registers no {', '.join(missing)} on {location}; "
             "jobs with isolation='process' are defined at the top of a module, not inside a function"
         )
     assert isinstance(app, Dibs)
@@ -71,7 +73,7 @@ def load(place: Place) -> Dibs:
 
 
 def refuse_while_loading() -> None:
-    """A script that starts its worker when it is imported would start processes without end."""
+    """Raise `BadRequest` in a process that imports the app: its worker would start processes without end."""
     if _loading.is_set():
         raise BadRequest(
             "a worker was started while a process for isolated jobs imported its module; "
@@ -80,13 +82,13 @@ def refuse_while_loading() -> None:
 
 
 def _importable(name: str) -> str:
-    """`python -m shop.jobs` runs a module that has a name of its own."""
+    """Return the real name of the module that `python -m shop.jobs` runs as `__main__`."""
     spec = getattr(sys.modules[MAIN], "__spec__", None)
     return spec.name if name == MAIN and spec is not None else name
 
 
 def _candidates(first: list[str]) -> Iterator[tuple[str, ModuleType]]:
-    """Modules by name, those of the handlers first."""
+    """Yield modules with their names, the ones of the handlers first."""
     by_name = {_importable(name): module for name, module in list(sys.modules.items())}
     for name in [*first, *by_name]:
         if (module := by_name.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""One process for isolated jobs, as its worker sees it: what it is told, what it says, and its end."""
+"""One process for isolated jobs, seen from its worker: its start, its messages, its end."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from asyncio import Future, StreamReader, StreamWriter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -21,28 +21,28 @@ from dibs.errors import DibsError
 from dibs.events import log
 from dibs.jobs.states import Outcome
 from dibs.worker.isolation import protocol
-from dibs.worker.isolation.importing import Place
+from dibs.worker.isolation.importing import AppLocation
 from dibs.worker.isolation.protocol import (
-    Answer,
-    Completed,
-    Ended,
-    Leave,
-    Load,
-    Parents,
-    Progress,
-    Ready,
-    Run,
-    Said,
-    Stop,
+    AppLoaded,
+    EndProcess,
+    HandlerEnded,
+    JobCompleted,
+    LoadApp,
+    LoadFailed,
+    LogMessage,
+    ParentsRequest,
+    ProgressNote,
+    Reply,
+    RunJob,
+    StopReason,
     ToChild,
     ToWorker,
-    Unable,
 )
 
-PATIENCE = 2.0  # seconds from SIGTERM to SIGKILL
-LAST_WORDS = 0.5  # seconds to read what a dead process still said
+KILL_AFTER = 2.0  # seconds from SIGTERM to SIGKILL
+LAST_MESSAGES = 0.5  # seconds to read what a dead process had sent
 
-# The path is set before anything of ours is imported: whatever this process could import, that one can.
+# The path is set before dibs is imported, so that the process can import whatever this one can.
 BOOT = "import sys; sys.path[:] = sys.argv[3:]; from dibs.worker.isolation.child import main; main()"
 
 
@@ -50,19 +50,21 @@ class ProcessEnded(Exception):
     """The process that was to run a job ended before the job did."""
 
 
-class Process:
-    """Started, given one job after the other, ended. Its end is noticed whatever became of its socket."""
+class ChildProcess:
+    """One process from its start to its end, which is noticed whatever became of its socket."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", reader: StreamReader, writer: StreamWriter) -> None:
         self._popen = popen
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # around the process's number, which others may get after its end
+        self._lock = (
+            threading.Lock()
+        )  # around the process's number, which the system gives to another process after its end
         self._killer: threading.Timer | None = None
         self._reaped = False
         self._ended: Future[int] = self._loop.create_future()
-        self._ready: Future[Ready | Unable | None] = self._loop.create_future()
+        self._ready: Future[AppLoaded | LoadFailed | None] = self._loop.create_future()
         self._outcome: Future[Outcome | None] = self._loop.create_future()
         self._job: tuple[ClaimState, Context] | None = None
         self._listening = self._loop.create_task(self._listen(), name=f"dibs-process-{popen.pid}")
@@ -70,7 +72,7 @@ class Process:
 
     @classmethod
     async def start(cls) -> Self:
-        """In a session of its own: a Ctrl-C in the terminal is the worker's to hear."""
+        """Start it in a session of its own: a Ctrl-C in the terminal is for the worker."""
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -90,32 +92,32 @@ class Process:
     def is_usable(self) -> bool:
         return self._killer is None and not self._listening.done()
 
-    async def load(self, place: Place) -> None:
+    async def load(self, app: AppLocation) -> None:
         """Let it import the app; `ProcessEnded` if it can't."""
-        self._tell(Load(place, sys.argv, logging.root.level))
+        self._send(LoadApp(app, sys.argv, logging.root.level))
         await asyncio.wait([self._ready])
         match self._ready.result():
-            case Unable(reason):
-                raise ProcessEnded(f"its process can't import {place}: {reason}")
+            case LoadFailed(reason):
+                raise ProcessEnded(f"its process can't import {app}: {reason}")
             case None:
-                raise ProcessEnded(f"its process ended while it imported {place}: {await self.gone()}")
+                raise ProcessEnded(f"its process ended while it imported {app}: {await self.gone()}")
 
     async def run(self, held: ClaimState, context: Context) -> Outcome | None:
-        """What the handler came to; None if the process ended first."""
+        """Run the job and return the outcome of its handler; None if the process ended first."""
         self._job, self._outcome = (held, context), self._loop.create_future()
-        self._tell(Run(held.job, held.asked_at))
+        self._send(RunJob(held.job, held.asked_at))
         await asyncio.wait([self._outcome])
         return self._outcome.result()
 
     async def stopped(self, held: ClaimState) -> Outcome | None:
-        """End it, and wait for that; an outcome if the handler ended before it was stopped."""
-        self._tell(Stop(held.lost, held.cancel_reason, held.timed_out))
-        self.stop(_patience(held))
+        """End the process and wait for that; return an outcome if the handler ended before it was stopped."""
+        self._send(StopReason(held.lost, held.cancel_reason, held.timed_out))
+        self.stop(_kill_seconds(held))
         await self.gone()
         return self._outcome.result()
 
     async def gone(self) -> str:
-        """Wait until nothing of it is left, however often we are cancelled; says how it ended."""
+        """Wait until nothing of it is left, however often this is cancelled; return how it ended."""
         await _all_done([self._ended, self._listening])
         return _ending(self._ended.result())
 
@@ -125,24 +127,24 @@ class Process:
     # -- ending it: from any thread -------------------------------------------------------------
 
     def stop_lost(self, held: ClaimState) -> None:
-        """Before the lease ends, even if the event loop is blocked."""
-        self.stop(_patience(held))
+        """End it before the lease ends, even if the event loop is blocked."""
+        self.stop(_kill_seconds(held))
 
-    def stop(self, patience: float = PATIENCE) -> None:
-        """SIGTERM, and SIGKILL if that does not help in time; to all that it started, too."""
+    def stop(self, seconds: float = KILL_AFTER) -> None:
+        """Send SIGTERM, and SIGKILL after these seconds; to all processes that it started, too."""
         with self._lock:
-            self._signal(signal.SIGTERM if patience > 0 else signal.SIGKILL)
-            self._kill_after(patience)
+            self._signal(signal.SIGTERM if seconds > 0 else signal.SIGKILL)
+            self._kill_after(seconds)
 
     def leave(self) -> None:
         """Ask it to end."""
-        self._tell(Leave())
+        self._send(EndProcess())
         with self._lock:
-            self._kill_after(PATIENCE)
+            self._kill_after(KILL_AFTER)
 
-    def _kill_after(self, patience: float) -> None:
+    def _kill_after(self, seconds: float) -> None:
         if self._killer is None and not self._reaped:
-            self._killer = threading.Timer(patience, self._kill)
+            self._killer = threading.Timer(seconds, self._kill)
             self._killer.start()
 
     def _kill(self) -> None:
@@ -159,22 +161,22 @@ class Process:
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            self._signal(signal.SIGKILL)  # not reaped yet, so the number can't be anybody else's
+            self._signal(signal.SIGKILL)  # not reaped yet, so no other process can have the number
             self._reaped = True
             code = self._popen.wait()
             if self._killer is not None:
                 self._killer.cancel()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._has_ended, code)
 
     def _has_ended(self, code: int) -> None:
         self._ended.set_result(code)
-        if not self._listening.done():  # somebody else may have our socket, and never close it
-            self._loop.call_later(LAST_WORDS, self._listening.cancel)
+        if not self._listening.done():  # another process may have inherited the socket, and never close it
+            self._loop.call_later(LAST_MESSAGES, self._listening.cancel)
 
-    # -- telling and being told -----------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------
 
-    def _tell(self, message: ToChild) -> None:
+    def _send(self, message: ToChild) -> None:
         if not self._listening.done():
             self._writer.write(protocol.frame(message))
 
@@ -190,45 +192,37 @@ class Process:
         finally:
             self._writer.close()
             with self._lock:
-                self._kill_after(PATIENCE)  # it can't be used without its socket
-            for said in (self._ready, self._outcome):
-                if not said.done():
-                    said.set_result(None)
+                self._kill_after(KILL_AFTER)  # it can't be used without its socket
+            for expected in (self._ready, self._outcome):
+                if not expected.done():
+                    expected.set_result(None)
 
     async def _take(self, message: ToWorker) -> None:
         match message:
-            case Ready() | Unable():
+            case AppLoaded() | LoadFailed():
                 self._ready.set_result(message)
-            case Said(logger, level, text):
+            case LogMessage(logger, level, text):
                 logging.getLogger(logger).log(level, "%s", text)
-            case Progress() if self._job is not None:
-                self._tell(await _answered(_noted(message, self._job[1])))
-            case Parents() if self._job is not None:
-                self._tell(await _answered(_parents(self._job[1])))
-            case Completed() if self._job is not None:
+            case ProgressNote() | ParentsRequest() if self._job is not None:
+                self._send(await _reply_to(message, self._job[1]))
+            case JobCompleted() if self._job is not None:
                 held, _ = self._job
                 held.core.keeper.drop(held)
                 held.is_settled_as("succeeded")
-            case Ended() if self._job is not None:
+            case HandlerEnded() if self._job is not None:
                 self._job[1].chain(*protocol.children_of(message))
                 self._job = None
                 self._outcome.set_result(protocol.outcome_of(message))
 
 
-async def _answered(asked: Awaitable[Answer]) -> Answer:
+async def _reply_to(request: ProgressNote | ParentsRequest, context: Context) -> Reply:
     try:
-        return await asked
+        if isinstance(request, ParentsRequest):
+            return Reply(jobs=await context.parents())
+        await context.progress(request.fraction, request.message)
+        return Reply()
     except DibsError as error:
-        return Answer(type(error).__name__, str(error))
-
-
-async def _noted(progress: Progress, context: Context) -> Answer:
-    await context.progress(progress.fraction, progress.message)
-    return Answer()
-
-
-async def _parents(context: Context) -> Answer:
-    return Answer(jobs=await context.parents())
+        return Reply(type(error).__name__, str(error))
 
 
 async def _all_done(futures: "Iterable[Future[Any]]") -> None:
@@ -237,15 +231,15 @@ async def _all_done(futures: "Iterable[Future[Any]]") -> None:
             await asyncio.wait(waited_for)
 
 
-def _patience(held: ClaimState) -> float:
-    """A lost lease is noticed a little before it ends, and the process must be gone by then."""
+def _kill_seconds(held: ClaimState) -> float:
+    """Return the seconds from SIGTERM to SIGKILL; a lost claim must leave no process behind."""
     if not held.lost:
-        return PATIENCE
-    return min(PATIENCE, held.core.lease_of(held.job) / SECOND * MARGIN / 2)
+        return KILL_AFTER
+    return min(KILL_AFTER, held.core.lease_of(held.job) / SECOND * MARGIN / 2)
 
 
 def _interpreter() -> list[str]:
-    """This Python with its options; -P, for the path is ours to set."""
+    """Return this Python with its options; with -P, as `BOOT` sets the path."""
     return [sys.executable, "-P", *["-O"] * sys.flags.optimize, *(f"-W{each}" for each in sys.warnoptions)]
 
 

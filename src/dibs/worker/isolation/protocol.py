@@ -1,4 +1,4 @@
-"""What a worker and the processes of its isolated jobs say to each other: JSON, each behind its length."""
+"""The messages between a worker and the processes of its isolated jobs: JSON, each behind its length."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ import msgspec
 from dibs.jobs import payload
 from dibs.jobs.job import Job, NewJob, not_a_new_job
 from dibs.jobs.states import CancelledBy, Outcome, Raised, Snoozed, Succeeded
-from dibs.worker.isolation.importing import Place
+from dibs.worker.isolation.importing import AppLocation
 
 HEADER = 4  # bytes
 LONGEST = 2**31
@@ -19,85 +19,87 @@ LONGEST = 2**31
 # -- from the worker ----------------------------------------------------------------------------
 
 
-class Load(msgspec.Struct, tag=True):
-    """The first thing a process hears: which app to import."""
+class LoadApp(msgspec.Struct, tag=True):
+    """The first message: which app to import."""
 
-    place: Place
+    app: AppLocation
     arguments: list[str]
     log_level: int
 
 
-class Run(msgspec.Struct, tag=True):
-    """Run this job. `asked_at` is read from a clock that both processes share."""
+class RunJob(msgspec.Struct, tag=True):
+    """A job to run. `asked_at` is read from a clock that both processes share."""
 
     job: Job
     asked_at: float
 
 
-class Answer(msgspec.Struct, tag=True):
-    """To a question: the jobs it asked for, if any, or the error it met, by the name of its class."""
+class Reply(msgspec.Struct, tag=True):
+    """The reply to a request: the jobs it asked for, if any, or its error, by the name of the class."""
 
     error: str | None = None
     message: str = ""
     jobs: list[Job] = []
 
 
-class Stop(msgspec.Struct, tag=True):
-    """Why the signal that follows is sent."""
+class StopReason(msgspec.Struct, tag=True):
+    """The reason for the signal that follows."""
 
     lost: bool
     cancel_reason: str | None
     timed_out: bool
 
 
-class Leave(msgspec.Struct, tag=True):
-    """There is nothing more to do."""
+class EndProcess(msgspec.Struct, tag=True):
+    """The last message: there are no more jobs."""
 
 
 # -- from the process ---------------------------------------------------------------------------
 
 
-class Ready(msgspec.Struct, tag=True):
+class AppLoaded(msgspec.Struct, tag=True):
     """The app is imported."""
 
 
-class Unable(msgspec.Struct, tag=True):
+class LoadFailed(msgspec.Struct, tag=True):
     """The app can't be imported, and why."""
 
     reason: str
 
 
-class Progress(msgspec.Struct, tag=True):
+class ProgressNote(msgspec.Struct, tag=True):
+    """A request to note the progress of the job."""
+
     fraction: float
     message: str | None
 
 
-class Parents(msgspec.Struct, tag=True):
-    """Which jobs were before this one, and what did they come to?"""
+class ParentsRequest(msgspec.Struct, tag=True):
+    """A request for the parents of the job."""
 
 
-class Completed(msgspec.Struct, tag=True):
+class JobCompleted(msgspec.Struct, tag=True):
     """The handler settled its job in a transaction of its own, which may not be committed yet."""
 
 
-class Ended(msgspec.Struct, tag=True):
-    """The handler has ended; `outcome` names a class of `dibs.jobs.states`, `about` its fields."""
+class HandlerEnded(msgspec.Struct, tag=True):
+    """The end of a handler; `outcome` names a class of `dibs.jobs.states`, `about` its fields."""
 
     outcome: str
     about: dict[str, Any]
     children: list[dict[str, Any]]
 
 
-class Said(msgspec.Struct, tag=True):
-    """A log record that nothing in the process was there to write down."""
+class LogMessage(msgspec.Struct, tag=True):
+    """A log record for which the process has no handler."""
 
     logger: str
     level: int
     text: str
 
 
-ToChild = Load | Run | Answer | Stop | Leave
-ToWorker = Ready | Unable | Progress | Parents | Completed | Ended | Said
+ToChild = LoadApp | RunJob | Reply | StopReason | EndProcess
+ToWorker = AppLoaded | LoadFailed | ProgressNote | ParentsRequest | JobCompleted | HandlerEnded | LogMessage
 
 read_in_child = msgspec.json.Decoder(ToChild).decode
 read_in_worker = msgspec.json.Decoder(ToWorker).decode
@@ -109,7 +111,7 @@ def frame(message: ToChild | ToWorker) -> bytes:
 
 
 def length_of(header: bytes) -> int:
-    """How long the message behind this header is; nothing of ours is ever that long."""
+    """Return the length of the message behind this header; refuse one that no message has."""
     length = int.from_bytes(header, "big")
     if length > LONGEST:
         raise ValueError(f"a message of {length:,} bytes: something else was written to our socket")
@@ -122,22 +124,22 @@ def length_of(header: bytes) -> int:
 _OUTCOMES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Succeeded, Raised, Snoozed, CancelledBy)}
 
 
-def ended(outcome: Outcome, children: Sequence[NewJob], limit: int) -> Ended:
-    """`BadRequest` where a follow-up job has no JSON form."""
+def handler_ended(outcome: Outcome, children: Sequence[NewJob], limit: int) -> HandlerEnded:
+    """Make the message; `BadRequest` where a follow-up job has no JSON form."""
     about = msgspec.to_builtins(outcome)
-    return Ended(type(outcome).__name__, about, [_written(new, limit) for new in children])
+    return HandlerEnded(type(outcome).__name__, about, [_to_fields(new, limit) for new in children])
 
 
-def outcome_of(message: Ended) -> Outcome:
+def outcome_of(message: HandlerEnded) -> Outcome:
     outcome: Outcome = _OUTCOMES[message.outcome](**message.about)
     return outcome
 
 
-def children_of(message: Ended) -> list[NewJob]:
-    return [_read(fields) for fields in message.children]
+def children_of(message: HandlerEnded) -> list[NewJob]:
+    return [_from_fields(fields) for fields in message.children]
 
 
-def _written(new: NewJob, limit: int) -> dict[str, Any]:
+def _to_fields(new: NewJob, limit: int) -> dict[str, Any]:
     if not isinstance(new, NewJob):
         raise not_a_new_job(new)
     fields = {name: getattr(new, name) for name in new.__struct_fields__ if name != "_fresh"}
@@ -148,7 +150,7 @@ def _written(new: NewJob, limit: int) -> dict[str, Any]:
     return read
 
 
-def _read(fields: dict[str, Any]) -> NewJob:
+def _from_fields(fields: dict[str, Any]) -> NewJob:
     run_at, slot = fields["run_at"], fields["slot"]
     return NewJob(
         **{

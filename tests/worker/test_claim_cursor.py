@@ -32,12 +32,12 @@ def asked(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     steps: list[Step] = []
     execute = store_of(app)._execute_async  # type: ignore[attr-defined]
 
-    async def noted(step: Step) -> Any:
+    async def cursor(step: Step) -> Any:
         if step.question in ("claim", "exchange"):
             steps.append(step)
         return await execute(step)
 
-    monkeypatch.setattr(store_of(app), "_execute_async", noted)
+    monkeypatch.setattr(store_of(app), "_execute_async", cursor)
     return steps
 
 
@@ -197,41 +197,41 @@ def _job(n: int, kind: str = "work") -> Job:
     return job_from_row(row)
 
 
-def test_marks_are_of_the_last_job_in_each_line_and_forgotten_in_time(
+def test_a_cursor_has_the_last_job_of_each_pair_and_is_dropped_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
     monkeypatch.setattr(exchange, "monotonic", lambda: now)
-    noted = exchange.Marks(pay=True)
-    assert noted.get() == []
+    cursor = exchange.ClaimCursor(pays=True)
+    assert cursor.get() == []
 
     red, blue, later = _job(3), _job(2, "other"), _job(1)
-    noted.ended([red, blue, later], full=True, told=[], took=0.01)
-    assert {mark[1]: mark[4] for mark in noted.get()} == {"work": later.id, "other": blue.id}
+    cursor.advance([red, blue, later], is_full=True, used=False, seconds=0.01)
+    assert {last.kind: last.id for last in cursor.get()} == {"work": later.id, "other": blue.id}
 
     last = _job(0)
     now += 0.09
-    noted.ended([last], full=True, told=noted.get(), took=0.001)
-    assert {mark[1]: mark[4] for mark in noted.get()} == {"work": last.id, "other": blue.id}
+    cursor.advance([last], is_full=True, used=True, seconds=0.001)
+    assert {last.kind: last.id for last in cursor.get()} == {"work": last.id, "other": blue.id}
     now += 0.02
-    assert noted.get() == []
+    assert cursor.get() == []
 
-    noted.ended([red], full=True, told=[], took=5)
-    assert [mark[4] for mark in noted.get()] == [red.id]
+    cursor.advance([red], is_full=True, used=False, seconds=5)
+    assert [last.id for last in cursor.get()] == [red.id]
     now += exchange.LONGEST
-    assert noted.get() == []
+    assert cursor.get() == []
 
 
-def test_a_claim_that_comes_back_short_leaves_no_mark() -> None:
-    noted = exchange.Marks(pay=True)
-    noted.ended([_job(1)], full=True, told=[], took=1)
-    noted.ended([_job(1)], full=False, told=noted.get(), took=1)
+def test_a_claim_that_finds_less_than_it_had_room_for_drops_the_cursor() -> None:
+    cursor = exchange.ClaimCursor(pays=True)
+    cursor.advance([_job(1)], is_full=True, used=False, seconds=1)
+    cursor.advance([_job(1)], is_full=False, used=True, seconds=1)
 
-    assert noted.get() == []
+    assert cursor.get() == []
 
 
-def test_where_it_does_not_pay_there_are_no_marks() -> None:
-    noted = exchange.Marks(pay=False)
-    noted.ended([_job(1)], full=True, told=[], took=1)
+def test_where_it_does_not_pay_there_is_no_cursor() -> None:
+    cursor = exchange.ClaimCursor(pays=False)
+    cursor.advance([_job(1)], is_full=True, used=False, seconds=1)
 
-    assert noted.get() == []
+    assert cursor.get() == []

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, NewJob, Worker
-from dibs.worker import listening
-from dibs.worker.listening import Suspicion
+from dibs.worker import listening, state
+from dibs.worker.state import StaleConnectionCheck
 from tests.support.internals import store_of
 from tests.support.proxy import FaultProxy
 from tests.support.servers import PgBouncer, PostgreSQL
@@ -31,7 +31,7 @@ on_postgresql = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "ECHO_WITHIN", 0.3)
-    monkeypatch.setattr(listening, "SAY_AFTER", 0.5)
+    monkeypatch.setattr(listening, "LOG_AFTER", 0.5)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def pick_up(elsewhere: Dibs, starts: asyncio.Queue[float]) -> float:
 
 
 def hears(worker: Worker) -> bool:
-    return worker._hearing._hears
+    return worker._listener.is_proved
 
 
 def warnings(logs: pytest.LogCaptureFixture) -> list[str]:
@@ -182,7 +182,7 @@ async def test_a_worker_that_hears_again_says_so_and_stops_looking(
         proxy.heal()
         await wait_until(lambda: hears(worker), seconds=10)
 
-        assert worker._hearing.poll(10) == 10
+        assert worker._listener.poll(10) == 10
 
     messages = [record.getMessage() for record in heard_logs.records]
     assert messages[-1] == "this worker hears wake-ups again"
@@ -279,29 +279,29 @@ def test_starting_over_becomes_rarer_and_rarer_as_long_as_it_does_not_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(listening, "monotonic", lambda: now)
-    suspicion, at = Suspicion(poll=10), datetime.now(UTC)
+    monkeypatch.setattr(state, "monotonic", lambda: now)
+    check, at = StaleConnectionCheck(poll=10), datetime.now(UTC)
     starts = []
 
     for now in range(0, 4000, 10):
-        suspicion.ready(at)
-        if suspicion.took([]):
+        check.ready(at)
+        if check.is_stale_after([]):
             starts.append(now)
 
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert starts[0] == 20
     assert gaps == sorted(gaps)
-    assert gaps[-1] >= Suspicion.LONGEST
+    assert gaps[-1] >= StaleConnectionCheck.LONGEST
     assert len(starts) < 12
 
 
 def test_nothing_ready_is_no_reason_to_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=10)
-    monkeypatch.setattr(listening, "monotonic", lambda: next(clock))
-    suspicion = Suspicion(poll=10)
-    suspicion.ready(None)
+    monkeypatch.setattr(state, "monotonic", lambda: next(clock))
+    check = StaleConnectionCheck(poll=10)
+    check.ready(None)
 
-    assert not any(suspicion.took([]) for _ in range(20))
+    assert not any(check.is_stale_after([]) for _ in range(20))
 
 
 @pytest.mark.parametrize(("late", "words"), [(False, 1), (True, 0)], ids=["missed", "came later"])
@@ -309,14 +309,14 @@ def test_a_word_is_said_only_of_jobs_that_were_there_before_it_started_over(
     monkeypatch: pytest.MonkeyPatch, heard_logs: pytest.LogCaptureFixture, late: bool, words: int
 ) -> None:
     clock = itertools.count(step=10)
-    monkeypatch.setattr(listening, "monotonic", lambda: next(clock))
-    suspicion, at = Suspicion(poll=10), datetime.now(UTC)
+    monkeypatch.setattr(state, "monotonic", lambda: next(clock))
+    check, at = StaleConnectionCheck(poll=10), datetime.now(UTC)
     [job] = Dibs("memory://").sync.enqueue(NewJob("work", run_at=at + timedelta(seconds=1 if late else -1)))
-    suspicion.ready(at)
-    while not suspicion.took([]):
+    check.ready(at)
+    while not check.is_stale_after([]):
         pass
 
-    suspicion.ready(at + timedelta(seconds=2))
-    assert not suspicion.took([job])
+    check.ready(at + timedelta(seconds=2))
+    assert not check.is_stale_after([job])
 
     assert len(warnings(heard_logs)) == words

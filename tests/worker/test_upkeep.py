@@ -54,7 +54,7 @@ async def test_a_round_of_mending_takes_a_few_pages_a_second_and_then_rests(
 
     monkeypatch.setattr(upkeep, "mend", looked)
     await app.enqueue(*(NewJob("work", train=f"t{n}") for n in range(5)))
-    mine = worker_upkeep.Chores(core_of(app), None)
+    mine = worker_upkeep.RareUpkeep(core_of(app))
 
     for second in range(25):
         await mine.do(second)
@@ -75,7 +75,7 @@ async def test_workers_share_the_load_of_mending(app: Dibs, monkeypatch: pytest.
         await store_of(app).run_async(
             lambda _, name=name: upkeep.tick(name, None, [], concurrency=1, running=0)
         )
-    mine = worker_upkeep.Chores(core_of(app), None)
+    mine = worker_upkeep.RareUpkeep(core_of(app))
 
     await mine.do(0.0)
 

@@ -17,7 +17,7 @@ from dibs.clock import SECOND
 from dibs.operations import upkeep
 from dibs.operations.schedules import Ticked, enqueue_due
 from dibs.operations.scripts import Rows, Script, Step
-from dibs.worker.upkeep import Cron
+from dibs.worker.upkeep import ScheduleTicks
 from tests.support.internals import core_of, store_of
 from tests.support.workers import Apps, drain, holds_for, is_idle, running, wait_until, working
 
@@ -112,7 +112,7 @@ async def _has_moved_past(app: Dibs, tick: datetime) -> bool:
 # -- Once ---------------------------------------------------------------------------------------
 
 
-class ClockBehind(Cron):
+class ClockBehind(ScheduleTicks):
     """A worker that hears of the time a second late."""
 
     async def enqueue_due(self, now: datetime) -> bool:
@@ -122,7 +122,7 @@ class ClockBehind(Cron):
         return super().seconds(now - timedelta(seconds=1))
 
 
-class NewsBehind(Cron):
+class NewsBehind(ScheduleTicks):
     """A worker that knows the time, but of the schedules only what it saw when it looked the time before."""
 
     _known: Rows = ()
@@ -159,13 +159,13 @@ late_ones = pytest.mark.parametrize("late", [ClockBehind, NewsBehind])
 
 
 @contextlib.asynccontextmanager
-async def two_workers(apps: Apps, late: type[Cron]) -> AsyncIterator[tuple[Worker, Dibs]]:
+async def two_workers(apps: Apps, late: type[ScheduleTicks]) -> AsyncIterator[tuple[Worker, Dibs]]:
     """The punctual one, and the app of the late one. Their jobs finish at once."""
     one, other = apps(), apps()
     for app in (one, other):
         app.every(EVERY_SECOND)(app.job(_at_once, name="work"))
     punctual, behind = Worker(one), Worker(other)
-    behind._ticks._cron = late(core_of(other))
+    behind._upkeep._schedules = late(core_of(other))
     async with running(punctual), running(behind):
         yield punctual, other
 
@@ -183,7 +183,9 @@ async def _once_per_tick(app: Dibs, ticks: int) -> None:
 
 @durable
 @late_ones
-async def test_two_workers_one_of_them_late_enqueue_every_tick_once(apps: Apps, late: type[Cron]) -> None:
+async def test_two_workers_one_of_them_late_enqueue_every_tick_once(
+    apps: Apps, late: type[ScheduleTicks]
+) -> None:
     async with two_workers(apps, late) as (_, app):
         await _once_per_tick(app, 3)
 
@@ -197,7 +199,9 @@ async def test_two_workers_one_a_second_behind_enqueue_each_of_a_hundred_ticks_o
 
 @durable
 @late_ones
-async def test_a_late_worker_goes_on_when_the_punctual_one_is_gone(apps: Apps, late: type[Cron]) -> None:
+async def test_a_late_worker_goes_on_when_the_punctual_one_is_gone(
+    apps: Apps, late: type[ScheduleTicks]
+) -> None:
     async with two_workers(apps, late) as (punctual, app):
         await wait_until(lambda: as_many(app, 1))
         punctual.stop()
@@ -329,7 +333,7 @@ def test_the_next_tick_is_planned_by_the_clock_of_the_store() -> None:
     worker = Worker(app)
     now = datetime.fromisoformat("2031-01-01T00:04:00+00:00")  # nothing like ours
 
-    asyncio.run(worker._ticks._cron.enqueue_due(now))
+    asyncio.run(worker._upkeep._schedules.enqueue_due(now))
 
-    assert 60 <= worker._ticks._cron.seconds(now) < 60.1
-    assert worker._ticks._cron.seconds(now + timedelta(minutes=2)) < 0.1
+    assert 60 <= worker._upkeep._schedules.seconds(now) < 60.1
+    assert worker._upkeep._schedules.seconds(now + timedelta(minutes=2)) < 0.1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, Worker
-from dibs.worker.exchange import Trip
+from dibs.worker.exchange import Exchanged
 from tests.support.workers import drain, finished, working
 
 colour: ContextVar[str] = ContextVar("colour", default="none")
@@ -118,17 +118,18 @@ async def test_an_answer_that_came_after_its_leases_begins_nothing(
         await asyncio.sleep(0.3)
 
     worker = Worker(app)
-    exchange, late = worker._trips.exchange, []
+    exchange, late = worker._turns._exchange, []
+    settle_and_claim = exchange.settle_and_claim
 
-    async def slow(*given: Any, **wanted: Any) -> Trip:
-        trip = await exchange(*given, **wanted)
-        if trip.taken and not late:
-            late.append(trip.taken)
-            for held in trip.taken:
+    async def slow(*given: Any) -> Exchanged:
+        exchanged = await settle_and_claim(*given)
+        if exchanged.claimed and not late:
+            late.append(exchanged.claimed)
+            for held in exchanged.claimed:
                 held.asked_at -= 0.95  # it was asked for that long ago
-        return trip
+        return exchanged
 
-    monkeypatch.setattr(worker._trips, "exchange", slow)
+    monkeypatch.setattr(exchange, "settle_and_claim", slow)
     job = await work.enqueue()
     running = asyncio.create_task(worker.run())
     await finished(app, job)
