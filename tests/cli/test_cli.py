@@ -18,7 +18,7 @@ import pytest
 
 from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app
-from dibs.cli._support import bulk
+from dibs.cli._support import changes
 from dibs.cli._support.options import duration
 from dibs.jobs.ids import new_id
 from dibs.operations.upkeep import tick
@@ -438,7 +438,7 @@ def test_yes_spares_the_question_and_json_gives_the_number(store: SyncDibs) -> N
 
 
 def test_a_bar_is_drawn_on_a_terminal(store: SyncDibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "LOOK", 0.001)
+    monkeypatch.setattr(changes, "COUNT_EVERY", 0.001)
     store.enqueue(*(NewJob("greet") for _ in range(1500)))
 
     done = dibs("jobs", "cancel", "--all", "--yes", FORCE_COLOR="1", TERM="xterm-256color")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dibs import Dibs
-from dibs.cli.verify import command
-from dibs.cli.verify.history import Verdict
+from dibs.cli.commands import verify
+from dibs.cli.trial.judge import Verdict
 from tests.support.commands import dibs, lines
 from tests.support.servers import MariaDB, PostgreSQL
 
@@ -61,7 +61,7 @@ def test_a_broken_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     broken = Verdict(
         double_claims=1, late_writes=0, tokens_not_growing=0, lost=2, claims=9, came_back=1, refused=0
     )
-    monkeypatch.setattr(command, "judge", lambda *_: broken)
+    monkeypatch.setattr(verify, "judge", lambda *_: broken)
 
     done = dibs("verify", "--url", "sqlite:///own.db", "--jobs", "50", "--kills", "0", "--freezes", "0")
 
