@@ -49,7 +49,7 @@ def test_a_demo_of_many_jobs_says_how_many(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_token_of_one_character_is_said_to_have_one(capsys: pytest.CaptureFixture[str]) -> None:
-    serve._access("x", None, None, "127.0.0.1")
+    serve._credentials("x", None, None, "127.0.0.1")
 
     assert capsys.readouterr().err == "a token of 1 character can be guessed; take 16 or more\n"
 

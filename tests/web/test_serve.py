@@ -22,9 +22,7 @@ from typer.testing import CliRunner
 from dibs import Dibs, NewJob
 from dibs.cli import app as cli
 from dibs.clock import SECOND
-from dibs.integrations.service import Access, make_service
-from dibs.integrations.service import auth as guessing
-from dibs.integrations.service.auth import MOST_WRONG, Guesses
+from dibs.integrations.service import MOST_ADDRESSES, MOST_WRONG, Credentials, Throttle, make_service
 from dibs.operations import upkeep
 from tests.support.internals import run_script
 from tests.support.web_apps import EventReader
@@ -36,7 +34,7 @@ WRITER = {"authorization": f"Bearer {TOKEN}"}
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     app = Dibs("memory://")
-    service = make_service(app, Access(token=TOKEN, read_token=READ_TOKEN, basic=BASIC))
+    service = make_service(app, Credentials(token=TOKEN, read_token=READ_TOKEN, basic=BASIC))
     with TestClient(service, base_url="http://localhost:8000") as client:
         yield client
 
@@ -70,16 +68,16 @@ def test_who_has_a_secret_is_let_in(client: TestClient, authorization: str, read
     assert ("www-authenticate" in looked.headers) == (reads == 401)
 
 
-def test_who_guesses_has_to_wait(app: Dibs) -> None:
+def test_a_client_that_guesses_has_to_wait(app: Dibs) -> None:
     clock = [1000.0]
-    service = make_service(app, Access(token=TOKEN, guesses=Guesses(lambda: clock[0])))
+    service = make_service(app, Credentials(token=TOKEN, throttle=Throttle(lambda: clock[0])))
     guesser, other = (
         TestClient(service, base_url="http://localhost", client=(address, 1))
         for address in ("10.0.0.1", "10.0.0.2")
     )
     for n in range(MOST_WRONG):
         assert guesser.get("/jobs", headers={"authorization": f"Bearer {n}"}).status_code == 401
-        assert guesser.get("/jobs").status_code == 401  # who shows nothing guesses nothing
+        assert guesser.get("/jobs").status_code == 401  # a request without a secret is no guess
     clock[0] += 15.5
 
     refused = guesser.get("/jobs", headers=WRITER)
@@ -93,18 +91,18 @@ def test_who_guesses_has_to_wait(app: Dibs) -> None:
 
 def test_guesses_are_counted_by_network_and_forgotten_in_time() -> None:
     clock = [0.0]
-    guesses = Guesses(lambda: clock[0])
+    throttle = Throttle(lambda: clock[0])
     for n in range(MOST_WRONG):
-        guesses.note(f"2001:db8::{n:x}")
-        guesses.note("::ffff:10.0.0.1")
+        throttle.note(f"2001:db8::{n:x}")
+        throttle.note("::ffff:10.0.0.1")
 
-    assert guesses.wait("2001:db8::ffff") == guesses.wait("10.0.0.1") == 60
-    assert guesses.wait("2001:db8:0:1::1") == guesses.wait(None) == 0
-    for n in range(guessing.MOST_ADDRESSES):
-        guesses.note(f"host-{n}")
-    assert len(guesses._wrong) == guessing.MOST_ADDRESSES
+    assert throttle.wait("2001:db8::ffff") == throttle.wait("10.0.0.1") == 60
+    assert throttle.wait("2001:db8:0:1::1") == throttle.wait(None) == 0
+    for n in range(MOST_ADDRESSES):
+        throttle.note(f"host-{n}")
+    assert len(throttle._wrong) == MOST_ADDRESSES
     clock[0] = 60.0
-    assert guesses.wait("10.0.0.1") == 0
+    assert throttle.wait("10.0.0.1") == 0
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/queues", "/workers", "/metrics", "/openapi.json", "/events"])

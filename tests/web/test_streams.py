@@ -14,7 +14,7 @@ from dibs import Dibs, NewJob
 from dibs.app.watching import MOST_PENDING, Subscription
 from dibs.engines.memory.engine import Memory
 from dibs.integrations.fastapi import lifespan, streams
-from dibs.integrations.fastapi.streams import Teller, encode_summary
+from dibs.integrations.fastapi.streams import EventEncoder, encode_summary
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Rows, Step
 from dibs.operations.watch import FIRST_SIGHT, Change
@@ -189,29 +189,29 @@ def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
     topic = core_of(Dibs("memory://")).topic(None, None, "mail")
     subscription, teller = (
         Subscription(topic, lambda: None),
-        Teller(topic, encode_summary, lambda _: True, None),
+        EventEncoder(topic, encode_summary, lambda _: True, None),
     )
 
     for _ in range(MOST_PENDING + 2):
         subscription.put([Change(name="gone", id=new_id(), job=None)])
 
-    assert teller.next_words(subscription) == ([streams.RESYNC], True)
+    assert teller.next_events(subscription) == ([streams.RESYNC], True)
 
 
 def test_a_job_that_is_deleted_before_it_was_told_is_not_told() -> None:
     topic = core_of(Dibs("memory://")).topic(id := new_id(), None, None)
     subscription, teller = (
         Subscription(topic, lambda: None),
-        Teller(topic, encode_summary, lambda _: True, None),
+        EventEncoder(topic, encode_summary, lambda _: True, None),
     )
 
     subscription.begin([Change(name="gone", id=id, job=None)])
 
-    assert teller.next_words(subscription) == ([], False)
+    assert teller.next_events(subscription) == ([], False)
 
 
 def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "SEND_PATIENCE", 0.05)
+    monkeypatch.setattr(streams, "SEND_LIMIT", 0.05)
 
     async def stall() -> None:
         [job] = app.sync.enqueue(NewJob("work"))

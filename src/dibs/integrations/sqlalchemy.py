@@ -2,9 +2,9 @@
 
     session.scalars(select(AnyJob).where(AnyJob.kind == "send_receipt", AnyJob.state == "failed"))
 
-Whoever changes a job by hand breaks promises that others rely on, so these can't: every model stands on a
-subquery, which SQLAlchemy has no way to write to, and changed objects are refused when they are flushed. The
-columns are those of the tables and may grow with them; what never changes is on `Dibs`.
+A change of a job by hand would break the promises of dibs, so these models can't change anything: each is
+mapped to a subquery, to which SQLAlchemy can't write, and a flush of a changed object is refused. The columns
+are the columns of the tables, which may get more; the stable interface is `Dibs`.
 """
 
 import importlib.util
@@ -63,10 +63,10 @@ __all__ = [
 ]
 
 
-# -- Values as every store answers them ---------------------------------------------------------
+# -- Values, equal from every store -------------------------------------------------------------
 
 
-class Id(TypeDecorator[UUID]):
+class JobId(TypeDecorator[UUID]):
     """A job's id: `uuid` on PostgreSQL, 16 bytes on MariaDB, text on SQLite."""
 
     impl = Uuid
@@ -92,7 +92,7 @@ class Id(TypeDecorator[UUID]):
         return UUID(bytes=value) if isinstance(value, bytes) else UUID(value)
 
 
-class Moment(TypeDecorator[datetime]):
+class StoreTime(TypeDecorator[datetime]):
     """A time with its zone: microseconds since 1970 on SQLite, UTC without a zone on MariaDB."""
 
     impl = DateTime
@@ -123,11 +123,11 @@ class Moment(TypeDecorator[datetime]):
             return None
         if isinstance(value, int):
             return from_micros(value)
-        moment: datetime = value
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        time: datetime = value
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-class Json(TypeDecorator[Any]):
+class JsonText(TypeDecorator[Any]):
     """JSON that the store keeps as text."""
 
     impl = Text
@@ -140,7 +140,7 @@ class Json(TypeDecorator[Any]):
         return None if value is None else msgspec.json.decode(value)
 
 
-class State(TypeDecorator[JobState]):
+class StateText(TypeDecorator[JobState]):
     """A `JobState`, which is a string."""
 
     impl = String
@@ -156,41 +156,41 @@ class State(TypeDecorator[JobState]):
 # -- Tables -------------------------------------------------------------------------------------
 
 JOB_COLUMNS: dict[str, Any] = {
-    "id": Id,
+    "id": JobId,
     "kind": Text,
     "queue": Text,
-    "args": Json,
+    "args": JsonText,
     "priority": Integer,
-    "state": State,
+    "state": StateText,
     "attempts": Integer,
     "max_attempts": Integer,
-    "run_at": Moment,
-    "enqueued_at": Moment,
-    "claimed_at": Moment,
-    "finished_at": Moment,
+    "run_at": StoreTime,
+    "enqueued_at": StoreTime,
+    "claimed_at": StoreTime,
+    "finished_at": StoreTime,
     "worker": Text,
     "token": BigInteger,
-    "lease_until": Moment,
+    "lease_until": StoreTime,
     "train": Text,
     "slot": Text,
     "on_cancelled": Text,
     "on_failed": Text,
     "unique_key": Text,
-    "pipeline_id": Id,
-    "parent_id": Id,
+    "pipeline_id": JobId,
+    "parent_id": JobId,
     "progress": Double,
     "message": Text,
-    "result": Json,
-    "errors": Json,
-    "tags": Json,
-    "meta": Json,
+    "result": JsonText,
+    "errors": JsonText,
+    "tags": JsonText,
+    "meta": JsonText,
     "cancel_reason": Text,
     "settled_token": BigInteger,
     "settled_as": Text,
     "position": BigInteger,
     "slot_policy": Text,
     "slot_limit": Integer,
-    "unique_until": Moment,
+    "unique_until": StoreTime,
 }
 TABLES: dict[str, dict[str, Any]] = {
     "jobs": JOB_COLUMNS,
@@ -198,23 +198,29 @@ TABLES: dict[str, dict[str, Any]] = {
     "queues": {"name": Text, "paused": Boolean, "max_running": Integer},
     "workers": {
         "name": Text,
-        "queues": Json,
-        "kinds": Json,
+        "queues": JsonText,
+        "kinds": JsonText,
         "concurrency": Integer,
         "running": Integer,
-        "started_at": Moment,
-        "seen_at": Moment,
+        "started_at": StoreTime,
+        "seen_at": StoreTime,
     },
-    "schedules": {"name": Text, "last_tick": Moment},
-    "gates": {"sort": Text, "name": Text, "last_position": BigInteger, "held_by": Id, "offer_ends": Moment},
-    "pipelines": {"id": Id, "name": Text, "on_failed": Text},
-    "parents": {"child": Id, "place": Integer, "parent": Id, "met": Boolean},
+    "schedules": {"name": Text, "last_tick": StoreTime},
+    "gates": {
+        "sort": Text,
+        "name": Text,
+        "last_position": BigInteger,
+        "held_by": JobId,
+        "offer_ends": StoreTime,
+    },
+    "pipelines": {"id": JobId, "name": Text, "on_failed": Text},
+    "parents": {"child": JobId, "place": Integer, "parent": JobId, "met": Boolean},
 }
 KEYS = {"gates": ("sort", "name"), "parents": ("child", "place")}  # the first column of every other table
 
 
 class JobColumns:
-    """What a job has. `dibs.Job` says what each of these means."""
+    """The columns of a job; `dibs.Job` explains them."""
 
     if TYPE_CHECKING:
         id: Mapped[UUID]
@@ -258,14 +264,14 @@ class JobColumns:
 
 
 class AnyJobColumns(JobColumns):
-    """The same, live or finished."""
+    """The columns of a live or finished job."""
 
     if TYPE_CHECKING:
         is_finished: Mapped[bool]
 
 
 class QueueColumns:
-    """Only queues that somebody paused or limited have a row."""
+    """The columns of a queue that is paused or limited; other queues have no row."""
 
     if TYPE_CHECKING:
         name: Mapped[str]
@@ -274,7 +280,7 @@ class QueueColumns:
 
 
 class WorkerColumns:
-    """Who works here."""
+    """The columns of a worker that is registered."""
 
     if TYPE_CHECKING:
         name: Mapped[str]
@@ -287,7 +293,7 @@ class WorkerColumns:
 
 
 class ScheduleColumns:
-    """How far each schedule got."""
+    """The columns of a schedule: its name and its last tick."""
 
     if TYPE_CHECKING:
         name: Mapped[str]
@@ -295,7 +301,7 @@ class ScheduleColumns:
 
 
 class GateColumns:
-    """A train or slot (`sort`) that somebody is at; `held_by` names the job that holds up a train."""
+    """The columns of a train or slot (`sort`) that has jobs; `held_by` is the job that holds a train."""
 
     if TYPE_CHECKING:
         sort: Mapped[str]
@@ -306,7 +312,7 @@ class GateColumns:
 
 
 class PipelineColumns:
-    """A pipeline whose jobs wait for each other, as long as one of them is not finished."""
+    """The columns of a pipeline with jobs that wait for parents, until all of them have finished."""
 
     if TYPE_CHECKING:
         id: Mapped[UUID]
@@ -315,7 +321,7 @@ class PipelineColumns:
 
 
 class StepColumns:
-    """That one job of a pipeline waits for another, and whether that one has succeeded."""
+    """The columns of a child that waits for a parent; `met` when the parent has succeeded."""
 
     if TYPE_CHECKING:
         child: Mapped[UUID]
@@ -328,9 +334,9 @@ class Models(NamedTuple):
     """The models of one store."""
 
     LiveJob: type[JobColumns]
-    """What can still run: scheduled, blocked, ready, running."""
+    """Scheduled, blocked, ready or running jobs."""
     FinishedJob: type[JobColumns]
-    """What has succeeded, failed or was cancelled, and is still kept."""
+    """Succeeded, failed or cancelled jobs that are still kept."""
     AnyJob: type[AnyJobColumns]
     """Both."""
     Queue: type[QueueColumns]
@@ -345,7 +351,7 @@ class Models(NamedTuple):
 
 
 def models(prefix: str | None = None) -> Models:
-    """The models of the store with this prefix; of `$DIBS_PREFIX`, else of `dibs`, if none is given."""
+    """Return the models of the store with this prefix; by default with `$DIBS_PREFIX`, else `dibs`."""
     return _models(read_settings({"prefix": prefix}).prefix)
 
 
@@ -359,13 +365,13 @@ def _models(start: str) -> Models:
     )
 
     class Base(DeclarativeBase):
-        """A registry of its own: these are nobody else's tables to make."""
+        """A registry of its own, so that `create_all` of the user makes none of these tables."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             _refuse(type(self).__name__)
 
-    for moment in ("before_insert", "before_update", "before_delete"):
-        event.listen(Base, moment, _refuse_flush, propagate=True)
+    for name in ("before_insert", "before_update", "before_delete"):
+        event.listen(Base, name, _refuse_flush, propagate=True)
 
     def model(name: str, columns: type, selected: Any, table: str) -> Any:
         rows = selected.subquery(f"{start}_{table}_read_only")

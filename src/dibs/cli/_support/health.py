@@ -41,8 +41,8 @@ def health_of_worker(app: Dibs, worker: Worker, host: str, port: int | None) -> 
 def _metrics_of(app: Dibs) -> Metrics:
     from dibs.integrations import prometheus
 
-    counted = prometheus.Metrics(app, prometheus.OwnOutbox(app))
-    return Metrics(prometheus.CONTENT_TYPE, counted.text)
+    metrics = prometheus.JobMetrics(app, prometheus.AppOutbox(app))
+    return Metrics(prometheus.CONTENT_TYPE, metrics.text)
 
 
 def health_of_relay(outbox: Outbox, relay: Relay, host: str, port: int | None) -> Answering:
@@ -83,10 +83,10 @@ def _answer(listening: socket.socket, sockets: list[Path]) -> None:
 
 
 async def _answer_for(listening: socket.socket, sockets: list[Path]) -> None:
-    from dibs.integrations.exposition import CONTENT_TYPE, side_by_side
+    from dibs.integrations.prometheus import CONTENT_TYPE, merge_processes
 
-    async def numbers() -> str:
-        return side_by_side(await asyncio.gather(*map(ask_for_metrics, sockets)))
+    async def text() -> str:
+        return merge_processes(await asyncio.gather(*map(ask_for_metrics, sockets)))
 
-    async with answering_on(lambda: ask_all(sockets), listening, Metrics(CONTENT_TYPE, numbers)):
+    async with answering_on(lambda: ask_all(sockets), listening, Metrics(CONTENT_TYPE, text)):
         await asyncio.Event().wait()

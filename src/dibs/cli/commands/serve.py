@@ -18,7 +18,7 @@ from dibs.errors import BadRequest
 from dibs.text import numbered
 
 if TYPE_CHECKING:
-    from dibs.integrations.service import Access
+    from dibs.integrations.service import Credentials
 
 EXAMPLE = "Example: dibs serve, or DIBS_TOKEN=… dibs serve --host 0.0.0.0 --allow-host jobs.example.org"
 SHORT = 16  # characters: a token that can be guessed
@@ -92,21 +92,21 @@ def command(
     The log on stderr has a line for each requested change: ! what was done, and by which user.
     """
     set_up_log(level=logging.INFO, json=log_json)
-    access = _access(token or None, read_token or None, basic or None, host)
+    credentials = _credentials(token or None, read_token or None, basic or None, host)
     app = Dibs(**given(context, url))
     app.sync.open()
     with _listening(host, port) as listener:
         where = _address(listener)
         said = {"url": where, "store": without_password(app._core.settings.url)}
-        if token is None and access.token is not None:
-            said["token"] = access.token
+        if token is None and credentials.token is not None:
+            said["token"] = credentials.token
         _announce(said, json)
-        _serve(app, access, listener, _hosts(host, allow_host or []), trust_proxy or [])
+        _serve(app, credentials, listener, _hosts(host, allow_host or []), trust_proxy or [])
 
 
-def _access(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Access":
+def _credentials(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Credentials":
     try:
-        from dibs.integrations.service import Access
+        from dibs.integrations.service import Credentials
     except ImportError:
         raise BadRequest("dibs serve needs a web framework and a server: pip install 'dibs[serve]'") from None
     for secret in (token, read_token):
@@ -114,15 +114,15 @@ def _access(token: str | None, read_token: str | None, basic: str | None, host: 
             note(f"a token of {numbered(len(secret), 'character')} can be guessed; take {SHORT} or more")
     if basic is not None and (":" not in basic or basic.endswith(":")):
         bad_usage("basic authentication is USER:PASSWORD, both of them")
-    access = Access(token=token, read_token=read_token, basic=basic)
-    if not access.is_open:
-        return access
+    credentials = Credentials(token=token, read_token=read_token, basic=basic)
+    if not credentials.is_open:
+        return credentials
     if not _is_loopback(host):
         raise BadRequest(
             f"other machines can reach {host}, and it needs no token or password: set $DIBS_TOKEN or "
             "$DIBS_BASIC, or listen on 127.0.0.1"
         )
-    return Access(token=secrets.token_urlsafe(24))
+    return Credentials(token=secrets.token_urlsafe(24))
 
 
 def _is_loopback(host: str) -> bool:
@@ -147,7 +147,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def _hosts(host: str, allowed: list[str]) -> list[str]:
-    from dibs.integrations.service.app import LOOPBACK
+    from dibs.integrations.service import LOOPBACK
 
     return [*LOOPBACK, host, socket.gethostname(), *allowed]
 
@@ -162,14 +162,14 @@ def _announce(said: dict[str, str], json: bool) -> None:
 
 
 def _serve(
-    app: Dibs, access: "Access", listener: socket.socket, hosts: list[str], proxies: list[str]
+    app: Dibs, credentials: "Credentials", listener: socket.socket, hosts: list[str], proxies: list[str]
 ) -> None:
     import uvicorn
 
     from dibs.integrations.service import make_service
 
     config = uvicorn.Config(
-        make_service(app, access, hosts),
+        make_service(app, credentials, hosts),
         log_config=None,  # its lines then look like ours
         log_level="warning",
         access_log=False,
