@@ -1,4 +1,4 @@
-"""The commands that look at jobs and act on them, as people type them."""
+"""The commands that list, show and change jobs, as people type them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_the_store_would_not_keep_is_refused_with_one_line() -> None:
     done = dibs("enqueue", "greet", "--url", "memory://")
 
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "gone when the command ends" in done.stderr
+    assert "this store ends with the command" in done.stderr
     assert len(lines(done.stderr)) == 1
 
 
@@ -160,7 +160,7 @@ def test_the_list_shows_what_one_wants_to_know_of_each_state(store: SyncDibs) ->
     assert broken.endswith("ValueError: no such order")
 
 
-def test_the_list_has_colours_on_a_terminal_unless_told_not_to(store: SyncDibs) -> None:
+def test_the_list_has_colours_on_a_terminal_unless_no_color_is_set(store: SyncDibs) -> None:
     failed(store)
     terminal = {"FORCE_COLOR": "1", "COLUMNS": "140", "TERM": "xterm-256color"}
 
@@ -487,9 +487,7 @@ def test_a_queue_is_paused_resumed_and_limited(store: SyncDibs) -> None:
 @pytest.mark.parametrize(
     "words", [["pause", "mial"], ["limit", "mial", "3"], ["resume", "mial"]], ids=words_of
 )
-def test_a_queue_that_nobody_knows_is_switched_with_a_word_on_those_there_are(
-    words: list[str], store: SyncDibs
-) -> None:
+def test_an_unknown_queue_is_changed_with_a_note_on_the_known_ones(words: list[str], store: SyncDibs) -> None:
     for name in ("mail", "slow"):
         enqueue(store, queue=name)
 
@@ -609,7 +607,7 @@ async def count() -> None: ...
 
 @pytest.fixture
 def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An app with one schedule, where the commands find it."""
+    """Write an app with one schedule where the commands find it."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "scheduled_jobs.py").write_text(SCHEDULED)
     yield "scheduled_jobs:app"
@@ -666,7 +664,7 @@ def test_an_app_names_its_store_itself(scheduled: str) -> None:
 
 
 @pytest.mark.parametrize("words", BY_ID, ids=words_of)
-def test_an_id_that_nobody_knows_is_one_line_and_exit_code_1(words: list[str]) -> None:
+def test_an_unknown_id_is_one_line_and_exit_code_1(words: list[str]) -> None:
     done = dibs(*words, UNKNOWN)
 
     assert (done.exit_code, done.stdout) == (1, "")
@@ -803,7 +801,7 @@ def names_of_queues(*words: object, before: Sequence[object] = (), **environment
 
 @pytest.fixture
 def four_stores(tmp_path: Path) -> dict[str, str]:
-    """One store for each place that can name one, each with a queue of that name."""
+    """Make a store for each way to name one, each with a queue of that name."""
     urls = {name: f"sqlite:///{name}.db" for name in ("dibs", "flag", "variable", "project")}
     for name, url in urls.items():
         with Dibs(url).sync as store:

@@ -1,4 +1,4 @@
-"""`dibs demo` and `dibs migrate` as people run them, and proof that the demo's counting can say no."""
+"""`dibs demo` and `dibs migrate` as people run them, and proof that the demo's counts find errors."""
 
 from __future__ import annotations
 

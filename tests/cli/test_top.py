@@ -1,4 +1,4 @@
-"""`dibs top`: one frame in a pipe, a live view on a terminal."""
+"""`dibs top`: one snapshot in a pipe, a live view on a terminal."""
 
 from __future__ import annotations
 

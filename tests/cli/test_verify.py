@@ -1,4 +1,4 @@
-"""`dibs verify` on real stores: it hits processes, they cope, and nothing of it is left."""
+"""`dibs verify` on real stores: processes are killed and frozen, no promise is broken, and no job is left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_killed_and_frozen_processes_break_no_promise_and_nothing_is_left(url: str) -> None:
-    for _ in range(4):  # a process that is frozen between two jobs comes too late with nothing
+    for _ in range(4):  # a process that was frozen between two jobs has nothing to settle too late
         done = dibs("verify", url, *SMALL, "--json")
         report = json.loads(done.stdout)
         verdict = report["verdict"]

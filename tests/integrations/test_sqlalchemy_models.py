@@ -1,4 +1,4 @@
-"""Read-only models of the tables of dibs: they say what `Dibs` says, and can't be written to."""
+"""Read-only models of the tables of dibs: the values that `Dibs` returns, and no way to write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def session(url: str) -> Iterator[Session]:
 
 
 def _as_model(job: Job) -> dict[str, Any]:
-    """What a model should say of this job."""
+    """Return the values that a model should have of this job."""
     said = {name: getattr(job, name) for name in ours.JOB_COLUMNS if hasattr(job, name)}
     said["errors"] = [error.message for error in job.errors]
     return said
@@ -148,7 +148,7 @@ def test_a_model_has_the_columns_it_promises(model: Any) -> None:
     assert promised <= mapped | {"metadata", "registry"}
 
 
-# What no query of a user's is about, and what `dibs.outbox.table` describes.
+# Tables of no use to users, and tables that `dibs.outbox.table` describes.
 ONLY_MARIADB = {"stored_by", "changes"}  # how its statements find out what others answer by themselves
 WITHOUT_A_MODEL = {"schema", "token", "identity", "moving", "outbox", "inbox"}
 

@@ -1,4 +1,4 @@
-"""`dibs serve`: who is let in, from where, under which name; and what browsers are told."""
+"""`dibs serve`: credentials, hosts, origins, and security headers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def basic(text: str) -> str:
         (f"Token {TOKEN}", 401, 401),
     ],
 )
-def test_who_has_a_secret_is_let_in(client: TestClient, authorization: str, reads: int, writes: int) -> None:
+def test_a_request_with_a_secret_is_served(
+    client: TestClient, authorization: str, reads: int, writes: int
+) -> None:
     headers = {"authorization": authorization}
 
     looked = client.get("/jobs", headers=headers)
@@ -129,7 +131,7 @@ def test_there_are_no_pages_that_load_scripts_from_elsewhere(client: TestClient,
         ("[::1", 400),
     ],
 )
-def test_under_a_name_that_is_not_ours_nobody_is_served(client: TestClient, host: str, status: int) -> None:
+def test_a_host_name_that_is_not_ours_is_refused(client: TestClient, host: str, status: int) -> None:
     assert client.get("/jobs", headers={**WRITER, "host": host}).status_code == status
     assert client.get("/healthz", headers={"host": host}).status_code == 200
 
@@ -153,7 +155,7 @@ def test_a_page_from_elsewhere_changes_nothing(client: TestClient, said: dict[st
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/healthz", "/nowhere"])
-def test_browsers_are_told_to_be_careful(client: TestClient, path: str) -> None:
+def test_responses_have_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
 
     assert headers["x-content-type-options"] == "nosniff"
@@ -163,7 +165,7 @@ def test_browsers_are_told_to_be_careful(client: TestClient, path: str) -> None:
     assert "access-control-allow-origin" not in headers
 
 
-def test_the_document_is_there_for_who_may_look(client: TestClient) -> None:
+def test_the_document_is_there_with_the_permission_to_read(client: TestClient) -> None:
     document = client.get("/openapi.json", headers={"authorization": f"Bearer {READ_TOKEN}"}).json()
 
     assert "/jobs/{id}/recover" in document["paths"]
@@ -258,7 +260,7 @@ def test_only_a_trusted_proxy_says_where_a_request_comes_from(tmp_path: Path, tr
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
-    """What alice does by hand to a store that is served, and the log of that, line by line."""
+    """Change a served store as alice, and return the log, line by line."""
     url = f"sqlite:///{tmp_path}/jobs.db"
 
     def served_and_changed(*words: str) -> tuple[list[str], list[str]]:
@@ -294,7 +296,7 @@ def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
     return served_and_changed
 
 
-def test_what_is_done_by_hand_is_a_line_with_who_did_it(
+def test_a_change_by_hand_is_a_log_line_with_the_user(
     by_hand: Callable[..., tuple[list[str], list[str]]],
 ) -> None:
     done, lines = by_hand()
