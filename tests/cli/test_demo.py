@@ -17,7 +17,7 @@ import pytest
 from dibs import Dibs, NewJob, SyncDibs
 from dibs.cli.commands.demo import QUEUE, Display, kill_one
 from dibs.cli.trial.judge import count
-from dibs.cli.trial.processes import WorkerProcess, Workers
+from dibs.cli.trial.processes import WorkerProcess, WorkerProcesses
 from dibs.cli.trial.records import ProcessLog, Record, RecordedEvent, TrialOptions
 from dibs.engines.sql.schema_files import schema_version
 from tests.support.servers import PostgreSQL
@@ -139,7 +139,7 @@ def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds(
         options = TrialOptions(
             queue=QUEUE, kind="demo", lease=3, batch=2, longest_work=0, seed=1, renews=True
         )
-        workers = Workers(app, tmp_path, "worker", options)
+        workers = WorkerProcesses(app, tmp_path, "worker", options)
         workers.all = [cast("WorkerProcess", slow)]
         monkeypatch.setattr(workers, "settled", lambda: [0])
 

@@ -203,7 +203,7 @@ def test_colours_are_for_terminals(
     before, level = root.handlers[:], root.level
     try:
         root.handlers = []
-        set_up_log(level=logging.INFO, json=False, stream=out)
+        set_up_log(logging.INFO, json=False, stream=out)
         dibs_log.info("● hello")
     finally:
         root.handlers = before

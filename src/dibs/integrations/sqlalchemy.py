@@ -17,7 +17,8 @@ if importlib.util.find_spec("sqlalchemy") is None:
 
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from types import UnionType
+from typing import Any, NamedTuple, NoReturn, get_args, get_type_hints
 from uuid import UUID
 
 import msgspec
@@ -27,7 +28,6 @@ from sqlalchemy import (
     Column,
     DateTime,
     Double,
-    Integer,
     MetaData,
     Select,
     String,
@@ -153,181 +153,107 @@ class StateText(TypeDecorator[JobState]):
         return None if value is None else JobState(value)
 
 
-# -- Tables -------------------------------------------------------------------------------------
-
-JOB_COLUMNS: dict[str, Any] = {
-    "id": JobId,
-    "kind": Text,
-    "queue": Text,
-    "args": JsonText,
-    "priority": Integer,
-    "state": StateText,
-    "attempts": Integer,
-    "max_attempts": Integer,
-    "run_at": StoreTime,
-    "enqueued_at": StoreTime,
-    "claimed_at": StoreTime,
-    "finished_at": StoreTime,
-    "worker": Text,
-    "token": BigInteger,
-    "lease_until": StoreTime,
-    "train": Text,
-    "slot": Text,
-    "on_cancelled": Text,
-    "on_failed": Text,
-    "unique_key": Text,
-    "pipeline_id": JobId,
-    "parent_id": JobId,
-    "progress": Double,
-    "message": Text,
-    "result": JsonText,
-    "errors": JsonText,
-    "tags": JsonText,
-    "meta": JsonText,
-    "cancel_reason": Text,
-    "settled_token": BigInteger,
-    "settled_as": Text,
-    "position": BigInteger,
-    "slot_policy": Text,
-    "slot_limit": Integer,
-    "unique_until": StoreTime,
-}
-TABLES: dict[str, dict[str, Any]] = {
-    "jobs": JOB_COLUMNS,
-    "finished": JOB_COLUMNS,
-    "queues": {"name": Text, "paused": Boolean, "max_running": Integer},
-    "workers": {
-        "name": Text,
-        "queues": JsonText,
-        "kinds": JsonText,
-        "concurrency": Integer,
-        "running": Integer,
-        "started_at": StoreTime,
-        "seen_at": StoreTime,
-    },
-    "schedules": {"name": Text, "last_tick": StoreTime},
-    "gates": {
-        "sort": Text,
-        "name": Text,
-        "last_position": BigInteger,
-        "held_by": JobId,
-        "offer_ends": StoreTime,
-    },
-    "pipelines": {"id": JobId, "name": Text, "on_failed": Text},
-    "parents": {"child": JobId, "place": Integer, "parent": JobId, "met": Boolean},
-}
-KEYS = {"gates": ("sort", "name"), "parents": ("child", "place")}  # the first column of every other table
+# -- Columns ------------------------------------------------------------------------------------
 
 
 class JobColumns:
     """The columns of a job; `dibs.Job` explains them."""
 
-    if TYPE_CHECKING:
-        id: Mapped[UUID]
-        kind: Mapped[str]
-        queue: Mapped[str]
-        args: Mapped[dict[str, Any]]
-        priority: Mapped[int]
-        state: Mapped[JobState]
-        attempts: Mapped[int]
-        max_attempts: Mapped[int]
-        run_at: Mapped[datetime]
-        enqueued_at: Mapped[datetime]
-        claimed_at: Mapped[datetime | None]
-        finished_at: Mapped[datetime | None]
-        worker: Mapped[str | None]
-        token: Mapped[int | None]
-        lease_until: Mapped[datetime | None]
-        train: Mapped[str | None]
-        slot: Mapped[str | None]
-        on_cancelled: Mapped[str]
-        on_failed: Mapped[str]
-        unique_key: Mapped[str | None]
-        pipeline_id: Mapped[UUID | None]
-        parent_id: Mapped[UUID | None]
-        progress: Mapped[float]
-        message: Mapped[str | None]
-        result: Mapped[Any]
-        errors: Mapped[list[dict[str, Any]]]
-        tags: Mapped[list[str]]
-        meta: Mapped[dict[str, Any]]
-        cancel_reason: Mapped[str | None]
-        settled_token: Mapped[int | None]
-        settled_as: Mapped[str | None]
-        position: Mapped[int | None]
-        slot_policy: Mapped[str | None]
-        slot_limit: Mapped[int | None]
-        unique_until: Mapped[datetime | None]
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.kind} {self.state}>"
+    id: Mapped[UUID]
+    kind: Mapped[str]
+    queue: Mapped[str]
+    args: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    state: Mapped[JobState]
+    attempts: Mapped[int]
+    max_attempts: Mapped[int]
+    run_at: Mapped[datetime]
+    enqueued_at: Mapped[datetime]
+    claimed_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    worker: Mapped[str | None]
+    token: Mapped[int | None]
+    lease_until: Mapped[datetime | None]
+    train: Mapped[str | None]
+    slot: Mapped[str | None]
+    on_cancelled: Mapped[str]
+    on_failed: Mapped[str]
+    unique_key: Mapped[str | None]
+    pipeline_id: Mapped[UUID | None]
+    parent_id: Mapped[UUID | None]
+    progress: Mapped[float]
+    message: Mapped[str | None]
+    result: Mapped[Any]
+    errors: Mapped[list[dict[str, Any]]]
+    tags: Mapped[list[str]]
+    meta: Mapped[dict[str, Any]]
+    cancel_reason: Mapped[str | None]
+    settled_token: Mapped[int | None]
+    settled_as: Mapped[str | None]
+    position: Mapped[int | None]
+    slot_policy: Mapped[str | None]
+    slot_limit: Mapped[int | None]
+    unique_until: Mapped[datetime | None]
 
 
 class AnyJobColumns(JobColumns):
     """The columns of a live or finished job."""
 
-    if TYPE_CHECKING:
-        is_finished: Mapped[bool]
+    is_finished: Mapped[bool]
 
 
 class QueueColumns:
     """The columns of a queue that is paused or limited; other queues have no row."""
 
-    if TYPE_CHECKING:
-        name: Mapped[str]
-        paused: Mapped[bool]
-        max_running: Mapped[int | None]
+    name: Mapped[str]
+    paused: Mapped[bool]
+    max_running: Mapped[int | None]
 
 
 class WorkerColumns:
     """The columns of a worker that is registered."""
 
-    if TYPE_CHECKING:
-        name: Mapped[str]
-        queues: Mapped[list[str] | None]
-        kinds: Mapped[list[str]]
-        concurrency: Mapped[int]
-        running: Mapped[int]
-        started_at: Mapped[datetime]
-        seen_at: Mapped[datetime]
+    name: Mapped[str]
+    queues: Mapped[list[str] | None]
+    kinds: Mapped[list[str]]
+    concurrency: Mapped[int]
+    running: Mapped[int]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
 
 
 class ScheduleColumns:
     """The columns of a schedule: its name and its last tick."""
 
-    if TYPE_CHECKING:
-        name: Mapped[str]
-        last_tick: Mapped[datetime]
+    name: Mapped[str]
+    last_tick: Mapped[datetime]
 
 
 class GateColumns:
     """The columns of a train or slot (`sort`) that has jobs; `held_by` is the job that holds a train."""
 
-    if TYPE_CHECKING:
-        sort: Mapped[str]
-        name: Mapped[str]
-        last_position: Mapped[int]
-        held_by: Mapped[UUID | None]
-        offer_ends: Mapped[datetime | None]
+    sort: Mapped[str]
+    name: Mapped[str]
+    last_position: Mapped[int]
+    held_by: Mapped[UUID | None]
+    offer_ends: Mapped[datetime | None]
 
 
 class PipelineColumns:
     """The columns of a pipeline with jobs that wait for parents, until all of them have finished."""
 
-    if TYPE_CHECKING:
-        id: Mapped[UUID]
-        name: Mapped[str]
-        on_failed: Mapped[str]
+    id: Mapped[UUID]
+    name: Mapped[str]
+    on_failed: Mapped[str]
 
 
 class StepColumns:
     """The columns of a child that waits for a parent; `met` when the parent has succeeded."""
 
-    if TYPE_CHECKING:
-        child: Mapped[UUID]
-        place: Mapped[int]
-        parent: Mapped[UUID]
-        met: Mapped[bool]
+    child: Mapped[UUID]
+    place: Mapped[int]
+    parent: Mapped[UUID]
+    met: Mapped[bool]
 
 
 class Models(NamedTuple):
@@ -347,6 +273,28 @@ class Models(NamedTuple):
     Step: type[StepColumns]
 
 
+COLUMNS: dict[str, type] = {
+    "jobs": JobColumns,
+    "finished": JobColumns,
+    "queues": QueueColumns,
+    "workers": WorkerColumns,
+    "schedules": ScheduleColumns,
+    "gates": GateColumns,
+    "pipelines": PipelineColumns,
+    "parents": StepColumns,
+}
+KEYS = {"gates": ("sort", "name"), "parents": ("child", "place")}  # the first column of every other table
+SQL_TYPES: dict[Any, Any] = {
+    UUID: JobId,
+    str: Text,
+    int: BigInteger,
+    float: Double,
+    bool: Boolean,
+    datetime: StoreTime,
+    JobState: StateText,
+}
+
+
 # -- Models -------------------------------------------------------------------------------------
 
 
@@ -357,7 +305,7 @@ def models(prefix: str | None = None) -> Models:
 
 @cache
 def _models(start: str) -> Models:
-    tables = {name: _selected(start, name, columns) for name, columns in TABLES.items()}
+    tables = {name: _selected(start, name, columns) for name, columns in COLUMNS.items()}
     live, finished = tables["jobs"], tables["finished"]
     both = union_all(
         live.add_columns(literal(False, Boolean).label("is_finished")),
@@ -370,6 +318,10 @@ def _models(start: str) -> Models:
         def __init__(self, *_: Any, **__: Any) -> None:
             _refuse(type(self).__name__)
 
+        def __repr__(self) -> str:
+            words = (str(getattr(self, name)) for name in ("id", "kind", "state") if hasattr(self, name))
+            return f"<{' '.join([type(self).__name__, *words])}>"
+
     for name in ("before_insert", "before_update", "before_delete"):
         event.listen(Base, name, _refuse_flush, propagate=True)
 
@@ -377,7 +329,7 @@ def _models(start: str) -> Models:
         rows = selected.subquery(f"{start}_{table}_read_only")
         key = [rows.c[column] for column in KEYS.get(table, rows.c.keys()[:1])]
         about = {"__table__": rows, "__mapper_args__": {"primary_key": key}}
-        return type(name, (columns, Base), {**about, "__module__": __name__, "__doc__": columns.__doc__})
+        return type(name, (Base,), {**about, "__module__": __name__, "__doc__": columns.__doc__})
 
     return Models(
         model("LiveJob", JobColumns, live, "jobs"),
@@ -392,9 +344,16 @@ def _models(start: str) -> Models:
     )
 
 
-def _selected(prefix: str, name: str, columns: dict[str, Any]) -> Select[Any]:
-    made = [Column(column, type) for column, type in columns.items()]
+def _selected(prefix: str, name: str, columns: type) -> Select[Any]:
+    made = [Column(column, _sql_type(mapped)) for column, mapped in get_type_hints(columns).items()]
     return select(Table(f"{prefix}_{name}", MetaData(), *made))
+
+
+def _sql_type(mapped: Any) -> Any:
+    """Return the type of a column from its annotation, like `Mapped[str | None]`; JSON for all else."""
+    [hint] = get_args(mapped)
+    plain = [each for each in get_args(hint) if each is not type(None)] if isinstance(hint, UnionType) else []
+    return SQL_TYPES.get(plain[0] if plain else hint, JsonText)
 
 
 def _refuse_flush(_: Any, __: Any, target: Any) -> NoReturn:

@@ -12,7 +12,7 @@ import typer
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import open_store
 from dibs.cli._support.options import bad_usage
-from dibs.cli._support.printing import complain, print_json, progress_bar
+from dibs.cli._support.printing import complain, print_json, print_result, progress_bar
 from dibs.errors import DibsError, NotFound, Refused
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line
@@ -132,10 +132,7 @@ def refuse_states(verb: str, states: Sequence[JobState], allowed: Sequence[JobSt
 
 
 def _print_number(past: str, number: int, json: bool) -> None:
-    if json:
-        print_json({past: number})
-    else:
-        typer.echo(f"{past} {numbered(number, 'job')}")
+    print_result({past: number}, f"{past} {numbered(number, 'job')}", json)
 
 
 # How many jobs are left to change, by state; None where the store can't count by that filter.

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from dibs.jobs.options import slot_from_text
 from dibs.jobs.states import JobState
 
 T = TypeVar("T")
+
+MOST_LISTED = 1000
+PAGE_LIMIT = 50
 
 
 def bad_usage(line: str) -> NoReturn:
@@ -147,6 +151,13 @@ UntilIdle = Annotated[
     bool, typer.Option("--until-idle", help="End when nothing can be claimed; what is due later stays.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HealthPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve GET /healthz and /metrics here.")
+]
+HealthHost = Annotated[str, typer.Option(metavar="HOST", help="The address to serve on; 0.0.0.0 for all.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only what needs attention.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="The log as JSON, one object per line.")]
+Limit = Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")]
 Id = Annotated[UUID, typer.Argument(parser=job_id, metavar="ID", help="The job's id.")]
 _Ids = typer.Argument(parser=job_id, metavar="ID", help="The ids of one or more jobs.")
 Ids = Annotated[list[UUID], _Ids]
@@ -199,6 +210,12 @@ def _was_typed(context: typer.Context, name: str) -> bool:
 
 All = Annotated[bool, typer.Option("--all", help="All jobs that match the options, instead of ids.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With --all: don't ask first.")]
+
+
+def next_page(words: list[str], url: str | None, limit: int, last: object) -> str:
+    """Return the command that lists the next page, after the last entry of this one."""
+    more = [] if limit == PAGE_LIMIT else ["--limit", str(limit)]
+    return shlex.join([*words, *url_again(url), *more, "--after", str(last)])
 
 
 def url_again(url: str | None) -> list[str]:

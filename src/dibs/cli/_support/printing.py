@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dibs.jobs.states import JobState
-from dibs.log_format import SIGNS, Line, one_line, safe
+from dibs.log_format import NOTICE, SIGNS, Line, one_line, safe
 
 Cell = str | int
 
@@ -84,6 +84,14 @@ def print_json(value: Any) -> None:
     """Print it on one line for programs, indented on a terminal; always in UTF-8, whatever the locale."""
     text = msgspec.json.encode(value)
     typer.echo(msgspec.json.format(text, indent=2) if sys.stdout.isatty() else text)
+
+
+def print_result(value: Any, text: str, json: bool) -> None:
+    """Print the value as JSON, or the text for people."""
+    if json:
+        print_json(value)
+    else:
+        typer.echo(text)
 
 
 def json_text(value: Any) -> str:
@@ -161,7 +169,11 @@ def progress_bar(
 # -- the log of a worker, a relay or a service --------------------------------------------------
 
 
-def set_up_log(*, level: int, json: bool, stream: TextIO | None = None) -> None:
+def log_level(verbose: bool, quiet: bool) -> int:
+    return logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
+
+
+def set_up_log(level: int, *, json: bool, stream: TextIO | None = None) -> None:
     """Send the log of this process to stderr, from this level on."""
     stream = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(stream)

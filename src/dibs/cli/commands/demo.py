@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from dibs.app.dibs import Dibs
 from dibs.cli._support.options import AsJson
 from dibs.cli.trial.judge import Counts, count
-from dibs.cli.trial.processes import Workers, succeeded_ids
+from dibs.cli.trial.processes import WorkerProcesses, succeeded_ids
 from dibs.cli.trial.records import TrialOptions
 from dibs.clock import monotonic
 from dibs.jobs.job import NewJob
@@ -65,7 +65,7 @@ def _run(folder: Path, jobs: int, number: int, seed: int, display: "Display") ->
     options = TrialOptions(
         queue=QUEUE, kind="demo", lease=LEASE, batch=BATCH, longest_work=0.002, seed=seed, renews=True
     )
-    with app.sync as store, Workers(app, folder, "worker", options) as workers:
+    with app.sync as store, WorkerProcesses(app, folder, "worker", options) as workers:
         new = (NewJob("demo", args={"number": n}, queue=QUEUE, max_attempts=10) for n in range(jobs))
         enqueued = [job.id for job in store.enqueue(*new)]
         began = workers.start(number)
@@ -76,13 +76,13 @@ def _run(folder: Path, jobs: int, number: int, seed: int, display: "Display") ->
         return count(enqueued, succeeded_ids(store, QUEUE), workers.logs()), seconds
 
 
-def _settled(workers: Workers, display: "Display") -> int:
+def _settled(workers: WorkerProcesses, display: "Display") -> int:
     settled = workers.settled()
     display.progress(settled)
     return sum(settled)
 
 
-def kill_one(workers: Workers, number: int, display: "Display") -> None:
+def kill_one(workers: WorkerProcesses, number: int, display: "Display") -> None:
     """Kill this worker while it holds jobs: half a batch if possible, one at least."""
     victim = workers.all[number]
     caught = workers.freeze_while_holding(lambda _: victim, lambda: _settled(workers, display), BATCH // 2)

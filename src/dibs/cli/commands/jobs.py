@@ -1,6 +1,5 @@
 """`dibs jobs …` and `dibs prune`: list and show jobs, and change some or all of them."""
 
-import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
@@ -13,10 +12,13 @@ from dibs.app.sync import SyncDibs
 from dibs.cli._support.changes import CANCEL, RETRY, change_all, change_each, prune_all, refuse_states
 from dibs.cli._support.config import open_store, store_name
 from dibs.cli._support.options import (
+    MOST_LISTED,
+    PAGE_LIMIT,
     All,
     AsJson,
     Id,
     Ids,
+    Limit,
     OfKind,
     OfPipeline,
     OfQueue,
@@ -32,9 +34,9 @@ from dibs.cli._support.options import (
     filter_of,
     hand_on,
     job_id,
-    url_again,
+    next_page,
 )
-from dibs.cli._support.printing import json_text, note, print_json, print_table, time_text
+from dibs.cli._support.printing import json_text, note, print_json, print_result, print_table, time_text
 from dibs.errors import NotFound
 from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import FINISHED, JobState
@@ -47,7 +49,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-MOST_LISTED = 1000
 PRUNE_EXAMPLE = "Example: dibs prune --older-than 7d --state succeeded --yes"
 ENDS = [state for state in JobState if state in FINISHED]
 COLUMNS = ["id", "state", "queue", "kind", "tries", "about"]
@@ -71,7 +72,7 @@ def list_(
     train: OfTrain = None,
     slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
+    limit: Limit = PAGE_LIMIT,
     after: Annotated[
         UUID | None, typer.Option(parser=job_id, metavar="ID", help="Only jobs older than this one.")
     ] = None,
@@ -92,7 +93,8 @@ def list_(
     else:
         note(f"no jobs{' like that' if filter or after else ''} in {store_name(context, url)}")
     if more:
-        note(f"next page: {_next_page(filter, limit, page[-1].id, url or context.obj)}")
+        words = ["dibs", "jobs", "list", *_flags(filter)]
+        note(f"next page: {next_page(words, url or context.obj, limit, page[-1].id)}")
 
 
 def _row(job: Job) -> list[str | int]:
@@ -114,11 +116,6 @@ def about(job: Job) -> str:
             return f"since {time_text(job.finished_at or job.run_at)}"
 
 
-def _next_page(filter: dict[str, Any], limit: int, last: UUID, url: str | None) -> str:
-    words = ["dibs", "jobs", "list", *_flags(filter), *url_again(url)]
-    return shlex.join([*words, *(["--limit", str(limit)] if limit != 50 else []), "--after", str(last)])
-
-
 def _flags(filter: dict[str, Any]) -> Iterator[str]:
     for name, given in filter.items():
         for value in given if isinstance(given, list) else [given]:
@@ -137,10 +134,11 @@ def show(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) 
         if job is None:
             raise NotFound(id)
         why = store.why(id)
-    if json:
-        print_json({**msgspec.to_builtins(job), "why": {"code": why.code, "sentence": why.sentence}})
-    else:
-        typer.echo("\n".join(_lines(job, why)))
+    print_result(
+        {**msgspec.to_builtins(job), "why": {"code": why.code, "sentence": why.sentence}},
+        "\n".join(_lines(job, why)),
+        json,
+    )
 
 
 def _lines(job: Job, why: Why) -> Iterator[str]:

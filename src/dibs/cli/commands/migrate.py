@@ -11,7 +11,7 @@ from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import settings_of
 from dibs.cli._support.options import AsJson, Url, bad_usage
-from dibs.cli._support.printing import print_json
+from dibs.cli._support.printing import print_json, print_result
 from dibs.engines.sql.engine import Dialect
 from dibs.engines.sql.migrations import dialect_named
 from dibs.engines.sql.schema_files import schema_files
@@ -64,10 +64,11 @@ def _unopened(settings: Settings) -> Iterator[SyncDibs]:
 def _check(settings: Settings, json: bool) -> None:
     with _unopened(settings) as store:
         problems = store.check_schema()
-    if json:
-        print_json([{**asdict(problem), "problem": str(problem)} for problem in problems])
-    else:
-        typer.echo("\n".join(map(str, problems)) or "the tables are as they should be")
+    print_result(
+        [{**asdict(problem), "problem": str(problem)} for problem in problems],
+        "\n".join(map(str, problems)) or "the tables are as they should be",
+        json,
+    )
     if problems:
         raise typer.Exit(1)
 

@@ -14,7 +14,14 @@ from dibs.app.dibs import Dibs
 from dibs.cli._support.changes import refuse_unless_agreed
 from dibs.cli._support.config import given
 from dibs.cli._support.options import AsJson, bad_usage, duration, not_empty
-from dibs.cli._support.printing import complain, note, print_json, progress_bar, without_password
+from dibs.cli._support.printing import (
+    complain,
+    note,
+    print_json,
+    print_result,
+    progress_bar,
+    without_password,
+)
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
 from dibs.text import numbered
@@ -205,7 +212,4 @@ def _give_back(context: typer.Context, url: str, prefix: str | None, *, yes: boo
         refuse_unless_agreed(question, "nothing was changed; the same move again continues where it stopped")
     with _opened(context, url, prefix) as app:
         back = give_back_sync(app)
-    if json:
-        print_json({"given_back": back})
-    else:
-        typer.echo(f"gave back {numbered(back, 'job')}")
+    print_result({"given_back": back}, f"gave back {numbered(back, 'job')}", json)

@@ -14,6 +14,10 @@ from dibs.cli._support.config import settings_of
 from dibs.cli._support.health import Answering, health_of_relay
 from dibs.cli._support.options import (
     AsJson,
+    HealthHost,
+    HealthPort,
+    LogJson,
+    Quiet,
     UntilIdle,
     Url,
     as_typed,
@@ -24,8 +28,10 @@ from dibs.cli._support.options import (
 )
 from dibs.cli._support.printing import (
     complain,
+    log_level,
     note,
     print_json,
+    print_result,
     print_table,
     set_up_log,
     time_text,
@@ -34,7 +40,6 @@ from dibs.cli._support.printing import (
 from dibs.clock import monotonic
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
 from dibs.jobs.ids import parse_id
-from dibs.log_format import NOTICE
 from dibs.outbox import Message, Outbox, Relay, Status
 from dibs.outbox.core import DEFAULT_BROKER
 from dibs.outbox.events import log
@@ -90,23 +95,16 @@ def relay(
         ),
     ] = None,
     until_idle: UntilIdle = False,
-    health_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, metavar="PORT", help="Serve GET /healthz and /metrics here."),
-    ] = None,
-    health_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address to serve on; 0.0.0.0 for all.")
-    ] = "127.0.0.1",
+    health_port: HealthPort = None,
+    health_host: HealthHost = "127.0.0.1",
     table: Table = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every message.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what needs attention.")] = False,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
-    ] = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
     url: Url = None,
 ) -> None:
     """Publish what is committed to the outbox until Ctrl-C or SIGTERM. Any number of relays may run."""
-    set_up_log(level=logging.DEBUG if verbose else NOTICE if quiet else logging.INFO, json=log_json)
+    set_up_log(log_level(verbose, quiet), json=log_json)
     for chatty in ("aiormq", "aio_pika", "nats"):
         logging.getLogger(chatty).setLevel(logging.CRITICAL)  # the relay logs what matters of it
     brokers = dict(_named(one) for one in broker or ())
@@ -210,10 +208,7 @@ def redrive(
             number, refused = outbox.redrive_many(target, topic=topic, key=key), 0
         else:
             number, refused = _redrive_each(outbox, ids or [], target)
-    if json:
-        print_json({"redriven": number})
-    else:
-        typer.echo(f"{numbered(number, 'message')} redriven")
+    print_result({"redriven": number}, f"{numbered(number, 'message')} redriven", json)
     if refused:
         raise typer.Exit(1)
 
@@ -247,10 +242,7 @@ def prune(
     """Remove messages that were published long ago, for good, in bounded batches."""
     with _opened(context, url, table) as outbox:
         number = outbox.prune(older_than, abandoned_older_than=abandoned_older_than, batch=batch)
-    if json:
-        print_json({"pruned": number})
-    else:
-        typer.echo(f"{numbered(number, 'message')} removed")
+    print_result({"pruned": number}, f"{numbered(number, 'message')} removed", json)
 
 
 @contextmanager

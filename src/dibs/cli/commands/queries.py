@@ -12,7 +12,7 @@ from dibs.app.dibs import Dibs
 from dibs.app.schedules import ScheduleInfo
 from dibs.cli._support.config import given, open_store
 from dibs.cli._support.options import AsJson, Id, Url, bad_usage
-from dibs.cli._support.printing import note, print_json, print_table, time_text
+from dibs.cli._support.printing import note, print_json, print_result, print_table, time_text
 from dibs.cli.commands.work import load_app
 from dibs.doctor import Finding, Level
 from dibs.jobs.schedules import Cron, Rule
@@ -37,10 +37,7 @@ def why(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) -
     """
     with open_store(context, url) as store:
         why = store.why(id)
-    if json:
-        print_json({"code": why.code, "sentence": why.sentence})
-    else:
-        typer.echo(one_line(str(why)))
+    print_result({"code": why.code, "sentence": why.sentence}, one_line(str(why)), json)
 
 
 # -- schedules ----------------------------------------------------------------------------------

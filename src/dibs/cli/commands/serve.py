@@ -12,7 +12,7 @@ import typer
 
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import given
-from dibs.cli._support.options import AsJson, Url, bad_usage
+from dibs.cli._support.options import AsJson, LogJson, Url, bad_usage
 from dibs.cli._support.printing import note, print_json, set_up_log, without_password
 from dibs.errors import BadRequest
 from dibs.text import numbered
@@ -78,9 +78,7 @@ def command(
     basic: Basic = None,
     allow_host: AllowHost = None,
     trust_proxy: TrustProxy = None,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
-    ] = False,
+    log_json: LogJson = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
@@ -91,7 +89,7 @@ def command(
 
     The log on stderr has a line for each requested change: ! what was done, and by which user.
     """
-    set_up_log(level=logging.INFO, json=log_json)
+    set_up_log(logging.INFO, json=log_json)
     credentials = _credentials(token or None, read_token or None, basic or None, host)
     app = Dibs(**given(context, url))
     app.sync.open()

@@ -7,7 +7,7 @@ import typer
 
 from dibs.app.dibs import Dibs
 from dibs.cli._support.options import AsJson, hand_on, load, not_empty
-from dibs.cli._support.printing import print_json, without_password
+from dibs.cli._support.printing import print_result, without_password
 from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
 
 EXAMPLE = "Example: dibs tables sql shop:Report --url postgresql://localhost/shop"
@@ -55,10 +55,11 @@ def sql(
     found = load(described, "a model", "MODULE:MODEL, like shop:Report")
     where = url or context.obj
     lines = _missing(found, where) if where else _all(found, dialect)
-    if json:
-        print_json(lines)
-    else:
-        typer.echo("\n".join(f"{line};" for line in lines) or "-- nothing to do: columns and index are there")
+    print_result(
+        lines,
+        "\n".join(f"{line};" for line in lines) or "-- nothing to do: columns and index are there",
+        json,
+    )
 
 
 def _all(found: Any, name: str) -> list[str]:

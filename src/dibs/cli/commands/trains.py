@@ -1,6 +1,5 @@
 """`dibs trains …`: trains with their heads, and the release of held ones."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -10,8 +9,17 @@ import typer
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.changes import change_each
 from dibs.cli._support.config import open_store
-from dibs.cli._support.options import AsJson, Url, as_typed, hand_on, url_again
-from dibs.cli._support.printing import note, print_json, print_table
+from dibs.cli._support.options import (
+    MOST_LISTED,
+    PAGE_LIMIT,
+    AsJson,
+    Limit,
+    Url,
+    as_typed,
+    hand_on,
+    next_page,
+)
+from dibs.cli._support.printing import note, print_json, print_result, print_table
 from dibs.cli.commands.jobs import about
 from dibs.errors import NotFound, Refused
 from dibs.jobs.job import Job
@@ -24,8 +32,6 @@ app = typer.Typer(
     invoke_without_command=True,
     epilog="Example: dibs trains --held, or dibs trains release dest_123",
 )
-
-MOST_LISTED = 1000
 
 named = as_typed(check_name, "train")
 Name = Annotated[str, typer.Argument(parser=named, metavar="NAME", help="The train's name.")]
@@ -40,7 +46,7 @@ def list_(
     held: Annotated[
         bool, typer.Option("--held", help="Only held trains, which wait for an operator.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
+    limit: Limit = PAGE_LIMIT,
     after: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only trains with names after this one.")
     ] = None,
@@ -59,7 +65,8 @@ def list_(
         return
     _print(page, held=held)
     if more:
-        note(f"next page: {_next_page(held, limit, page[-1].name, context.obj)}")
+        words = ["dibs", "trains", *(["--held"] if held else [])]
+        note(f"next page: {next_page(words, context.obj, limit, page[-1].name)}")
 
 
 @app.command("show", epilog="Example: dibs trains show dest_123")
@@ -69,10 +76,7 @@ def show(context: typer.Context, name: Name, url: Url = None, json: AsJson = Fal
         train = store.trains.get(name)
     if train is None:
         raise NotFound(name)
-    if json:
-        print_json(_builtins(train))
-    else:
-        typer.echo("\n".join(_lines(train)))
+    print_result(_builtins(train), "\n".join(_lines(train)), json)
 
 
 @app.command("release", epilog="Example: dibs trains release dest_123")
@@ -121,14 +125,3 @@ def _about(head: Job) -> str:
 def _builtins(train: Train) -> dict[str, object]:
     builtins: dict[str, object] = msgspec.to_builtins(train)
     return builtins
-
-
-def _next_page(held: bool, limit: int, last: str, url: str | None) -> str:
-    words = [
-        "dibs",
-        "trains",
-        *(["--held"] if held else []),
-        *url_again(url),
-        *(["--limit", str(limit)] if limit != 50 else []),
-    ]
-    return shlex.join([*words, "--after", last])

@@ -15,10 +15,10 @@ import typer
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import given
 from dibs.cli._support.options import AsJson, Url, bad_usage, not_empty
-from dibs.cli._support.printing import complain, print_json, progress_bar
+from dibs.cli._support.printing import complain, print_result, progress_bar
 from dibs.cli.trial.judge import Verdict, judge
 from dibs.cli.trial.late_writes import KIND, write_late
-from dibs.cli.trial.processes import PAGE, POLL, Workers, succeeded_ids
+from dibs.cli.trial.processes import PAGE, POLL, WorkerProcesses, succeeded_ids
 from dibs.cli.trial.records import Recorder, RecordFile, TrialOptions
 from dibs.clock import monotonic
 from dibs.errors import Refused
@@ -117,13 +117,13 @@ class Trial:
     def run(self) -> Report:
         with TemporaryDirectory(prefix="dibs-verify-", ignore_cleanup_errors=True) as folder:
             try:
-                with Workers(self._app, Path(folder), "verify", self._options) as workers:
+                with WorkerProcesses(self._app, Path(folder), "verify", self._options) as workers:
                     return self._report(workers, Path(folder, "late.jsonl"))
             finally:
                 _remove(self._app, self._queue)
                 _remove(self._app, self._late_queue)
 
-    def _report(self, workers: Workers, late: Path) -> Report:
+    def _report(self, workers: WorkerProcesses, late: Path) -> Report:
         began = monotonic()
         met = self._work(workers)
         self._enqueued += write_late(self._store, self._late_queue, Recorder(str(late)))
@@ -139,7 +139,7 @@ class Trial:
             problems=list(_problems(verdict, len(self.faults) - sum(met.values()), len(self.faults))),
         )
 
-    def _work(self, workers: Workers) -> dict[str, int]:
+    def _work(self, workers: WorkerProcesses) -> dict[str, int]:
         """Let the processes do all jobs, cause the faults meanwhile, and return how many met a process."""
         self._enqueue(self._jobs)
         met = {"kill": 0, "freeze": 0}
@@ -168,7 +168,7 @@ class Trial:
         if self._store.counts(self._queue)["ready"] < READY_PER_WORKER * self._size:
             self._enqueue(READY_PER_WORKER * self._size)
 
-    def _cause(self, fault: str, workers: Workers) -> bool:
+    def _cause(self, fault: str, workers: WorkerProcesses) -> bool:
         """Kill a process that holds jobs and start another, or freeze it until others have its jobs."""
         caught = workers.freeze_while_holding(self._dice.choice, self._keep_busy, 1)
         if caught is None:
@@ -200,10 +200,7 @@ def _delete(ids: list[UUID]) -> Script[Any]:
 
 
 def _print(report: Report, json: bool) -> None:
-    if json:
-        print_json(report)
-    else:
-        typer.echo("\n".join(_lines(report)))
+    print_result(report, "\n".join(_lines(report)), json)
     for problem in report.problems:
         complain(problem)
 

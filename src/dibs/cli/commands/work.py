@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,13 +14,22 @@ import typer
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import WorkOptions, given
 from dibs.cli._support.health import Answering, health_of_processes, health_of_worker
-from dibs.cli._support.options import UntilIdle, Url, bad_usage, duration, load
-from dibs.cli._support.printing import set_up_log, some, without_password
+from dibs.cli._support.options import (
+    HealthHost,
+    HealthPort,
+    LogJson,
+    Quiet,
+    UntilIdle,
+    Url,
+    bad_usage,
+    duration,
+    load,
+)
+from dibs.cli._support.printing import log_level, set_up_log, some, without_password
 from dibs.cli._support.supervisor import is_supervised, report_up, signals_of_supervisor, supervise
 from dibs.clock import monotonic
 from dibs.errors import BadRequest
 from dibs.events import Event, log
-from dibs.log_format import NOTICE
 from dibs.text import spoken
 from dibs.worker import Worker
 
@@ -54,18 +62,11 @@ def command(
             parser=duration, metavar="TIME", help="How long running jobs may take to end. Default: 10s."
         ),
     ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, metavar="PORT", help="Serve GET /healthz and /metrics here."),
-    ] = None,
-    health_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address to serve on; 0.0.0.0 for all.")
-    ] = "127.0.0.1",
+    health_port: HealthPort = None,
+    health_host: HealthHost = "127.0.0.1",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every job.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what needs attention.")] = False,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
-    ] = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
     url: Url = None,
 ) -> None:
     """Run the jobs of an app, until Ctrl-C or SIGTERM.
@@ -75,8 +76,7 @@ def command(
     The signs in the log on stderr: → a job was claimed (with -v), ✓ it succeeded (with -v), ↻ it will run
     again, ✗ it failed for good or its lease was lost.
     """
-    level = logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
-    set_up_log(level=level, json=log_json)
+    set_up_log(log_level(verbose, quiet), json=log_json)
     options = WorkOptions.chosen(target, queues, concurrency, processes, grace)
     said = _name_store(context, url)
     if options.processes > 1:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from uuid import UUID
 
@@ -78,7 +77,7 @@ class WorkerProcess:
             pass  # closes its pipe and waits for its end
 
 
-class Workers:
+class WorkerProcesses:
     """All worker processes of a trial; they end with the body of `with`."""
 
     def __init__(self, app: Dibs, folder: Path, prefix: str, options: TrialOptions) -> None:
@@ -89,27 +88,20 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self.all:
             worker.end()
 
     def start(self, number: int) -> float:
         """Start some more, let them begin together once all are up, and return when that was."""
-        new = []
-        for place in range(len(self.all) + 1, len(self.all) + number + 1):
-            new.append(
-                WorkerProcess(f"{self._prefix}-{place}", self._folder, self._options, self._environment)
-            )
-            self.all.append(new[-1])
-        while not all(worker.is_up for worker in new):
+        first = len(self.all)
+        for place in range(first + 1, first + number + 1):
+            name = f"{self._prefix}-{place}"
+            self.all.append(WorkerProcess(name, self._folder, self._options, self._environment))
+        while not all(worker.is_up for worker in self.all[first:]):
             time.sleep(POLL)
         began = monotonic()
-        for worker in new:
+        for worker in self.all[first:]:
             worker.begin()
         return began
 
