@@ -1,1 +1,1 @@
-"""What dibs costs, beside the same statements sent bare, in one run."""
+"""Benchmarks of dibs beside the same statements sent bare, in one run."""

@@ -28,7 +28,7 @@ PICKED_UP, EVERY = 500, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody to compare with: its packages, and the oldest Python it runs on."""
+    """A queue to compare with: its packages, and the oldest Python it runs on."""
 
     name: str
     packages: tuple[str, ...]
@@ -39,7 +39,7 @@ class Peer:
         return SIDES / f"{self.name}_side.py"
 
     def interpreter(self) -> Path:
-        """The Python of its own environment, made on first use."""
+        """Return the Python of its own environment, made on first use."""
         folder = HERE.parent / ".venv-peers" / self.name
         if not (folder / "done").exists():
             print(f"  installing {', '.join(self.packages)}", flush=True)
@@ -63,7 +63,7 @@ PROCRASTINATE = Peer("procrastinate", ("procrastinate", "psycopg[binary,pool]"))
 
 
 def _python(oldest: tuple[int, int]) -> str:
-    """An interpreter that is new enough: ours, one of pyenv, or one on the path."""
+    """Return an interpreter that is new enough: ours, one of pyenv, or one on the path."""
     if sys.version_info[:2] >= oldest:
         return sys.executable
     for minor in range(14, oldest[1] - 1, -1):
@@ -86,12 +86,12 @@ def do(peer: Peer, verb: str, url: str, *numbers: float) -> Any:
 # -- drain --------------------------------------------------------------------------------------
 
 
-# How many jobs each is given for every hundred of ours: rates count, and a round stays short.
+# Jobs of each for every hundred of dibs: only rates are compared, and a round stays short.
 DRAINING = {PGQUEUER: 100, OBAN: 4, PROCRASTINATE: 2, DIBS: 100}
 
 
 def drain(server: Any, rounds: int, count: int = DRAINED) -> str:
-    """No-op jobs per second from the first handler to the last; the raw statements beside."""
+    """Measure no-op jobs per second from the first handler to the last, beside the raw statements."""
     rates: dict[str, list[float]] = {peer.name: [] for peer in (*DRAINING, RAW)}
     for number in range(rounds):
         for peer, share in DRAINING.items():
@@ -118,7 +118,7 @@ def _loaded(server: Any, peer: Peer, name: str, count: int) -> str:
 
 
 async def _raw_drain(url: str, count: int) -> float:
-    """The worker's own statement, batch 500, on a bare connection with nothing around it."""
+    """Run the worker's own statement, batch 500, on a bare connection."""
     import asyncpg
 
     connection = await asyncpg.connect(url, server_settings=SESSION)
@@ -138,7 +138,7 @@ async def _raw_drain(url: str, count: int) -> float:
 
 
 def pick_up(server: Any, rounds: int, count: int = PICKED_UP) -> str:
-    """Milliseconds from before the enqueue call to the start of the handler in another, idle process."""
+    """Measure milliseconds from the enqueue call to the start of the handler in another, idle process."""
     peers = (PGQUEUER, OBAN, DIBS, RAW, FLOOR)
     urls = {peer.name: server.create_database(f"pick_up_{peer.name}") for peer in peers}
     waits: dict[str, list[list[float]]] = {peer.name: [] for peer in peers}
@@ -178,7 +178,7 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 def _pick_up_table(waits: dict[str, list[list[float]]], count: int) -> str:
-    """p50 and p95 of each round, and the median of the rounds."""
+    """Return p50 and p95 of each round, and the median of the rounds."""
     lines = [
         f"Pick-up by an idle worker, one job every {EVERY * 1000:.0f} ms, {count} jobs per round:",
         "",

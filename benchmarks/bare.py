@@ -1,7 +1,7 @@
-"""dibs' own statements on one bare connection, with nothing around them: the limit of what it could reach.
+"""dibs' own statements on one bare connection, with nothing around them: the most it could reach.
 
-No pool, no retries, no checks, no jobs made of rows. An engine says which statements answer a question, so
-what is sent here is always what dibs sends today.
+No pool, no retries, no checks, no jobs made of rows. The statements come from the engine, so these are
+always the ones that dibs sends today.
 """
 
 import gc
@@ -74,7 +74,7 @@ class Bare:
 
 
 def row(n: int) -> tuple[Any, ...]:
-    """A new job as it goes to the store, made without dibs' checks."""
+    """Return a new job as it goes to the store, made without dibs' checks."""
     values = {
         **dict.fromkeys(NEW_JOB_COLUMNS),
         "id": new_id(),
@@ -92,7 +92,7 @@ def row(n: int) -> tuple[Any, ...]:
 
 
 def succeeded(claimed: Rows) -> Sequence[tuple[Any, ...]]:
-    """The settlements of jobs that were claimed."""
+    """Return the settlements of jobs that were claimed."""
     usual = {
         **dict.fromkeys(SETTLEMENT_COLUMNS),
         "state": "succeeded",
@@ -104,7 +104,7 @@ def succeeded(claimed: Rows) -> Sequence[tuple[Any, ...]]:
 
 
 async def rate(seconds: float, step: Callable[[], Awaitable[int]]) -> float:
-    """Jobs per second of a step that answers how many it did, repeated for a while."""
+    """Measure jobs per second of a step that returns how many it did, repeated for a while."""
     done, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
         did = await step()

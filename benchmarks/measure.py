@@ -1,4 +1,4 @@
-"""Rounds, medians and the table: dibs and the raw statements take turns, so noise hits both."""
+"""Rounds, medians and the table: dibs and the raw statements alternate, so that noise affects both."""
 
 import statistics
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Jobs per second of one thing, by dibs and by the bare statements."""
+    """Jobs per second of one benchmark, by dibs and by the bare statements."""
 
     engine: str
     what: str
@@ -23,7 +23,7 @@ Measured = Callable[[], Awaitable[float]]
 
 
 async def side_by_side(engine: str, what: str, dibs: Measured, raw: Measured, rounds: int) -> Result:
-    """Alternate the two; the median of each counts."""
+    """Alternate the two; report the median of each."""
     pairs = [(await raw(), await dibs()) for _ in range(rounds)]
     ours = statistics.median(mine for _, mine in pairs)
     bare = statistics.median(theirs for theirs, _ in pairs)
@@ -32,7 +32,7 @@ async def side_by_side(engine: str, what: str, dibs: Measured, raw: Measured, ro
 
 
 def rates_table(rates: dict[str, list[float]], heading: str) -> str:
-    """Jobs per second of each side in each round, and how often dibs' median is that of another."""
+    """Return jobs per second of each side in each round, and dibs' median as a multiple of another's."""
     medians = {name: statistics.median(all) for name, all in rates.items()}
     lines = [heading, "", "| | jobs/s (median) | rounds | dibs is |", "|---|---:|---|---:|"]
     lines += [

@@ -1,4 +1,4 @@
-"""A worker before a small heap of ready jobs and before a million: is it as fast?"""
+"""A worker with a small backlog and with a million ready jobs: is it as fast?"""
 
 import asyncio
 import tempfile
@@ -18,7 +18,7 @@ CHUNK = 10_000
 
 
 def before_a_heap(large: int) -> str:
-    """Jobs a second of one worker with 100 places, of the first ones of each heap."""
+    """Measure jobs a second of one worker with concurrency 100, for the first jobs of each backlog."""
     lines = [
         f"The first {DONE:,} async jobs that do nothing, one worker with 100 places; jobs/s by ready jobs.",
         "",
@@ -33,7 +33,7 @@ def before_a_heap(large: int) -> str:
 
 
 def _stores() -> Iterator[tuple[str, list[str]]]:
-    """Of each engine the addresses of two empty stores, on the disk where there is one."""
+    """Yield the addresses of two empty stores of each engine, on the disk where there is one."""
     with PostgreSQL({"shared_buffers": "512MB", "max_wal_size": "4GB"}) as server:
         yield f"PostgreSQL {server.version}", [server.create_database(name) for name in ("small", "large")]
     with MariaDB({"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "1G"}) as server:

@@ -1,4 +1,4 @@
-"""The same by hand on MariaDB: on an app, and with its statements sent bare by asyncmy."""
+"""Enqueue, claim and settle by hand on MariaDB: on an app, and with its statements sent bare by asyncmy."""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,7 @@
 """dibs beside its peers on one Redis, in one run: drain by one process.
 
-All of them on the same private server, which writes nothing to disk. A slow peer is given fewer jobs, so that
-a round stays short: rates count.
+All of them use the same private server, which writes nothing to disk. A slow peer gets fewer jobs, so that a
+round stays short: only rates are compared.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from benchmarks.measure import last_round, rates_table
 
 DRAINED = 50_000
 
-# How many jobs each is given for every hundred of ours.
+# Jobs of each for every hundred of dibs.
 PEERS = {
     DIBS: 100,
     Peer("arq", ("arq", "hiredis")): 10,
@@ -24,7 +24,7 @@ PEERS = {
 
 
 def drain(server: Any, rounds: int, count: int = DRAINED) -> str:
-    """No-op jobs per second from the first handler to the last."""
+    """Measure no-op jobs per second from the first handler to the last."""
     rates: dict[str, list[float]] = {peer.name: [] for peer in PEERS}
     for _ in range(rounds):
         for peer, share in PEERS.items():

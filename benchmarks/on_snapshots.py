@@ -1,4 +1,4 @@
-"""A worker beside a snapshot that somebody forgot: does it stay as fast as it was?"""
+"""A worker beside a forgotten open snapshot: does it stay as fast as it was?"""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ SEE_ALL = "select count(*) from dibs_jobs"
 
 
 def beside_a_snapshot(server: Any, name: str, count: int) -> str:
-    """Rows of a table: jobs a second in the first, a middle and the last tenth of a drain, ten at a time."""
+    """Return rows of jobs a second in the first, a middle and the last tenth of a drain, ten at a time."""
     lines = []
     for how, beside in (("alone", None), ("beside a held snapshot", held)):
         url = server.create_database(f"snapshots_{len(lines)}")
@@ -58,7 +58,7 @@ async def _drained(url: str, count: int, beside: Callable[[str], Any] | None) ->
 
 @contextmanager
 def held(url: str) -> Any:
-    """A transaction that has looked at the jobs, and stays open."""
+    """Open a transaction that has read the jobs, and keep it open."""
     if url.startswith("postgresql"):
         with psycopg.connect(url) as connection:
             connection.execute("set transaction isolation level repeatable read")

@@ -8,12 +8,12 @@ from benchmarks.measure import last_round, rates_table
 
 DRAINED = 50_000
 
-# How many jobs each is given for every hundred of ours.
+# Jobs of each for every hundred of dibs.
 PEERS = {DIBS: 100, Peer("huey", ("huey",)): 20}
 
 
 def drain(rounds: int, count: int = DRAINED) -> str:
-    """No-op jobs per second from the first handler to the last."""
+    """Measure no-op jobs per second from the first handler to the last."""
     rates: dict[str, list[float]] = {peer.name: [] for peer in PEERS}
     for _ in range(rounds):
         for peer, share in PEERS.items():

@@ -1,6 +1,6 @@
-"""Batches of a user's table: `claim_rows` beside what people write by hand, one select and an update per row.
+"""Batches of a user's table: `claim_rows` beside handwritten code, one select and an update per row.
 
-Both run on one connection of SQLAlchemy to PostgreSQL, and take turns on tables of the same size.
+Both run on one connection of SQLAlchemy to PostgreSQL, and alternate on tables of the same size.
 """
 
 import statistics
@@ -41,7 +41,7 @@ TAKEN = {"status": "taken", "locked_by": "w1"}
 
 
 def batches(url: str, rounds: int) -> str:
-    """A table of the three, and how much longer the others take."""
+    """Return a table of the three, and how much longer the others take."""
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     try:
         turns = [[_timed(engine, flow) for flow in FLOWS.values()] for _ in range(rounds)]
@@ -84,14 +84,14 @@ def _by_dibs(engine: Engine) -> int:
 
 
 def _update_each(engine: Engine) -> int:
-    """Find, then claim each: what was found may be somebody else's by then, so each is checked again."""
+    """Find rows, then claim each with a check: another worker may have claimed it meanwhile."""
     with engine.begin() as connection:
         found = connection.execute(FIND).all()
         return sum(connection.execute(_guarded(row.id)).rowcount for row in found)
 
 
 def _commit_each(engine: Engine) -> int:
-    """The same, with every claim durable before the next."""
+    """Claim row by row, with every claim durable before the next."""
     with engine.connect() as connection:
         found = connection.execute(FIND).all()
         taken = 0

@@ -37,7 +37,7 @@ async def _spent(url: str, rounds: int, length: int) -> list[float]:
     app = Dibs(url)
     await app.migrate()
     async with app:
-        await _timed(app, length // 10)  # connections and plans are made
+        await _timed(app, length // 10)  # opens connections and makes query plans
         return [await _timed(app, length) for _ in range(rounds)]
 
 
@@ -62,7 +62,7 @@ async def _timed(app: Dibs, length: int) -> float:
 
 
 def beside_a_crowd(alone: str, crowded: str, rounds: int) -> str:
-    """Gates are paid by who uses them: what a plain claim reads, and how fast plain jobs drain."""
+    """Measure plain jobs beside jobs at gates: what a plain claim reads, and how fast they drain."""
     rates, read = asyncio.run(_beside_a_crowd((alone, crowded), rounds))
     for turn in zip(*rates, strict=True):
         print(f"  {PLAIN:,} plain jobs: {', '.join(f'{rate:,.0f}/s' for rate in turn)}", flush=True)
@@ -128,6 +128,6 @@ def _buffers(plan: dict[str, Any]) -> int:
 
 
 def _rows(plan: dict[str, Any]) -> int:
-    """Of all scans together."""
+    """Sum the rows of all scans."""
     own = plan["Actual Rows"] * plan["Actual Loops"] if "Scan" in plan["Node Type"] else 0
     return int(own + sum(map(_rows, plan.get("Plans", []))))

@@ -3,17 +3,17 @@
     python cron_script.py
 
 For machines where nothing may run all day. Two runs may overlap, on one machine or on several: no invoice is
-sent by both. A run that is killed loses nothing, the next one does what it left.
+sent by both. A run that is killed loses nothing: the next one does what is left.
 """
 
 import time
 
 from dibs import Dibs, NewJob
 
-app = Dibs().sync  # the blocking face of everything
+app = Dibs().sync  # the sync face
 
 SECONDS_PER_RUN = 240  # cron starts the next one after five minutes
-LEASE = 60  # after a crash, others may take a job this long after it was last renewed
+LEASE = 60  # after a crash, another run may claim the job this long after its last renewal
 
 
 def send_invoice(invoice: int) -> None:
@@ -23,7 +23,7 @@ def send_invoice(invoice: int) -> None:
 
 
 def work() -> tuple[int, int]:
-    """Claim in small batches until nothing is ready or the time is up; how many went well, and badly."""
+    """Claim in small batches until nothing is ready or the time is up; return the successes and failures."""
     sent = failed = 0
     deadline = time.monotonic() + SECONDS_PER_RUN
     while time.monotonic() < deadline and (claims := app.claim(queues=["invoices"], limit=5, lease=LEASE)):
@@ -41,7 +41,7 @@ def work() -> tuple[int, int]:
 
 
 def enqueue_some() -> None:
-    """Stands for your application. A unique key keeps an invoice from being enqueued twice."""
+    """Stand in for your application. A unique key keeps an invoice from being enqueued twice."""
     for invoice in (1, 2, 3, 3):
         app.enqueue(
             NewJob("invoice", args={"invoice": invoice}, queue="invoices", unique=f"invoice-{invoice}")

@@ -16,7 +16,7 @@ seen: list[str] = []
 
 
 # Five fields as cron has them, or six with seconds in front. tz="Europe/Berlin" is for local times; missed=
-# says what becomes of ticks that no worker was there for: the latest of them, all, or none.
+# decides about ticks while no worker ran: enqueue the latest of them, all, or none.
 @app.every("* * * * * *", missed="latest")
 @app.job
 async def measure(ctx: Context) -> None:

@@ -1,9 +1,9 @@
-"""Split one job into many, let workers share them, and go on when all are done.
+"""Split one job into many, let workers share them, and continue when all are done.
 
     python fan_out.py
 
-The parts are *chained*: they appear in the same commit in which the job that made them succeeds. If that one
-fails or its process dies, there are no parts; when it is tried again, there is one set of them, not two.
+The parts are *chained*: they are stored in the same commit in which the job that made them succeeds. If that
+job fails or its process dies, there are no parts; when it runs again, there is one set of them, not two.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def count_words(chapter: str) -> int:
 
 
 async def wait_for_parts(parent: Job) -> list[Job]:
-    """All jobs of a pipeline carry the id of the job it began with."""
+    """Find the jobs of a pipeline: all have the id of its first job."""
     await app.wait(parent.id, timeout=30)
     parts = await app.find(pipeline_id=parent.id, kind="count_words", limit=1000)
     return [await app.wait(part.id, timeout=30) for part in parts]
@@ -48,7 +48,7 @@ async def main() -> None:
     for part in sorted(parts, key=lambda part: part.id):
         assert part.parent_id == parent.id
         print(f"chapter {part.args['chapter']}: {part.result} words")
-    # A part that failed for good has no result: look at its state before you rely on the sum.
+    # A part that failed for good has no result: check its state before you rely on the sum.
     assert all(part.state == "succeeded" for part in parts)
     print(f"the book: {sum(part.result for part in parts)} words")
 

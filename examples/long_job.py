@@ -1,9 +1,9 @@
-"""A job that takes long: show how far it is, and stop it when nobody wants it any more.
+"""A job that takes long: show its progress, and stop it when it is no longer needed.
 
     python long_job.py
 
-While a job runs its lease is renewed, so it may take hours. What it says about its progress is in the store,
-for any process to see: this one, a web page, `dibs jobs show ID`.
+While a job runs its lease is renewed, so it may take hours. Its progress is in the store, for any process to
+read: this one, a web page, `dibs jobs show ID`.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ async def import_rows(ctx: Context, rows: int) -> int:
         for done in range(0, rows, ROWS_PER_BATCH):
             await asyncio.sleep(0.02)  # import a batch
             await ctx.progress(done / rows, f"{done} of {rows} rows")
-            ctx.check()  # raises when somebody cancelled the job, or it was lost to another worker
+            ctx.check()  # raises when the job was cancelled, or lost to another worker
         return rows
     finally:
         print("import_rows: cleaned up")  # runs in any case: close files, remove what is half done
 
 
 async def follow(id: object, until: float) -> None:
-    """Print each step that becomes known, until the job is finished or has got so far."""
+    """Print each reported progress, until the job is finished or has got so far."""
     seen = None
     while True:
         job = await app.get(id)
@@ -50,7 +50,7 @@ async def main() -> None:
     done = await app.wait(job.id, timeout=30)
     print(f"{done.state}: {done.result} rows")
 
-    # A job that runs is never torn away: it is *asked* to stop, and leaves `running` when it has.
+    # A running job is never interrupted: it is *asked* to stop, and leaves `running` when it has.
     job = await import_rows.enqueue(1_000_000)
     await follow(job.id, until=0.00001)
     await app.cancel(job.id, "wrong file")

@@ -20,8 +20,8 @@ async def shrink(picture: str) -> str:
     return f"{picture} is small"
 
 
-# A plain function works, too; it runs in a thread. An exception is a failed attempt, and is tried again.
-# A parameter annotated Context is not an argument: it tells the handler about its job.
+# A plain function works, too; it runs in a thread. An exception is a failed attempt, and the job runs again.
+# A parameter annotated Context is no argument: it has the job of the handler.
 @app.job(queue="mail", max_attempts=5, retry=Retry.fixed(0.1))
 def notify(ctx: Context, address: str) -> str:
     if ctx.job.attempts == 1:
@@ -30,7 +30,7 @@ def notify(ctx: Context, address: str) -> str:
 
 
 async def main() -> None:
-    await app.migrate()  # makes the tables where they are missing; harmless when they are there
+    await app.migrate()  # creates missing tables
 
     # Enqueueing is quick and durable. All of these are stored, or none.
     jobs = await app.enqueue(

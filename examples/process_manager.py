@@ -3,7 +3,7 @@
     python process_manager.py
 
 An order waits for its payment, then for its parcel. Events come from brokers: late, twice, to several
-consumers at once. "Is somebody waiting for this?" and "then it is my step" are one statement, so the second
+consumers at once. "Is an order waiting for this?" and "then it is my step" are one statement, so the second
 consumer of the same event finds nothing, and does nothing.
 """
 

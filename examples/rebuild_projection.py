@@ -1,11 +1,11 @@
-"""Rebuild a projection with several workers: each cursor moves forward in one pair of hands.
+"""Rebuild a projection with several workers: each position is advanced by one worker at a time.
 
     python rebuild_projection.py
 
 A projection (here: the balance of each account) is built by reading events from the start. The stream is cut
 into shards, and a table remembers how far each one was read. A worker leases a shard, reads a few events,
-stores the new sums and the new position in one transaction, and gives the shard back. A worker that dies
-leaves a lease that runs out, and nothing that was counted twice.
+stores the new sums and the new position in one transaction, and releases the shard. The lease of a worker
+that dies runs out, and nothing is counted twice.
 """
 
 import os
@@ -45,7 +45,7 @@ class Cursor(Base, Claimable):
     end: Mapped[int]
 
 
-# A shard is work as long as there is something left to read, those that are furthest behind first.
+# A shard can be claimed while it has unread events; the shards furthest behind come first.
 cursors = Claims(
     Cursor, engine, ready=Cursor.position < Cursor.end, lease=30, order_by=[Cursor.position, Cursor.shard]
 )
@@ -66,8 +66,8 @@ def project_some(cursor: Cursor) -> int:
             .where(Balance.account == f"account {cursor.shard}")
             .values(amount=Balance.amount + total)
         )
-        # Sums and position are one transaction. Had somebody else taken the shard by now, this would raise
-        # LeaseLost, and the sums would be rolled back.
+        # Sums and position are one transaction. If another worker has claimed the shard by now, this raises
+        # LeaseLost, and the sums are rolled back.
         moved = events[-1].id if len(events) == AT_ONCE else cursor.end
         cursors.done(cursor, set={"position": moved}, within=session)
         return len(events)

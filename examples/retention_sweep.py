@@ -3,8 +3,8 @@
     python retention_sweep.py
 
 Uploads are kept for 30 days; each has a file somewhere that must go first. A worker marks a bounded batch as
-its own, removes the files, then deletes exactly these rows. Nobody else removes the same files, no statement
-locks the whole table, and a batch whose worker died is claimed again after a while.
+its own, removes the files, then deletes exactly these rows. No other worker removes the same files, no
+statement locks the whole table, and the batch of a worker that died is claimed again after a while.
 """
 
 import os
@@ -32,7 +32,7 @@ class Upload(Base):
 
 
 def claim_some() -> list[Upload]:
-    """Times are the database's, so that clocks of workers that go wrong delete nothing too early."""
+    """Select by the database's time, so that a wrong clock of a worker deletes nothing too early."""
     days, minutes = timedelta(days=30), timedelta(minutes=5)
     return claim_rows(
         engine,

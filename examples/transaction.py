@@ -43,7 +43,7 @@ class Receipt(Table):
 async def write_receipt(ctx: Context, order_id: int) -> None:
     async with AsyncSession(engine) as session, session.begin():
         session.add(Receipt(order_id=order_id))
-        # One commit for the receipt and for "this job is done". Should this worker have lost the job by
+        # One commit for the receipt and for "this job is done". If this worker has lost the job by
         # now, LeaseLost is raised here, and the receipt is rolled back with everything else.
         await ctx.complete(f"receipt for order {order_id}", within=session)
 

@@ -1,4 +1,4 @@
-"""dibs as a pytest plugin: the fixtures `dibs_app`, `dibs_clock` and `dibs_url`.
+"""The pytest plugin of dibs: the fixtures `dibs_app`, `dibs_clock` and `dibs_url`.
 
 A module beside the package, because pytest loads it in every run: importing `dibs.anything` would import the
 whole of dibs, and double the time that pytest takes to start.
@@ -21,13 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def dibs_url() -> str:
-    """The store that `dibs_app` is put on; define a fixture of this name for another one."""
+    """Return the store for `dibs_app`; define a fixture of this name for another one."""
     return "memory://"
 
 
 @pytest.fixture
 def dibs_app(pytestconfig: pytest.Config, dibs_url: str) -> "Iterator[Dibs]":
-    """Your app, with its registered jobs, on an empty store of its own for the time of one test."""
+    """Yield your app, with its registered jobs, on an empty store for the time of one test."""
     from dibs.testing import fresh_store
 
     with fresh_store(_load(pytestconfig.getini("dibs_app")), dibs_url) as app:
@@ -36,7 +36,7 @@ def dibs_app(pytestconfig: pytest.Config, dibs_url: str) -> "Iterator[Dibs]":
 
 @pytest.fixture
 def dibs_clock(dibs_app: "Dibs") -> "VirtualClock":
-    """Lets time pass in the store of `dibs_app`: `dibs_clock.advance(minutes=10)`."""
+    """Return a clock for the store of `dibs_app`: `dibs_clock.advance(minutes=10)`."""
     from dibs.testing import virtual_time
 
     return virtual_time(dibs_app)

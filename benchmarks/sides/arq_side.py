@@ -1,4 +1,4 @@
-"""arq, as the comparison runs it: a thousand jobs at a time, as many looked for at once."""
+"""arq, as the comparison runs it: a thousand jobs at a time, and as many per poll."""
 
 from typing import Any
 

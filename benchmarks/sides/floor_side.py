@@ -1,6 +1,6 @@
-"""No queue at all: a durable insert that notifies, then a durable update by who heard of it.
+"""No queue at all: a durable insert that notifies, then a durable update by the listener.
 
-The least that a pick-up costs on this machine if it writes down the job, and then who has it.
+The least that a pick-up costs on this machine if it stores the job and its holder.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ import uvloop
 
 
 class Marks:
-    """When each job's handler began (or its enqueue call), in nanoseconds."""
+    """The times at which each job's handler began (or its enqueue call), in nanoseconds."""
 
     def __init__(self) -> None:
         self.at: dict[int, int] = {}
@@ -25,7 +25,7 @@ class Marks:
         self.at[n] = time.monotonic_ns()
 
     async def reach(self, count: int) -> None:
-        """For who does not end by itself: wait until so many have begun. It is not measured how long."""
+        """Wait until so many jobs have begun, for a worker that does not end by itself; not measured."""
         while len(self.at) < count:
             await asyncio.sleep(0.05)
 
@@ -67,7 +67,7 @@ async def _work(side: Any) -> Any:
 
 
 async def _produce(side: Any, count: int, interval: float) -> Any:
-    await side.produce(-1)  # opens its connection, and is not counted
+    await side.produce(-1)  # opens its connection; not measured
     for n in range(count):
         await asyncio.sleep(interval)
         await side.produce(n)

@@ -1,4 +1,4 @@
-"""dibs' own statements, prepared, on one bare connection a process: the least that its pick-up could cost."""
+"""dibs' own statements, prepared, on one bare connection a process: the lowest possible cost of a pick-up."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Side:
         await app.close()
 
     async def work(self, until: asyncio.Event) -> None:
-        """Hear, claim, begin; what was claimed is settled by nobody."""
+        """Listen, claim, begin; the claimed jobs are never settled."""
         connection = await asyncpg.connect(self._url, server_settings=SESSION)
         claim = await Statement.of(connection, "claim", **{**WISH, "look": False, "limit": 10})
         heard = asyncio.Event()
@@ -61,7 +61,7 @@ class Side:
 
 
 class Statement:
-    """The one statement that answers a question of dibs, with its parameters."""
+    """Return the one statement that answers a question of dibs, with its parameters."""
 
     def __init__(self, prepared: Any, order: tuple[str, ...], params: dict[str, Any]) -> None:
         self._prepared, self._order, self._params = prepared, order, params

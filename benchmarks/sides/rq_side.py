@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # where a worker finds `rq_side.
 
 
 def noop(n: int) -> None:
-    import __main__  # the worker imports this file a second time; the marks are the first one's
+    import __main__  # the worker imports this file a second time; the times are kept in the first
 
     __main__.MARKS.add(n)
 

@@ -1,4 +1,4 @@
-"""streaQ, as the comparison runs it: 64 at a time, as many fetched ahead, in bursts."""
+"""streaQ, as the comparison runs it: 64 at a time, as many prefetched, in bursts."""
 
 from protocol import Marks, main
 from streaq import Worker

@@ -81,7 +81,7 @@ def import_csv(ctx: Context, upload_id: int) -> None:
 
 @app.job(queue="imports")
 def recalculate(module: str, year: int) -> float:
-    """The sum of all readings of a module and year. Done again, it is the same."""
+    """Store the sum of all readings of a module and year; running it again gives the same."""
     mine = sa.and_(uploads.c.module == module, uploads.c.year == year)
     of_mine = readings.join(uploads, uploads.c.id == readings.c.upload_id)
     with engine.begin() as connection:
@@ -95,14 +95,14 @@ def recalculate(module: str, year: int) -> float:
 
 
 async def visitor() -> None:
-    """Everybody may look."""
+    """Allow every client to read."""
 
 
 async def operator(request: Request) -> str:
-    """Who gave a name may act; a real app would look into its session."""
+    """Allow changes to clients with a name; a real app would check its session."""
     name = request.cookies.get("operator", "")
     if not name.isalnum():
-        raise HTTPException(403, "say who you are first")
+        raise HTTPException(403, "give your name first")
     return name
 
 
@@ -148,7 +148,7 @@ async def part_of_page(name: str) -> FileResponse:
 
 
 def prepare() -> None:
-    """Make all tables, those of dibs and our own."""
+    """Create all tables, our own and the tables of dibs."""
     app.sync.migrate()
     tables.create_all(engine)
     app.sync.close()

@@ -124,7 +124,7 @@ def test_a_file_is_imported_though_its_worker_is_killed(
             first.send_signal(signal.SIGKILL)
 
         page.recover()
-        until(lambda: "say who you are" in page.text("notice"))
+        until(lambda: "give your name first" in page.text("notice"))
         page.sign_in("alice")
         page.recover()
         until(lambda: "may still be running" in page.text("notice") or _back(page))

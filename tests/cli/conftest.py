@@ -1,4 +1,4 @@
-"""A folder of one's own to type commands in, and the store they find there."""
+"""An empty folder to run commands in, and the store they find there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dibs import Dibs, SyncDibs
 
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no setting of the machine is seen."""
+    """Change to an empty folder without settings of the machine."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("DIBS_", "FORCE_COLOR", "NO_COLOR"))]:
         monkeypatch.delenv(name)
@@ -21,6 +21,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(empty_folder: None) -> Iterator[SyncDibs]:
-    """What the commands find where nobody names a store."""
+    """Return the store that commands use without --url."""
     with Dibs().sync as store:
         yield store

@@ -1,4 +1,4 @@
-"""The commands that look at jobs and act on them, as people type them."""
+"""The commands that list, show and change jobs, as people type them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from dibs import Dibs, Job, NewJob, SyncDibs
 from dibs.cli import app
-from dibs.cli._support import bulk
+from dibs.cli._support import changes
 from dibs.cli._support.options import duration
 from dibs.jobs.ids import new_id
 from dibs.operations.upkeep import tick
@@ -127,7 +127,7 @@ def test_what_the_store_would_not_keep_is_refused_with_one_line() -> None:
     done = dibs("enqueue", "greet", "--url", "memory://")
 
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "gone when the command ends" in done.stderr
+    assert "this store ends with the command" in done.stderr
     assert len(lines(done.stderr)) == 1
 
 
@@ -160,7 +160,7 @@ def test_the_list_shows_what_one_wants_to_know_of_each_state(store: SyncDibs) ->
     assert broken.endswith("ValueError: no such order")
 
 
-def test_the_list_has_colours_on_a_terminal_unless_told_not_to(store: SyncDibs) -> None:
+def test_the_list_has_colours_on_a_terminal_unless_no_color_is_set(store: SyncDibs) -> None:
     failed(store)
     terminal = {"FORCE_COLOR": "1", "COLUMNS": "140", "TERM": "xterm-256color"}
 
@@ -438,7 +438,7 @@ def test_yes_spares_the_question_and_json_gives_the_number(store: SyncDibs) -> N
 
 
 def test_a_bar_is_drawn_on_a_terminal(store: SyncDibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "LOOK", 0.001)
+    monkeypatch.setattr(changes, "COUNT_EVERY", 0.001)
     store.enqueue(*(NewJob("greet") for _ in range(1500)))
 
     done = dibs("jobs", "cancel", "--all", "--yes", FORCE_COLOR="1", TERM="xterm-256color")
@@ -487,9 +487,7 @@ def test_a_queue_is_paused_resumed_and_limited(store: SyncDibs) -> None:
 @pytest.mark.parametrize(
     "words", [["pause", "mial"], ["limit", "mial", "3"], ["resume", "mial"]], ids=words_of
 )
-def test_a_queue_that_nobody_knows_is_switched_with_a_word_on_those_there_are(
-    words: list[str], store: SyncDibs
-) -> None:
+def test_an_unknown_queue_is_changed_with_a_note_on_the_known_ones(words: list[str], store: SyncDibs) -> None:
     for name in ("mail", "slow"):
         enqueue(store, queue=name)
 
@@ -609,7 +607,7 @@ async def count() -> None: ...
 
 @pytest.fixture
 def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An app with one schedule, where the commands find it."""
+    """Write an app with one schedule where the commands find it."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "scheduled_jobs.py").write_text(SCHEDULED)
     yield "scheduled_jobs:app"
@@ -667,7 +665,7 @@ def test_an_app_names_its_store_itself(scheduled: str) -> None:
 
 
 @pytest.mark.parametrize("words", BY_ID, ids=words_of)
-def test_an_id_that_nobody_knows_is_one_line_and_exit_code_1(words: list[str]) -> None:
+def test_an_unknown_id_is_one_line_and_exit_code_1(words: list[str]) -> None:
     done = dibs(*words, UNKNOWN)
 
     assert (done.exit_code, done.stdout) == (1, "")
@@ -804,7 +802,7 @@ def names_of_queues(*words: object, before: Sequence[object] = (), **environment
 
 @pytest.fixture
 def four_stores(tmp_path: Path) -> dict[str, str]:
-    """One store for each place that can name one, each with a queue of that name."""
+    """Make a store for each way to name one, each with a queue of that name."""
     urls = {name: f"sqlite:///{name}.db" for name in ("dibs", "flag", "variable", "project")}
     for name, url in urls.items():
         with Dibs(url).sync as store:

@@ -54,7 +54,7 @@ def test_help_reads_well_on_eighty_columns(path: list[str], command: Any) -> Non
 
 
 def assert_paragraphs_flow(said: str) -> None:
-    """No line ends early: the first word of the next one would not have fitted."""
+    """Assert that no line ends early: the first word of the next one would not have fitted."""
     told = [line.strip() for line in lines(said.partition("╭")[0])]
     for line, after in pairwise(told):
         if line and after:

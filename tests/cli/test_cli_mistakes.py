@@ -1,4 +1,4 @@
-"""What people get wrong at the command line, and what they are told: one line that helps, and no secret."""
+"""Mistakes at the command line: one line that helps, and no secret in it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_can_only_be_a_mistake_is_refused_and_reaches_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_finds_nothing_is_told_where_nothing_was_found() -> None:
+def test_an_empty_list_names_the_store_that_was_searched() -> None:
     assert dibs("jobs", "list").stderr == "no jobs in sqlite:///dibs.db\n"
     assert dibs("jobs", "list", "--queue", "mial").stderr == "no jobs like that in sqlite:///dibs.db\n"
     assert "in sqlite:///other.db" in dibs("queues", "--url", "sqlite:///other.db").stderr
@@ -171,7 +171,7 @@ def test_a_file_that_is_no_store_is_not_touched() -> None:
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "memory://"])
 def test_a_job_is_not_put_where_it_would_be_gone_at_once(url: str) -> None:
-    assert "this store is gone when the command ends" in complaint("enqueue", "greet", "--url", url)
+    assert "this store ends with the command" in complaint("enqueue", "greet", "--url", url)
 
 
 def test_an_option_that_the_server_does_not_know_is_named() -> None:
@@ -190,7 +190,7 @@ def test_a_worker_of_no_queue_at_all_is_bad_usage(names: str) -> None:
 
 
 def test_ctrl_c_while_processes_are_still_starting_shows_no_traceback(tmp_path: Path) -> None:
-    # What lies here is found by the processes alone, not by who starts them: -P says so.
+    # Modules here are found by the worker processes alone, not by the supervisor: -P excludes them.
     (tmp_path / "msgspec.py").write_text(
         "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
     )

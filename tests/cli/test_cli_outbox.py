@@ -30,7 +30,7 @@ def outbox(url: str) -> Outbox:
 
 
 def asked(port: int, path: str) -> str:
-    """What is answered there; nothing if nobody does."""
+    """Return the response, or nothing if no process listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:
             return str(reply.read().decode())
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
     assert dibs("outbox", "list", "--status", "lost", "--url", url).exit_code == 2
 
 
-def test_a_relay_publishes_until_it_is_told_to_stop(url: str, outbox: Outbox, redis_server: Redis) -> None:
+def test_a_relay_publishes_until_a_signal(url: str, outbox: Outbox, redis_server: Redis) -> None:
     redis_server.say("SELECT 8", "FLUSHDB")
     outbox.sync.publish("orders", {"n": 1})
     port = free_port()
@@ -130,7 +130,7 @@ def test_a_relay_publishes_until_it_is_told_to_stop(url: str, outbox: Outbox, re
     assert redis_server.say("SELECT 8", "XLEN orders") == "+OK\r\n:1\r\n"
 
 
-def test_a_relay_ends_when_idle_if_told(url: str, outbox: Outbox, redis_server: Redis) -> None:
+def test_a_relay_ends_when_idle_with_until_idle(url: str, outbox: Outbox, redis_server: Redis) -> None:
     outbox.sync.publish("orders", {"n": 1}, brokers=["events"])
 
     done = dibs(

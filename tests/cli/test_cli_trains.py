@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def held_train(store: SyncDibs, name: str = "dest_7") -> tuple[Job, Job]:
-    """Its head failed and holds the other one."""
+    """Make a train with a failed head that holds the other job."""
     head, other = (enqueue(store, "deploy", train=name, on_failed="hold", max_attempts=1) for _ in range(2))
     claim = store.claim_job(head.id, worker="pod-a")
     assert claim is not None
@@ -81,7 +81,7 @@ def test_a_train_is_shown_with_what_it_waits_for(store: SyncDibs) -> None:
     assert done.exit_code == 0
     assert lines(done.stdout)[:2] == ["train   dest_7", "jobs    2"]
     assert f"head    {head.id} (deploy), failed" in done.stdout
-    assert "held    it waits for a person" in done.stdout
+    assert "held    it waits for an operator" in done.stdout
     assert answer("trains", "show", "dest_7")["head"]["id"] == str(head.id)
 
 
@@ -193,7 +193,7 @@ def test_a_slot_that_is_no_json_array_is_bad_usage(store: SyncDibs) -> None:
 # -- why ----------------------------------------------------------------------------------------
 
 
-def test_why_names_the_job_ahead_on_the_train_and_who_runs_it(store: SyncDibs) -> None:
+def test_why_names_the_job_ahead_on_the_train_and_its_worker(store: SyncDibs) -> None:
     head, other = (enqueue(store, "deploy", train="t") for _ in range(2))
     store.claim_job(head.id, worker="pod-a")
 
@@ -204,7 +204,7 @@ def test_why_names_the_job_ahead_on_the_train_and_who_runs_it(store: SyncDibs) -
     assert answer("why", other.id)["code"] == "train"
 
 
-def test_why_names_who_holds_the_train_and_what_to_do(store: SyncDibs) -> None:
+def test_why_names_the_job_that_holds_the_train_and_what_to_do(store: SyncDibs) -> None:
     head, other = held_train(store)
 
     said = dibs("why", other.id).stdout
@@ -213,7 +213,7 @@ def test_why_names_who_holds_the_train_and_what_to_do(store: SyncDibs) -> None:
     assert said.endswith("disk full; retry that job or release the train\n")
 
 
-def test_why_names_who_has_the_slot_and_who_runs_it(store: SyncDibs) -> None:
+def test_why_names_the_job_in_the_slot_and_its_worker(store: SyncDibs) -> None:
     first, second = (enqueue(store, "report", slot=("csv", 7)) for _ in range(2))
     store.claim_job(first.id, worker="pod-a")
 

@@ -1,4 +1,4 @@
-"""The commands that look after a store: `dibs doctor`, `dibs prune`, and cancelling many."""
+"""The commands that maintain a store: `dibs doctor`, `dibs prune`, and cancelling many."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_server_set_to_forget_is_a_problem() -> None:
     assert "warning  durability    synchronous_commit is off" in done.stdout
 
 
-def test_the_doctor_names_who_keeps_a_transaction_open(
+def test_the_doctor_names_the_session_of_an_open_transaction(
     migrated_database: str, postgresql: PostgreSQL
 ) -> None:
     with postgresql.connect("conformance") as connection:

@@ -1,4 +1,4 @@
-"""`dibs demo` and `dibs migrate` as people run them, and proof that the demo's counting can say no."""
+"""`dibs demo` and `dibs migrate` as people run them, and proof that the demo's counts find errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from dibs import Dibs, NewJob, SyncDibs
-from dibs.cli.demo import command
-from dibs.cli.demo.records import QUEUE, Event, Log, Record, count
+from dibs.cli.commands.demo import QUEUE, Display, kill_one
+from dibs.cli.trial.judge import count
+from dibs.cli.trial.processes import WorkerProcess, WorkerProcesses
+from dibs.cli.trial.records import ProcessLog, Record, RecordedEvent, TrialOptions
 from dibs.engines.sql.schema_files import schema_version
 from tests.support.servers import PostgreSQL
 
@@ -52,7 +54,7 @@ def test_the_demo_loses_nothing_and_runs_nothing_twice_at_once(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_demo_answers_in_json(tmp_path: Path) -> None:
+def test_the_demo_prints_json(tmp_path: Path) -> None:
     done = dibs("demo", "--jobs", "600", "--workers", "3", "--json", cwd=tmp_path)
 
     counts = json.loads(done.stdout)
@@ -80,7 +82,7 @@ def test_ctrl_c_ends_the_demo_and_its_processes(tmp_path: Path) -> None:
 
 
 def _hear_ctrl_c() -> None:
-    """A background job of a shell ignores SIGINT, and so do its children unless they are told not to."""
+    """Restore SIGINT: a background job of a shell ignores it, and so would its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -104,40 +106,46 @@ def _processes_naming(text: str) -> list[str]:
     return found
 
 
-class Slow:
-    """A worker that is stopped between its claim and the line it writes about it, as many times as told."""
+class SlowWorker:
+    """A worker that is frozen between its claim and the record of it, as many times as wanted."""
 
     is_alive = True
 
-    def __init__(self, store: SyncDibs, stops: int) -> None:
+    def __init__(self, store: SyncDibs, freezes: int) -> None:
         self.tokens = {claim.token for claim in store.claim(queues=[QUEUE], limit=2, worker="worker-1")}
-        self.stops = stops
+        self.freezes = freezes
         self.killed = False
 
-    def in_hand(self, _worker: int) -> set[int]:
-        return set() if self.stops > 0 else self.tokens
+    def tokens_in_hand(self) -> set[int]:
+        return set() if self.freezes > 0 else self.tokens
 
-    def stop(self, _worker: int) -> None:
-        self.stops -= 1
+    def freeze(self) -> None:
+        self.freezes -= 1
 
-    def resume(self, _worker: int) -> None:
+    def resume(self) -> None:
         pass
 
-    def look(self, _show: object) -> list[int]:
-        return []
-
-    def kill(self, _worker: int) -> None:
-        self.killed = self.stops <= 0
+    def kill(self) -> None:
+        self.killed = self.freezes <= 0
 
 
-def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds() -> None:
-    with Dibs("memory://").sync as store:
+def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    app = Dibs("memory://")
+    with app.sync as store:
         store.enqueue(*(NewJob("demo", queue=QUEUE) for _ in range(2)))
-        crew = Slow(store, stops=8)
+        slow = SlowWorker(store, freezes=8)
+        options = TrialOptions(
+            queue=QUEUE, kind="demo", lease=3, batch=2, longest_work=0, seed=1, renews=True
+        )
+        workers = WorkerProcesses(app, tmp_path, "worker", options)
+        workers.all = [cast("WorkerProcess", slow)]
+        monkeypatch.setattr(workers, "settled", lambda: [0])
 
-        command.kill_one(cast("command.Crew", crew), store, 0, command.choose_show(2, 1, silent=True))
+        kill_one(workers, 0, Display())
 
-    assert crew.killed
+    assert slow.killed
 
 
 # -- its counting can say no --------------------------------------------------------------------
@@ -146,11 +154,11 @@ def test_a_worker_is_killed_only_once_it_has_written_down_what_it_holds() -> Non
 JOB, OTHER = uuid4(), uuid4()
 
 
-def log(worker: str, *records: tuple[Event, float, UUID, int], killed_at: float | None = None) -> Log:
-    return Log(worker, [Record(*record) for record in records], killed_at)
+def log(*records: tuple[RecordedEvent, float, UUID, int], killed_at: float | None = None) -> ProcessLog:
+    return ProcessLog([Record(*record) for record in records], killed_at)
 
 
-def worked(job: UUID, token: int, start: float, end: float) -> list[tuple[Event, float, UUID, int]]:
+def worked(job: UUID, token: int, start: float, end: float) -> list[tuple[RecordedEvent, float, UUID, int]]:
     return [
         ("claimed", start, job, token),
         ("started", start, job, token),
@@ -160,7 +168,7 @@ def worked(job: UUID, token: int, start: float, end: float) -> list[tuple[Event,
 
 
 def test_a_clean_run_is_counted_as_clean() -> None:
-    logs = [log("a", *worked(JOB, 1, 0, 1)), log("b", *worked(OTHER, 2, 0, 1))]
+    logs = [log(*worked(JOB, 1, 0, 1)), log(*worked(OTHER, 2, 0, 1))]
 
     counts = count([JOB, OTHER], [JOB, OTHER], logs)
 
@@ -168,33 +176,33 @@ def test_a_clean_run_is_counted_as_clean() -> None:
 
 
 def test_a_job_that_the_store_does_not_know_as_succeeded_is_lost() -> None:
-    counts = count([JOB, OTHER], [JOB], [log("a", *worked(JOB, 1, 0, 1), *worked(OTHER, 2, 1, 2))])
+    counts = count([JOB, OTHER], [JOB], [log(*worked(JOB, 1, 0, 1), *worked(OTHER, 2, 1, 2))])
 
     assert (counts.lost, counts.is_good) == (1, False)
 
 
-def test_a_job_that_nobody_worked_on_is_lost_whatever_the_store_says() -> None:
-    counts = count([JOB, OTHER], [JOB, OTHER], [log("a", *worked(JOB, 1, 0, 1))])
+def test_a_job_that_no_worker_ended_is_lost_whatever_the_store_says() -> None:
+    counts = count([JOB, OTHER], [JOB, OTHER], [log(*worked(JOB, 1, 0, 1))])
 
     assert counts.lost == 1
 
 
 def test_two_runs_that_overlap_are_seen() -> None:
-    counts = count([JOB], [JOB], [log("a", *worked(JOB, 1, 0, 3)), log("b", *worked(JOB, 2, 2, 4))])
+    counts = count([JOB], [JOB], [log(*worked(JOB, 1, 0, 3)), log(*worked(JOB, 2, 2, 4))])
 
     assert (counts.ran_twice_at_once, counts.is_good) == (1, False)
 
 
 def test_a_run_that_begins_when_the_other_ends_does_not_overlap() -> None:
-    counts = count([JOB], [JOB], [log("a", *worked(JOB, 1, 0, 2)), log("b", *worked(JOB, 2, 2, 4))])
+    counts = count([JOB], [JOB], [log(*worked(JOB, 1, 0, 2)), log(*worked(JOB, 2, 2, 4))])
 
     assert counts.ran_twice_at_once == 0
 
 
 @pytest.mark.parametrize(("began_again", "overlaps"), [(4.0, 1), (6.0, 0)])
 def test_what_a_killed_worker_had_begun_lasts_until_the_kill(began_again: float, overlaps: int) -> None:
-    dead = log("a", ("claimed", 1, JOB, 1), ("started", 1, JOB, 1), killed_at=5)
-    heir = log("b", *worked(JOB, 2, began_again, began_again + 1))
+    dead = log(("claimed", 1, JOB, 1), ("started", 1, JOB, 1), killed_at=5)
+    heir = log(*worked(JOB, 2, began_again, began_again + 1))
 
     counts = count([JOB], [JOB], [dead, heir])
 
@@ -203,15 +211,15 @@ def test_what_a_killed_worker_had_begun_lasts_until_the_kill(began_again: float,
 
 
 def test_a_run_without_an_end_of_a_living_worker_overlaps_every_later_one() -> None:
-    stuck = log("a", ("claimed", 1, JOB, 1), ("started", 1, JOB, 1))
+    stuck = log(("claimed", 1, JOB, 1), ("started", 1, JOB, 1))
 
-    counts = count([JOB], [JOB], [stuck, log("b", *worked(JOB, 2, 100, 101))])
+    counts = count([JOB], [JOB], [stuck, log(*worked(JOB, 2, 100, 101))])
 
     assert counts.ran_twice_at_once == 1
 
 
 def test_a_kill_after_which_nothing_came_back_is_not_good() -> None:
-    dead = log("a", *worked(JOB, 1, 0, 1), killed_at=5)
+    dead = log(*worked(JOB, 1, 0, 1), killed_at=5)
 
     counts = count([JOB], [JOB], [dead])
 

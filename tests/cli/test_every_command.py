@@ -1,4 +1,4 @@
-"""Every command, with an id that nobody knows, a server that is not there, and a store that is empty.
+"""Every command with an unknown id, with a server that is not there, and with an empty store.
 
 The commands are taken from the command line itself: one that is missing in the table fails.
 """
@@ -29,7 +29,7 @@ JOBS = "from dibs import Dibs\napp = Dibs()\n@app.job\nasync def greet(): ...\n"
 
 @dataclass(frozen=True)
 class Typed:
-    """A command as somebody types it, and what it comes to in a store where nothing is."""
+    """A command as typed, and its output on an empty store."""
 
     words: str
     code: int = 0
@@ -96,7 +96,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def run(words: str, url: str) -> Any:
-    """The command, with the store where it belongs."""
+    """Return the command with the URL of the store in its position."""
     typed = [url if word == "URL" else word for word in words.split()]
     done = dibs(*typed, **({} if "URL" in words.split() else {"DIBS_URL": url}), input="")
     assert "Traceback" not in done.output
@@ -128,13 +128,13 @@ def _wrong() -> Iterator[str]:
             yield typed.wrong.replace("nonsense", UNKNOWN)
 
 
-# An id is a time, too, to look for older ones; and a pipeline begins with its first job.
+# An id is also a time, to find older jobs by; and a pipeline has the id of its first job.
 FINE = {f"jobs list --after {UNKNOWN}", f"enqueue greet {{}} --pipeline-id {UNKNOWN}"}
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("words", sorted(set(_wrong()) - FINE))
-def test_what_nobody_knows_is_said_in_a_line(words: str, engine: str, url: str) -> None:
+def test_an_unknown_id_is_reported_in_one_line(words: str, engine: str, url: str) -> None:
     done = run(words, url)
 
     assert (done.exit_code, len(lines(done.stderr))) == (2 if "nonsense" in words else 1, 1), done.output
@@ -146,14 +146,14 @@ def test_what_nobody_knows_is_said_in_a_line(words: str, engine: str, url: str) 
 
 @pytest.fixture(scope="module")
 def closed() -> Iterator[int]:
-    """A port on which nobody listens, and which nobody else will get."""
+    """Reserve a port on which no process listens, and which no other process gets."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
 
 def _calls() -> Iterator[tuple[str, str]]:
-    """Each command, on each kind of server; messages live in databases, so `dibs outbox` knows no Redis."""
+    """List each command on each kind of server; the outbox needs a database, so not on Redis."""
     for name, typed in TABLE.items():
         if typed.needs_store and not typed.waits:
             for scheme in ("postgresql", "mysql", *(() if name.startswith("outbox ") else ("redis",))):
@@ -164,14 +164,14 @@ def _calls() -> Iterator[tuple[str, str]]:
 def test_a_server_that_is_not_there_is_named(
     name: str, scheme: str, closed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", (0.0,))  # nor will it be in two seconds
+    monkeypatch.setattr(trouble, "PAUSES", (0.0,))  # and it does not start meanwhile
     Path("jobs_here.py").write_text(JOBS)
 
     database = "0" if scheme == "redis" else "shop"
     done = run(TABLE[name].words, f"{scheme}://127.0.0.1:{closed}/{database}")
 
     assert done.exit_code == 1, done.output
-    [said] = lines(done.stdout if name == "doctor" else done.stderr)  # a doctor's findings are its answer
+    [said] = lines(done.stdout if name == "doctor" else done.stderr)  # the doctor reports it as a finding
     assert f"127.0.0.1:{closed}" in said
     assert "does not answer: " in said
     assert "check that it is running and reachable, then try again" in said
@@ -204,11 +204,11 @@ def test_until_idle_leaves_what_is_due_later_and_the_help_says_so(tmp_path: Path
     ("name", "saying", "lines"),
     [
         ("work", "the worker does not reach its store yet and keeps trying: ", 2),
-        # With the third it is at work, and minds signals.
+        # After the third line it runs, and handles signals.
         ("outbox relay", "the relay does not reach its database yet and keeps trying: ", 3),
     ],
 )
-def test_who_waits_for_a_server_that_is_not_there_says_so(
+def test_waiting_for_a_missing_server_is_reported(
     name: str, saying: str, lines: int, tmp_path: Path, closed: int
 ) -> None:
     (tmp_path / "jobs_here.py").write_text(JOBS)

@@ -37,7 +37,7 @@ def stop(
     mariadb: MariaDB,
     empty_redis: Callable[..., str],
 ) -> Callable[[str], str]:
-    """The address of an empty store of an engine, with its tables."""
+    """Return the URL of an empty store of an engine, with its tables."""
     numbers = itertools.count()
 
     def make(engine: str) -> str:
@@ -63,7 +63,7 @@ def opened(url: str) -> Iterator[Dibs]:
 
 
 def fill(app: Dibs, many: int) -> None:
-    """Jobs in every state but running; one in ten has a unique key, one in five is of a pipeline."""
+    """Enqueue jobs in every state but running; one in ten has a unique key, one in five a pipeline."""
     store, sixth = app.sync, many // 6
     for first in range(0, many, 5000):
         store.enqueue(*(_new(n) for n in range(first, min(first + 5000, many))))
@@ -109,7 +109,7 @@ def _claimed(store: SyncDibs, many: int) -> Iterator[list[Any]]:
 
 
 def around(stop: Callable[[str], str], engines: list[str], many: int) -> list[float]:
-    """Move jobs of all states along, and compare everything at each stop; how long each move took."""
+    """Move jobs of all states from store to store, compare everything at each; return the durations."""
     urls = [stop(engine) for engine in engines]
     took = []
     with opened(urls[0]) as first:
@@ -165,7 +165,7 @@ def start_move(source: str, target: str) -> subprocess.Popen[bytes]:
 
 
 class Claimers:
-    """Somebody who takes and does whatever can be claimed, in both stores, and keeps a record of it."""
+    """Threads that claim and settle jobs in both stores, and count them."""
 
     def __init__(self, *urls: str) -> None:
         self.done: Counter[UUID] = Counter()
@@ -188,7 +188,7 @@ class Claimers:
                 for claim in app.sync.claim(kinds=["quick"], limit=5):
                     self.done[claim.job.id] += 1
                     claim.succeed()
-                    app.sync.delete(claim.job.id)  # the sternest: nothing is left to know it by
+                    app.sync.delete(claim.job.id)  # the hardest case: no finished job is left
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ def test_interrupted_by_ctrl_c_it_says_that_nothing_is_lost(stop: Callable[[str]
         )
         wait_until(lambda: source.sync.counts()["ready"] == 0)
 
-        os.kill(mover.pid, signal.SIGINT)  # it waits for the running one
+        os.kill(mover.pid, signal.SIGINT)  # waits for the running job
 
         _, said = mover.communicate(timeout=30)
         assert (mover.returncode, lines(said)) == (
             130,
-            ["dibs: interrupted; nothing is lost: run the same move again, and it goes on where it was"],
+            ["dibs: interrupted; nothing is lost: run the same move again, and it continues"],
         )
         claim.succeed()
         assert answer("move", "--from", here, "--to", there)["problems"] == []
@@ -266,7 +266,7 @@ def test_it_says_what_was_moved_and_nothing_else_in_a_pipe(store: SyncDibs) -> N
     assert (planned.exit_code, done.exit_code, again.exit_code) == (0, 0, 0)
 
 
-def test_a_dry_run_says_who_would_stay_and_what_to_do(store: SyncDibs) -> None:
+def test_a_dry_run_lists_the_jobs_that_would_stay_and_what_to_do(store: SyncDibs) -> None:
     enqueue(store, queue="mail", train="a")
 
     planned = dibs("move", "--from", "sqlite:///dibs.db", "--to", "sqlite:///new.db", "--dry-run")
@@ -299,7 +299,7 @@ def test_what_was_left_behind_is_exit_code_1_and_the_reason(store: SyncDibs) -> 
     assert "of the target has its unique key 'key'" in reason
 
 
-def test_running_jobs_are_left_if_told_so(store: SyncDibs) -> None:
+def test_running_jobs_are_left_with_running_leave(store: SyncDibs) -> None:
     enqueue(store)
     [claim] = store.claim()
 
@@ -331,7 +331,7 @@ def test_a_target_without_tables_is_refused_with_the_command_that_makes_them(
         ("sqlite:///dibs.db", "sqlite:///./dibs.db", "both addresses lead to the same store"),
         ("sqlite:///typo.db", "sqlite:///new.db", "there is no file typo.db to move from"),
         ("sqlite:///dibs.db", "oracle://shop", "no store for 'oracle' URLs"),
-        ("sqlite:///dibs.db", "memory://", "memory:// lives and ends with one process"),
+        ("sqlite:///dibs.db", "memory://", "memory:// ends with its process"),
     ],
 )
 def test_what_cannot_be_moved_is_refused_with_the_reason(
@@ -350,7 +350,7 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(
 def test_without_a_place_to_move_to_it_is_bad_usage(store: SyncDibs) -> None:
     done = dibs("move", "--from", "sqlite:///dibs.db")
 
-    assert (done.exit_code, lines(done.stderr)) == (2, ["dibs: say where to move to: --to URL"])
+    assert (done.exit_code, lines(done.stderr)) == (2, ["dibs: name the store to move to: --to URL"])
 
 
 def test_prefixes_of_one_database_are_two_stores(store: SyncDibs) -> None:
@@ -380,7 +380,7 @@ def test_what_a_lost_target_was_to_get_can_be_given_back(store: SyncDibs) -> Non
 
 # -- Nothing forgotten --------------------------------------------------------------------------
 
-# What a store makes of the other columns itself, or needs only while it answers one call.
+# Columns that a store derives from the others, or needs only within one call.
 NOT_MOVED = {"mariadb": {"precedence", "due_at", "stored_by", "gate", "place", "key_is_free"}}
 
 
@@ -411,8 +411,8 @@ def test_every_column_that_a_store_keeps_of_a_job_is_moved(
 
 
 @pytest.mark.parametrize("engine", ["memory", "redis"])
-def test_a_field_that_nobody_told_the_mover_of_stops_it(engine: str, request: pytest.FixtureRequest) -> None:
-    """Where there are no columns to look up, a job moved without all of its fields must be an error."""
+def test_a_field_that_the_move_does_not_know_stops_it(engine: str, request: pytest.FixtureRequest) -> None:
+    """Refuse, also without columns to compare, to move a job without all of its fields."""
     url = "memory://" if engine == "memory" else request.getfixturevalue("empty_redis")("redis")
     with opened(url) as app:
         [job] = app.sync.enqueue(NewJob("work"))

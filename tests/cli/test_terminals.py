@@ -1,4 +1,4 @@
-"""What commands ask a person before they change anything, at a real terminal; and that no answer is a no."""
+"""The questions before a change, at a real terminal; no answer is a no."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Asking = tuple[list[str], str, str]
 
 @pytest.fixture
 def counts(store: SyncDibs) -> dict[str, int]:
-    """Of a store in which all of these would find something."""
+    """Return the counts of a store in which all of these commands would change jobs."""
     store.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(3)))
     for claim in store.claim(limit=2):
         claim.fail("broken", retry=False)
@@ -71,7 +71,7 @@ def test_a_yes_is_enough(counts: dict[str, int], tmp_path: Path, asking: Asking)
 
 
 @each_that_asks
-def test_who_said_yes_before_is_not_asked(counts: dict[str, int], tmp_path: Path, asking: Asking) -> None:
+def test_with_yes_no_question_is_asked(counts: dict[str, int], tmp_path: Path, asking: Asking) -> None:
     words, _, done = asking
     with typed(tmp_path, *words, "--yes") as terminal:
         assert terminal.ended() == 0
@@ -101,7 +101,7 @@ def test_a_pipe_without_an_answer_changes_nothing(
 
 
 def test_a_locale_without_utf_8_is_no_reason_to_fail(tmp_path: Path) -> None:
-    """Python takes UTF-8 for the locale C by itself, and for no other: this is what the others get."""
+    """Set a locale without UTF-8; for the locale C Python would use UTF-8."""
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     url = f"sqlite:///{tmp_path}/jobs.db"
     Dibs(url).sync.enqueue(NewJob("work", queue="Züge"))

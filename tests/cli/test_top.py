@@ -1,4 +1,4 @@
-"""`dibs top`: one frame in a pipe, a live view on a terminal."""
+"""`dibs top`: one snapshot in a pipe, a live view on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from dibs import JobState, SyncDibs
-from dibs.cli.commands.top import Counting, Frame, draw, draw_away, look
+from dibs.cli.commands.top import CountCache, Snapshot, draw, draw_unavailable, read_snapshot
 from tests.support.commands import CLOSED, answer, dibs, enqueue, failed, lines, running
 from tests.support.servers import PostgreSQL
 
@@ -31,7 +31,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 NONE = dict.fromkeys((state.value for state in JobState), 0)
 
 
-def drawn(seen: Frame, width: int = 120) -> str:
+def drawn(seen: Snapshot, width: int = 120) -> str:
     return printed(draw(seen, width), width)
 
 
@@ -42,8 +42,8 @@ def printed(picture: Any, width: int = 120) -> str:
     return captured.get()
 
 
-def frame(**changes: Any) -> Frame:
-    empty = Frame(
+def frame(**changes: Any) -> Snapshot:
+    empty = Snapshot(
         store="memory://",
         at=NOW,
         counted_at=NOW,
@@ -79,7 +79,7 @@ def test_an_empty_store_has_a_frame_too(store: SyncDibs) -> None:
 
     assert done.exit_code == 0
     assert "no queue has live jobs" in done.stdout
-    assert "no worker was heard of lately" in done.stdout
+    assert "no worker was seen lately" in done.stdout
     assert "no job is running" in done.stdout
 
 
@@ -100,10 +100,10 @@ def test_a_store_that_was_never_there_is_one_line_and_exit_code_1() -> None:
 
 
 def test_the_rate_is_what_finished_between_two_frames(store: SyncDibs) -> None:
-    first = look(store, "here")
+    first = read_snapshot(store, "here")
     failed(store)
     failed(store)
-    second = look(store, "here", replace(first, counted_at=first.at - timedelta(seconds=100)))
+    second = read_snapshot(store, "here", replace(first, counted_at=first.at - timedelta(seconds=100)))
 
     assert first.rate is None
     assert second.rate == pytest.approx(0.02, rel=0.2)
@@ -111,10 +111,10 @@ def test_the_rate_is_what_finished_between_two_frames(store: SyncDibs) -> None:
 
 def test_pruning_between_two_frames_makes_no_negative_rate(store: SyncDibs) -> None:
     failed(store)
-    first = look(store, "here")
+    first = read_snapshot(store, "here")
     store.prune(0)
 
-    assert look(store, "here", first).rate == 0
+    assert read_snapshot(store, "here", first).rate == 0
 
 
 def test_what_takes_long_to_count_is_counted_rarely(store: SyncDibs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +129,11 @@ def test_what_takes_long_to_count_is_counted_rarely(store: SyncDibs, monkeypatch
         return count(queue)
 
     monkeypatch.setattr(type(store), "counts", lambda _, queue=None: slowly(queue))
-    counting = Counting(store)
-    first = look(store, "here", None, counting.tally())
+    cache = CountCache(store)
+    first = read_snapshot(store, "here", None, cache.counts())
     enqueue(store, queue="mail")
     enqueue(store, queue="new")
-    second = look(store, "here", first, counting.tally())
+    second = read_snapshot(store, "here", first, cache.counts())
 
     assert asked == [None, "mail"]
     assert (first.counts["ready"], second.counts["ready"], second.counts["failed"]) == (1, 3, 1)
@@ -147,8 +147,8 @@ def test_where_nothing_failed_no_queue_is_asked_for_it(
     enqueue(store, queue="mail")
     monkeypatch.setattr(type(store), "counts", lambda _, queue=None: {**NONE, "ready": 1, "asked": queue})
 
-    assert look(store, "here").queues[0]["failed"] == 0
-    assert look(store, "here").counts["asked"] is None
+    assert read_snapshot(store, "here").queues[0]["failed"] == 0
+    assert read_snapshot(store, "here").counts["asked"] is None
 
 
 def test_numbers_that_are_old_are_said_to_be() -> None:
@@ -164,7 +164,7 @@ def test_progress_is_a_bar_and_a_message(store: SyncDibs) -> None:
     assert claim is not None
     claim.progress(0.4, "parsing\x1b[2J")
 
-    text = drawn(look(store, "here"))
+    text = drawn(read_snapshot(store, "here"))
 
     assert "━" in text
     assert "40% parsing\\x1b[2J" in text
@@ -174,7 +174,7 @@ def test_progress_is_a_bar_and_a_message(store: SyncDibs) -> None:
 def test_a_frame_keeps_to_the_width_of_the_terminal(store: SyncDibs, width: int) -> None:
     running(store, kind="a_kind_with_a_very_long_name_indeed", queue="a_queue_with_a_long_name")
 
-    assert max(map(len, lines(drawn(look(store, "here"), width)))) <= width
+    assert max(map(len, lines(drawn(read_snapshot(store, "here"), width)))) <= width
 
 
 def test_on_eighty_columns_numbers_kinds_and_ids_are_whole(store: SyncDibs) -> None:
@@ -184,7 +184,7 @@ def test_on_eighty_columns_numbers_kinds_and_ids_are_whole(store: SyncDibs) -> N
     store.limit(name, 12)
     store.pause(name)
 
-    said = lines(drawn(look(store, "here"), 80))
+    said = lines(drawn(read_snapshot(store, "here"), 80))
 
     columns = ["queue", "ready", "running", "scheduled", "blocked", "failed"]
     assert columns in [line.split() for line in said]
@@ -202,9 +202,9 @@ def test_a_pipe_is_as_wide_as_its_lines(store: SyncDibs) -> None:
 
 
 def test_a_store_that_went_away_is_said_above_the_last_frame() -> None:
-    text = printed(draw_away(frame(store="here"), "here", "no route to host", 120))
+    text = printed(draw_unavailable(frame(store="here"), "here", "no route to host", 120))
 
-    assert lines(text)[0].startswith("here is away, trying again: no route to host")
+    assert lines(text)[0].startswith("here is unavailable, trying again: no route to host")
     assert "no job is running" in text
 
 
@@ -291,7 +291,7 @@ def test_a_store_that_goes_away_is_waited_for(own_postgresql: PostgreSQL, tmp_pa
     with top(tmp_path, "--url", url) as terminal:
         terminal.wait_for("no queue has live jobs")
         own_postgresql.kill()
-        terminal.wait_for("is away, trying again")
+        terminal.wait_for("is unavailable, trying again")
         own_postgresql.start()
         dibs("enqueue", "greet", "--queue", "mail", "--url", url)
         terminal.wait_for("mail")

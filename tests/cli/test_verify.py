@@ -1,4 +1,4 @@
-"""`dibs verify` on real stores: it hits processes, they cope, and nothing of it is left."""
+"""`dibs verify` on real stores: processes are killed and frozen, no promise is broken, and no job is left."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dibs import Dibs
-from dibs.cli.verify import command
-from dibs.cli.verify.history import Verdict
+from dibs.cli.commands import verify
+from dibs.cli.trial.judge import Verdict
 from tests.support.commands import dibs, lines
 from tests.support.servers import MariaDB, PostgreSQL
 
@@ -40,7 +40,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_killed_and_frozen_processes_break_no_promise_and_nothing_is_left(url: str) -> None:
-    for _ in range(4):  # a process that is frozen between two jobs comes too late with nothing
+    for _ in range(4):  # a process that was frozen between two jobs has nothing to settle too late
         done = dibs("verify", url, *SMALL, "--json")
         report = json.loads(done.stdout)
         verdict = report["verdict"]
@@ -61,7 +61,7 @@ def test_a_broken_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     broken = Verdict(
         double_claims=1, late_writes=0, tokens_not_growing=0, lost=2, claims=9, came_back=1, refused=0
     )
-    monkeypatch.setattr(command, "judge", lambda *_: broken)
+    monkeypatch.setattr(verify, "judge", lambda *_: broken)
 
     done = dibs("verify", "--url", "sqlite:///own.db", "--jobs", "50", "--kills", "0", "--freezes", "0")
 

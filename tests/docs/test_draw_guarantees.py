@@ -1,4 +1,4 @@
-"""The tables of docs/guarantees.md are drawn from what is there, and what is not there is an error."""
+"""The tables of docs/guarantees.md are drawn from the code; a name that the code has not is an error."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Run = Callable[[str], list[str]]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Run an example in an empty folder, on an empty store; the lines that it prints."""
+    """Run an example in an empty folder, on an empty store; return the lines that it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
     if request.param == "postgresql":
         env["DIBS_URL"] = request.getfixturevalue("postgresql").fresh_database()
@@ -140,7 +140,7 @@ def test_every_example_is_listed_and_run() -> None:
         assert f'run("{example.name}")' in tests
 
 
-def test_ingest_says_where_it_is_and_who_acted(tmp_path: Path) -> None:
+def test_ingest_logs_its_address_and_the_user_of_a_change(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DIBS_")}
     env = {**kept, "PORT": str(free_port()), "RUN_WORKER": "false"}
     log = tmp_path / "log"

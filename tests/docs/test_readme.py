@@ -104,7 +104,7 @@ def test_links_to_a_part_of_a_page_find_it(document: Path) -> None:
 
 
 def _places(page: Path) -> set[str]:
-    """The headings of a page, as links name them."""
+    """Return the headings of a page, as links name them."""
     headings = (
         re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in HEADING.findall(page.read_text())
     )
@@ -120,7 +120,7 @@ def test_the_tests_that_a_page_names_exist(document: Path) -> None:
 
 
 def test_the_tables_of_the_guarantees_are_up_to_date(request: pytest.FixtureRequest) -> None:
-    """By the tests that this very run has found; where those are only some, pytest looks for all of them."""
+    """Return the collected tests of this run; if it has only some, let pytest collect all."""
     script, text = ROOT / "docs" / "draw_guarantees.py", (ROOT / "docs" / "guarantees.md").read_text()
     drawing = runpy.run_path(str(script))
     where = drawing["where_tests_run"](request.config.stash[all_tests])

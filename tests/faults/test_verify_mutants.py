@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from dibs import Dibs
-from dibs.cli.verify import late_writes
-from dibs.cli.verify.history import Verdict, Writer, judge, read_lines
-from dibs.cli.verify.late_writes import come_late
+from dibs.cli.trial import late_writes
+from dibs.cli.trial.judge import Verdict, judge
+from dibs.cli.trial.late_writes import write_late
+from dibs.cli.trial.records import Recorder, RecordFile
 from tests.faults.test_mutants import FENCE, HELD
 from tests.support.fault_stores import mutate
 
@@ -29,9 +30,9 @@ LEASE = 0.1
 
 def verdict_on(app: Dibs, folder: Path) -> Verdict:
     file = folder / "late.jsonl"
-    ids = come_late(app.sync, "late", Writer(str(file)))
+    ids = write_late(app.sync, "late", Recorder(str(file)))
     succeeded = [job.id for job in app.sync.find(state="succeeded", queue="late")]
-    return judge(ids, succeeded, read_lines([file]))
+    return judge(ids, succeeded, RecordFile(file).read())
 
 
 @pytest.fixture

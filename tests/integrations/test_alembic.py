@@ -95,7 +95,7 @@ class Project:
         command.downgrade(self.config, to)
 
     def sql(self, direction: str, to: str) -> str:
-        """What `alembic … --sql` prints."""
+        """Return what `alembic … --sql` prints."""
         self.printed.seek(self.printed.truncate(0))
         getattr(command, direction)(self.config, to, sql=True)
         return self.printed.getvalue()
@@ -238,7 +238,7 @@ insert into dibs_hues values ('blue');
 
 @pytest.fixture
 def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
-    """This process knows one schema version more than the others do."""
+    """Add a schema version that only this process knows."""
 
     def with_next(dialect: str) -> Iterator[tuple[int, str]]:
         yield from schema_files(dialect)
@@ -314,7 +314,7 @@ def _operate_on(connection: Connection, verb: str, **options: int) -> None:
 
 
 def _described(engine: Engine) -> dict[str, object]:
-    """Every table with its columns and indexes."""
+    """Return every table with its columns and indexes."""
     inspector = inspect(engine)
     return {
         table: (
@@ -329,7 +329,7 @@ def _described(engine: Engine) -> dict[str, object]:
 
 
 def test_an_index_that_was_made_beforehand_is_found_there(url: str) -> None:
-    """As on a large store, where it is made beside those who work."""
+    """Create it as on a large store, while workers run."""
     engine = create_engine(sqlalchemy_url(url))
     _operate(engine, "dibs_upgrade", to=7)
     columns = "(state)" if url.startswith("mysql") else "(state, id) where state <> 'succeeded'"

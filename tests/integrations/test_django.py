@@ -65,7 +65,7 @@ def _django_at(url: str) -> Iterator[None]:
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Django's database is one that nobody has migrated yet."""
+    """Point Django's database at one that is not migrated yet."""
     url = bare_store(request.param, request, tmp_path)
     with _django_at(url):
         yield url
@@ -78,7 +78,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def project(url: str) -> Iterator[str]:
-    """Django's database has the tables of dibs, and no jobs."""
+    """Point Django's database at one with the tables of dibs and no jobs."""
     with _django_at(url):
         yield url
 
@@ -134,7 +134,7 @@ def test_so_does_a_pipeline_of_the_projects_app(project: str) -> None:
     assert app.sync.find() == []
 
 
-def test_an_app_of_ones_own_is_told_of_the_transaction_that_is_in_its_way(url: str, project: str) -> None:
+def test_another_app_is_refused_because_of_djangos_open_transaction(url: str, project: str) -> None:
     if not url.startswith("sqlite"):
         pytest.skip("elsewhere nobody waits for whole transactions")
     with Dibs(url).sync as own:
@@ -148,7 +148,7 @@ def test_an_app_of_ones_own_is_told_of_the_transaction_that_is_in_its_way(url: s
         assert time.monotonic() - began < 5
         [job] = own.enqueue(NewJob("work"))
         assert len(own.find()) == 2
-        with transaction.atomic():  # which has written nothing yet, and is in nobody's way
+        with transaction.atomic():  # it has written nothing yet, and so blocks nothing
             own.cancel(job.id)
 
 
@@ -258,7 +258,7 @@ def test_a_new_task_is_described_as_the_interface_wants(project: str) -> None:
     assert (result.args, result.kwargs, result.backend) == (["a"], {}, "default")
 
 
-def test_tasks_are_enqueued_and_looked_at_from_async_code(project: str) -> None:
+def test_tasks_are_enqueued_and_read_from_async_code(project: str) -> None:
     async def there_and_back() -> Any:
         async with ThreadSensitiveContext():
             result = await django_shop.note_later.aenqueue(word="async")
@@ -318,7 +318,7 @@ def test_a_task_whose_worker_died_comes_back(project: str) -> None:
     assert result.errors[0].exception_class.__name__ == "LeaseLost"
 
 
-def test_priority_queue_and_time_are_those_of_the_task(project: str) -> None:
+def test_priority_queue_and_time_come_from_the_task(project: str) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
 
     result = django_shop.note_later.using(run_after=later).enqueue()

@@ -1,4 +1,4 @@
-"""Frameworks are extras: whoever imports dibs pays for none of them."""
+"""Frameworks are extras: importing dibs imports none of them."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_importing_dibs_and_its_command_line_imports_no_framework() -> None:
         ("dibs.tables", "sqlalchemy", "sqlalchemy"),
     ],
 )
-def test_who_lacks_a_package_is_told_the_extra_to_install(module: str, package: str, extra: str) -> None:
+def test_a_missing_package_names_the_extra_to_install(module: str, package: str, extra: str) -> None:
     program = f"""
 import importlib.util
 find = importlib.util.find_spec

@@ -1,4 +1,4 @@
-"""OpenTelemetry: enqueue and run are one trace, whoever runs it; nothing happens unless it is asked for."""
+"""OpenTelemetry: enqueue and run are one trace, in any process; nothing is traced without `instrument`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.internals import core_of
 
 
 class Watched:
-    """An app of this test's own on a store, and everything that OpenTelemetry heard of it."""
+    """An app of one test, and all spans and metrics that OpenTelemetry got of it."""
 
     def __init__(self, url: str) -> None:
         self.app = Dibs(url)
@@ -47,7 +47,7 @@ class Watched:
         return [span for span in self._spans.get_finished_spans() if span.name.startswith(start)]
 
     def numbers(self) -> dict[str, float]:
-        """Every metric, with its kind and outcome, and what was counted."""
+        """Return every metric with its kind, outcome and count."""
         data = self._reader.get_metrics_data()
         assert data is not None
         return {
@@ -152,7 +152,7 @@ def test_follow_up_jobs_stay_in_the_trace(here: Watched) -> None:
     assert ran.context.trace_id == sent.context.trace_id
 
 
-def test_a_claim_by_hand_is_traced_by_whoever_wants_it(here: Watched) -> None:
+def test_a_claim_by_hand_can_be_traced(here: Watched) -> None:
     here.app.sync.enqueue(NewJob("work"), NewJob("other"))
     [claim] = here.app.sync.claim(kinds=["work"])
 
@@ -201,7 +201,7 @@ def test_what_was_not_asked_for_leaves_no_trace(here: Watched) -> None:
     other.close()
 
 
-def test_a_job_whose_meta_is_not_ours_to_read_still_runs(here: Watched) -> None:
+def test_a_job_with_foreign_otel_meta_still_runs(here: Watched) -> None:
     @here.app.job
     def work() -> str:
         return "done"

@@ -1,4 +1,4 @@
-"""The helpers of `dibs.testing` on every store, for awaited and for blocking tests."""
+"""The helpers of `dibs.testing` on every store, for async and for sync tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.faces import Face
 
 @pytest.fixture
 def run_pending(app: Face) -> Callable[..., list[Job]]:
-    """`run_pending` of the face under test."""
+    """Return `run_pending` of the face under test."""
 
     def run(**options: Any) -> list[Job]:
         if app.colour == "sync":

@@ -15,7 +15,7 @@ from tests.support.param_names import named
 
 @pytest.fixture
 def receipts(app: Face) -> list[str]:
-    """Three jobs in the store, two of a registered kind."""
+    """Store three jobs, two of a registered kind."""
 
     @app.job(queue="mail")
     async def send_receipt(order_id: int, copies: int = 1) -> None: ...
@@ -136,7 +136,7 @@ def test_a_question_that_makes_no_sense_is_refused(app: Face, asked: dict[str, o
         assert_enqueued(app.app, "work", **asked)
 
 
-def test_more_jobs_than_a_page_are_looked_through(app: Face) -> None:
+def test_more_jobs_than_a_page_are_searched(app: Face) -> None:
     app.enqueue(*[NewJob("many", args={"n": n}) for n in range(1001)])
 
     assert len(assert_enqueued(app.app, "many", count=1001)) == 1001

@@ -12,7 +12,7 @@ import pytest
 
 from dibs import BadRequest, Context, Dibs, Job, NewJob, Worker
 from dibs.testing import Crashed, VirtualClock, assert_not_enqueued, crash_at
-from dibs.testing.crashes import POINTS
+from dibs.testing.stores import POINTS
 from tests.support.faces import Face, Make
 from tests.support.internals import core_of, store_of
 from tests.support.param_names import named
@@ -22,7 +22,7 @@ RunPending = Callable[..., list[Job]]
 
 @pytest.fixture
 def effects(app: Face) -> list[str]:
-    """What the handler of `charge` has done so far."""
+    """Return what the handler of `charge` has done so far."""
     done: list[str] = []
 
     @app.job
@@ -35,7 +35,7 @@ def effects(app: Face) -> list[str]:
 
 
 def _work(app: Face, run_pending: RunPending, how: str) -> None:
-    """Do what is ready, by `run_pending` or by a worker."""
+    """Run what is ready, by `run_pending` or by a worker."""
     if how == "inline":
         run_pending()
     elif app.colour == "async":
@@ -151,7 +151,7 @@ def test_asyncio_has_nothing_to_complain_about(
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_nobody_renews_for_the_dead(app: Face, make: Make) -> None:
+def test_no_lease_is_renewed_after_the_crash(app: Face, make: Make) -> None:
     job = make.ready()
 
     with crash_at(app.app, "before_settle"):
@@ -237,7 +237,7 @@ def test_a_crash_in_a_group_of_tasks_is_a_crash(app: Face) -> None:
     assert app.counts()["ready"] == 1
 
 
-def test_points_that_do_not_exist_are_refused_with_those_that_do(app: Face) -> None:
+def test_an_unknown_point_is_refused_with_the_known_ones(app: Face) -> None:
     with pytest.raises(BadRequest, match=r"no point 'after_lunch' .*before_enqueue, after_enqueue"):
         with crash_at(app.app, "after_lunch"):
             pass

@@ -1,4 +1,4 @@
-"""An app on an empty store of its own for a while."""
+"""An app on an empty store for the time of a block."""
 
 from __future__ import annotations
 

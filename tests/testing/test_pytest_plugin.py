@@ -1,4 +1,4 @@
-"""The fixtures that dibs gives to pytest, in a pytest of their own."""
+"""The pytest fixtures of dibs, run in a pytest of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time passes in the store when a test says so."""
+"""Virtual time: it passes in the store when a test advances it."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -8,8 +8,7 @@ import pytest
 import typer
 
 from dibs import BadRequest
-from dibs.cli._support.config import from_pyproject, without_password
-from dibs.cli._support.work_options import Choices
+from dibs.cli._support.config import WorkOptions, from_pyproject, without_password
 
 NOTHING = (None, None, None, None, None)
 
@@ -23,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_word_there_are_defaults() -> None:
-    chosen = Choices.made("jobs:app", None, None, None, None)
+    chosen = WorkOptions.chosen("jobs:app", None, None, None, None)
 
     assert (chosen.target, chosen.queues, chosen.concurrency, chosen.processes, chosen.grace) == (
         *("jobs:app", None, 10, 1, 10.0),
@@ -38,7 +37,7 @@ def test_flags_beat_the_environment_and_that_beats_the_file(
     monkeypatch.setenv("DIBS_WORK_CONCURRENCY", "5")
     monkeypatch.setenv("DIBS_WORK_QUEUES", "b, c")
 
-    said, flagged = Choices.made(*NOTHING), Choices.made("jobs:app", "d", 7, 2, 1.0)
+    said, flagged = WorkOptions.chosen(*NOTHING), WorkOptions.chosen("jobs:app", "d", 7, 2, 1.0)
 
     assert (said.target, said.queues, said.concurrency, said.grace) == ("shop:app", ["b", "c"], 5, 3.0)
     assert (flagged.target, flagged.queues, flagged.concurrency, flagged.processes) == (
@@ -51,7 +50,7 @@ def test_flags_beat_the_environment_and_that_beats_the_file(
 
 def test_an_app_must_be_named_somewhere(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
-        Choices.made(*NOTHING)
+        WorkOptions.chosen(*NOTHING)
 
     assert "dibs work MODULE:APP" in capsys.readouterr().err
 
@@ -59,7 +58,7 @@ def test_an_app_must_be_named_somewhere(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("queue = 'a'", "{}: tool.dibs.work.queue is unknown: what can be said here is app, queues"),
+        ("queue = 'a'", "{}: tool.dibs.work.queue is unknown: the settings here are app, queues"),
         ("queues = 'a'", "{}: tool.dibs.work.queues='a' is not a list of names"),
         ("queues = [1]", "{}: tool.dibs.work.queues=[1] is not a list of names"),
         ("queues = []", "{}: tool.dibs.work.queues names no queue"),
@@ -72,7 +71,7 @@ def test_what_the_file_says_wrongly_is_refused_with_its_name(folder: Path, said:
     (folder / "pyproject.toml").write_text(f"[tool.dibs.work]\napp = 'shop:app'\n{said}\n")
 
     with pytest.raises(BadRequest) as refused:
-        Choices.made(*NOTHING)
+        WorkOptions.chosen(*NOTHING)
 
     assert str(refused.value).startswith(answer.format(folder / "pyproject.toml"))
 
@@ -84,7 +83,7 @@ def test_what_the_file_says_wrongly_is_refused_with_its_name(folder: Path, said:
         ("pool_size = '3'", "{}: tool.dibs.pool_size='3' is not a whole number"),
         ("poll = 'x'", "{}: tool.dibs.poll='x' is not a number"),
         ("pooled = 'yes'", "{}: tool.dibs.pooled='yes' is not true or false"),
-        ("colour = 1", "{}: tool.dibs.colour is unknown: what can be said here is url, prefix"),
+        ("colour = 1", "{}: tool.dibs.colour is unknown: the settings here are url, prefix"),
     ],
 )
 def test_so_are_settings_of_the_store(folder: Path, said: str, answer: str) -> None:
@@ -112,7 +111,7 @@ def test_a_variable_that_can_not_be_used_is_named(
     monkeypatch.setenv(f"DIBS_WORK_{name}", text)
 
     with pytest.raises(BadRequest) as refused:
-        Choices.made("jobs:app", None, None, None, None)
+        WorkOptions.chosen("jobs:app", None, None, None, None)
 
     assert str(refused.value) == answer
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dibs.cli.commands import serve
-from dibs.cli.demo import show
-from dibs.cli.verify import command
-from dibs.cli.verify.history import Verdict
+from dibs.cli.commands import serve, verify
+from dibs.cli.commands.demo import LineDisplay
+from dibs.cli.trial.judge import Verdict
 from dibs.log_format import swept_line
 from dibs.text import numbered, spoken_size
 
@@ -29,9 +28,9 @@ def test_a_size_is_said_with_its_unit(size: float, said: str) -> None:
 def test_a_verification_that_met_one_of_each_says_so() -> None:
     broken = dict.fromkeys(("double_claims", "late_writes", "tokens_not_growing", "lost"), 0)
     verdict = Verdict(**broken, claims=1, came_back=1, refused=1)
-    report = command.Report(jobs=1, killed=1, frozen=1, seconds=2.0, verdict=verdict, problems=[])
+    report = verify.Report(jobs=1, killed=1, frozen=1, seconds=2.0, verdict=verdict, problems=[])
 
-    assert list(command._lines(report))[:3] == [
+    assert list(verify._lines(report))[:3] == [
         "1 job, 1 claim in 2.0 s",
         "processes that held jobs: 1 killed, 1 frozen past their leases",
         "1 job came back; 1 late settlement refused",
@@ -39,8 +38,9 @@ def test_a_verification_that_met_one_of_each_says_so() -> None:
 
 
 def test_a_demo_of_many_jobs_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
-    with show.Plain(jobs=5000, workers=4) as shown:
-        shown.killed(1, 1)
+    display = LineDisplay(jobs=5000, workers=4)
+    display.begin()
+    display.killed(1, 1)
 
     assert capsys.readouterr().out.splitlines() == [
         "4 processes share 5,000 jobs on a SQLite file",
@@ -49,7 +49,7 @@ def test_a_demo_of_many_jobs_says_how_many(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_token_of_one_character_is_said_to_have_one(capsys: pytest.CaptureFixture[str]) -> None:
-    serve._access("x", None, None, "127.0.0.1")
+    serve._credentials("x", None, None, "127.0.0.1")
 
     assert capsys.readouterr().err == "a token of 1 character can be guessed; take 16 or more\n"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs, Job, NewJob, SyncDibs
-from dibs.cli._support.log_output import JsonLines, PlainLines, set_up
+from dibs.cli._support.printing import JsonFormatter, PlainFormatter, set_up_log
 from dibs.events import NAMES, Event, Events
 from dibs.log_format import LEVELS, NOTICE, SIGNS, line, swept_line
 from dibs.worker.upkeep import UnknownKinds
@@ -163,8 +163,8 @@ def record(message: str, **extra: Any) -> logging.LogRecord:
 def test_people_get_a_time_and_a_coloured_sign(job: Job) -> None:
     told = settled(job, "failed")
 
-    plain = PlainLines(coloured=False).format(record(str(told)))
-    coloured = PlainLines(coloured=True).format(record(str(told)))
+    plain = PlainFormatter(coloured=False).format(record(str(told)))
+    coloured = PlainFormatter(coloured=True).format(record(str(told)))
 
     assert plain[8:12] == " ✗ s"
     assert "\x1b[31m✗\x1b[0m send_receipt" in coloured
@@ -174,8 +174,8 @@ def test_people_get_a_time_and_a_coloured_sign(job: Job) -> None:
 def test_programs_get_one_object_per_line(job: Job) -> None:
     told = settled(job, "failed")
 
-    said = json.loads(JsonLines().format(record(str(told), line=told)))
-    other = json.loads(JsonLines().format(record("● two\nlines")))
+    said = json.loads(JsonFormatter().format(record(str(told), line=told)))
+    other = json.loads(JsonFormatter().format(record("● two\nlines")))
 
     assert said | told.fields() == said
     assert (said["level"], said["event"]) == ("warning", "failed")
@@ -184,7 +184,7 @@ def test_programs_get_one_object_per_line(job: Job) -> None:
 
 
 def test_what_handlers_log_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in PlainLines(coloured=False).format(record("a\x1b[2Jb"))
+    assert "\x1b" not in PlainFormatter(coloured=False).format(record("a\x1b[2Jb"))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_colours_are_for_terminals(
     before, level = root.handlers[:], root.level
     try:
         root.handlers = []
-        set_up(level=logging.INFO, json=False, stream=out)
+        set_up_log(logging.INFO, json=False, stream=out)
         dibs_log.info("● hello")
     finally:
         root.handlers = before

@@ -18,7 +18,7 @@ class Child:
     def __init__(self, *_: object) -> None:
         self.came_up = False
         self.code: int | None = None
-        self.lived = 0.0
+        self.age = 0.0
         self.signals: list[int] = []
         self.process = self
         Child.started.append(self)
@@ -30,7 +30,7 @@ class Child:
         self.signals.append(number)
         self.code = 0
 
-    def forget(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Watched:
@@ -38,19 +38,19 @@ class Watched:
 
     def __init__(self, processes: int) -> None:
         self.supervisor = Supervisor([None] * processes, [])
-        for place in self.supervisor._places:
+        for place in self.supervisor._kept:
             place.start()
 
     def look(self) -> int | None:
-        codes = [self.supervisor._look_at(place) for place in self.supervisor._places]
-        codes += [self.supervisor._look_at(place) for place in self.supervisor._places]  # and what is due
+        codes = [self.supervisor._check(place) for place in self.supervisor._kept]
+        codes += [self.supervisor._check(place) for place in self.supervisor._kept]  # and what is due
         return next((code for code in codes if code is not None), None)
 
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     Child.started = []
-    monkeypatch.setattr(supervisor, "Child", Child)
+    monkeypatch.setattr(supervisor, "SupervisedProcess", Child)
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
 
 
@@ -105,13 +105,13 @@ def test_one_that_works_is_not_taken_down_with_those_that_never_come_up() -> Non
 
 def test_who_dies_again_and_again_is_replaced_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
-    [place] = Watched(1).supervisor._places
+    [place] = Watched(1).supervisor._kept
 
-    def buried(*, lived: float = 1.0) -> float:
+    def pause(*, age: float = 1.0) -> float:
         child = Child()
-        child.came_up, child.lived = True, lived
-        return place.bury(child)  # type: ignore[arg-type]
+        child.came_up, child.age = True, age
+        return place.schedule_next(child)  # type: ignore[arg-type]
 
-    assert [buried() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
-    assert buried(lived=3600.0) == 1
-    assert buried() == 2
+    assert [pause() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert pause(age=3600.0) == 1
+    assert pause() == 2

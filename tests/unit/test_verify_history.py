@@ -8,26 +8,27 @@ from uuid import UUID
 
 import pytest
 
-from dibs.cli.verify.history import Line, Verdict, Writer, judge, read_lines
+from dibs.cli.trial.judge import Verdict, judge
+from dibs.cli.trial.records import Record, Recorder, RecordFile
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 JOB, OTHER = UUID(int=1), UUID(int=2)
 
 
-def claimed(token: int, at: float, lease: float = 2, job: UUID = JOB) -> Line:
+def claimed(token: int, at: float, lease: float = 2, job: UUID = JOB) -> Record:
     begins = START + timedelta(seconds=at)
-    return Line("claimed", f"pod-{token}", job, token, begins, begins + timedelta(seconds=lease))
+    return Record("claimed", at, job, token, begins, begins + timedelta(seconds=lease))
 
 
-def settled(token: int, job: UUID = JOB) -> Line:
-    return Line("settled", f"pod-{token}", job, token)
+def settled(token: int, job: UUID = JOB) -> Record:
+    return Record("settled", 0, job, token)
 
 
-def refused(token: int) -> Line:
-    return Line("refused", f"pod-{token}", JOB, token)
+def refused(token: int) -> Record:
+    return Record("refused", 0, JOB, token)
 
 
-def verdict(*lines: Line, succeeded: tuple[UUID, ...] = (JOB,)) -> Verdict:
+def verdict(*lines: Record, succeeded: tuple[UUID, ...] = (JOB,)) -> Verdict:
     return judge([JOB], succeeded, lines)
 
 
@@ -51,7 +52,7 @@ def test_a_late_settlement_that_was_accepted_is_a_late_write() -> None:
 
 
 def test_a_late_renewal_that_was_accepted_is_a_late_write() -> None:
-    wrote = Line("wrote", "pod-1", JOB, 1)
+    wrote = Record("wrote", 0, JOB, 1)
 
     assert verdict(claimed(1, 0), claimed(2, 2), wrote, settled(2)).late_writes == 1
     assert verdict(claimed(1, 0), wrote, settled(1)).is_good
@@ -72,7 +73,7 @@ def test_a_job_that_nobody_finished_is_lost() -> None:
 @pytest.mark.parametrize(
     "lines", [(claimed(1, 0), claimed(2, 1)), (claimed(1, 0), claimed(2, 2), settled(1)), ()], ids=str
 )
-def test_none_of_these_is_well(lines: tuple[Line, ...]) -> None:
+def test_none_of_these_is_well(lines: tuple[Record, ...]) -> None:
     assert not verdict(*lines, succeeded=()).is_good
 
 
@@ -81,8 +82,9 @@ def test_claims_of_different_jobs_have_nothing_to_do_with_each_other() -> None:
 
 
 def test_a_line_that_was_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    Writer(str(tmp_path / "a")).note(claimed(1, 0))
+    Recorder(str(tmp_path / "a")).write(claimed(1, 0))
     with (tmp_path / "a").open("ab") as file:
-        file.write(b'["claimed","pod')
+        file.write(b'["claimed",0')
 
-    assert read_lines([tmp_path / "a", tmp_path / "missing"]) == [claimed(1, 0)]
+    assert RecordFile(tmp_path / "a").read() == [claimed(1, 0)]
+    assert RecordFile(tmp_path / "missing").read() == []

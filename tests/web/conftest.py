@@ -14,7 +14,7 @@ from tests.support.web_apps import make_web
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_to_end() -> Iterator[None]:
-    """The thread that looks for those who watch goes when the last of them does."""
+    """Wait until the polling thread has ended: it ends with the last watcher."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watching, "LINGER", 0.01)
         yield
@@ -36,5 +36,5 @@ def app(shared: tuple[Dibs, FastAPI]) -> Iterator[Dibs]:
 
 @pytest.fixture
 def web(shared: tuple[Dibs, FastAPI], app: Dibs) -> FastAPI:
-    """The routes, on an empty store."""
+    """Return a client of the routes, on an empty store."""
     return shared[1]

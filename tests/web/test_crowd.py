@@ -1,4 +1,4 @@
-"""Many clients that follow jobs through one process: the store hardly notices."""
+"""Many clients that watch jobs through one process: they cost the store next to nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _connections(store: psycopg.Connection, database: str) -> int:
 
 
 async def _queries_once_quiet(store: psycopg.Connection, database: str) -> float:
-    """Per second, once the looks have become as rare as they do; the server counts with some delay."""
+    """Return the queries per second once polling has slowed down; the server counts with some delay."""
     for _ in range(20):
         before = _transactions(store, database)
         await asyncio.sleep(3)

@@ -1,4 +1,4 @@
-"""The OpenAPI document holds what it says: random requests, made from it, meet no surprise."""
+"""The OpenAPI document is true: random requests made from it get the documented responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", web).exclude(path=ENDLE
 OPERATIONS = {each.ok().label: each.ok() for each in schema.get_all_operations()}
 
 
-# Requests as they should be; and, where something can be wrong about one, as they should not.
+# Valid requests and, where a request can be invalid, invalid ones.
 CASES = [(label, GenerationMode.POSITIVE) for label in OPERATIONS]
 CASES += [(label, GenerationMode.NEGATIVE) for label in OPERATIONS if "{id}" in label or "/jobs" in label]
 
@@ -62,7 +62,7 @@ def test_no_request_is_answered_with_a_surprise(operation: str, mode: Generation
 def _ask(case: schemathesis.Case) -> None:
     core_of(app).use(MemoryStore())
     app.sync.enqueue(NewJob("work", id=JOB, pipeline_id=JOB))
-    app.sync.cancel(JOB)  # else whoever follows it waits for ever
+    app.sync.cancel(JOB)  # else a client that watches it would wait for ever
     if "id" in case.path_parameters and case.meta is not None and case.meta.generation.mode.is_positive:
         case.path_parameters["id"] = str(JOB)
 

@@ -1,4 +1,4 @@
-"""Every route and who may use it; and jobs that are only some people's."""
+"""Every route and its permission; and jobs within a scope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.web_apps import READER, WRITER, client_of, make_web, may_read
 
 JOB = new_id()
 
-# What a client without a name, a reader and a writer are answered. A new route must be entered here.
+# The status for a client without a name, a reader and a writer. A new route must be entered here.
 OPEN, LOOK, CHANGE = (200, 200, 200), (401, 200, 200), (401, 403, 200)
 ROUTES: dict[tuple[str, str], tuple[int, int, int]] = {
     ("GET", "/jobs"): LOOK,
@@ -42,7 +42,7 @@ ROUTES: dict[tuple[str, str], tuple[int, int, int]] = {
     ("POST", "/queues/{name:path}/pause"): CHANGE,
     ("POST", "/queues/{name:path}/resume"): CHANGE,
 }
-ENDLESS = {("GET", "/events")}  # somebody must hang up
+ENDLESS = {("GET", "/events")}  # one side must disconnect
 WHO = [{}, READER, WRITER]
 by_whom = pytest.mark.parametrize("who", range(len(WHO)), ids=["nobody", "reader", "writer"])
 
@@ -60,7 +60,7 @@ def test_every_route_is_in_the_table(app: Dibs) -> None:
 
 @by_whom
 @pytest.mark.parametrize("route", sorted(set(ROUTES) - ENDLESS), ids=" ".join)
-def test_each_route_is_open_to_whom_it_should_be(
+def test_each_route_needs_the_right_permission(
     app: Dibs, web: FastAPI, route: tuple[str, str], who: int
 ) -> None:
     method, path = route
@@ -79,7 +79,7 @@ def test_each_route_is_open_to_whom_it_should_be(
 
 @by_whom
 @pytest.mark.parametrize("route", sorted(ENDLESS), ids=" ".join)
-def test_each_endless_route_is_open_to_whom_it_should_be(
+def test_each_endless_route_needs_the_right_permission(
     web: FastAPI, route: tuple[str, str], who: int
 ) -> None:
     method, path = route
@@ -101,7 +101,7 @@ def test_without_permissions_there_is_no_router(app: Dibs, given: dict[str, Any]
         router(app, **given)
 
 
-def test_who_says_so_lets_everybody_in(app: Dibs) -> None:
+def test_insecure_serves_every_client(app: Dibs) -> None:
     with client_of(make_web(app, read=None, write=None, insecure=True), headers={}) as client:
         assert client.get("/jobs").status_code == 200
         assert client.post("/jobs", json={"kind": "work"}).status_code == 201
@@ -181,7 +181,7 @@ def test_what_a_tenant_enqueues_is_its_own(app: Dibs, by_tag: TestClient, by_que
     assert len(app.sync.find()) == 2
 
 
-# What jobs of different tenants could meet in.
+# Keys by which jobs of different tenants affect each other.
 PLACES: list[dict[str, Any]] = [
     {"slot": "s1", "slot_policy": "replace"},
     {"slot": ["csv", 7], "slot_policy": "preempt"},
@@ -193,14 +193,14 @@ in_each_place = pytest.mark.parametrize("place", PLACES, ids=lambda place: next(
 
 
 def in_place(place: dict[str, Any]) -> NewJob:
-    """A job of tenant 8 in this place."""
+    """Enqueue a job of tenant 8 with this key."""
     slot = place.get("slot")
     kept = {**place, "slot": tuple(slot) if isinstance(slot, list) else slot}
     return NewJob("work", tags=["tenant-8"], args={"secret": 1}, **kept)
 
 
 @in_each_place
-def test_a_tenant_puts_no_job_where_those_of_others_may_be(
+def test_a_tenant_enqueues_no_job_where_jobs_of_others_may_be(
     app: Dibs, by_tag: TestClient, place: dict[str, Any]
 ) -> None:
     [theirs] = app.sync.enqueue(in_place(place))
@@ -221,7 +221,7 @@ def test_it_may_where_the_app_says_so(app: Dibs, place: dict[str, Any]) -> None:
 
 
 @in_each_place
-def test_who_sees_all_jobs_may_name_every_place(web: FastAPI, place: dict[str, Any]) -> None:
+def test_without_a_scope_every_key_may_be_named(web: FastAPI, place: dict[str, Any]) -> None:
     with client_of(web) as client:
         assert client.post("/jobs", json={"kind": "work", **place}).status_code == 201
 
@@ -262,7 +262,7 @@ def test_a_slot_may_be_the_scope_however_it_is_written(app: Dibs, slot: Any) -> 
         assert client.get("/jobs", params={"slot": '["csv", 8]'}).status_code == 403
 
 
-def test_the_unique_key_of_somebody_elses_job_shows_nothing_of_it(app: Dibs) -> None:
+def test_the_unique_key_of_another_tenants_job_shows_nothing_of_it(app: Dibs) -> None:
     app.sync.enqueue(NewJob("work", unique="nightly", tags=["tenant-8"], args={"secret": 1}))
 
     with client_of(make_web(app, scope=of_tenant, shared=["unique"]), {**WRITER, "tenant": "7"}) as client:
@@ -298,7 +298,7 @@ def test_why_tells_a_tenant_nothing_of_a_step_of_others(app: Dibs, by_tag: TestC
     assert not any(told in why["text"] for told in (str(first.id), "their_kind"))
 
 
-def test_why_tells_a_tenant_nothing_of_whom_its_own_step_waits_for(app: Dibs, by_tag: TestClient) -> None:
+def test_why_tells_a_tenant_nothing_of_another_tenants_parent(app: Dibs, by_tag: TestClient) -> None:
     pipeline = app.pipeline("nightly")
     first = pipeline.add(NewJob("their_kind", tags=["tenant-8"]))
     own = pipeline.add(NewJob("work", tags=["tenant-7"]), after=[first])
@@ -337,7 +337,7 @@ def test_the_whole_store_is_not_for_a_tenant(by_tag: TestClient, path: str) -> N
     assert by_tag.get(path).status_code == 403
 
 
-def test_who_owns_a_queue_sees_and_pauses_only_that(app: Dibs, by_queue: TestClient) -> None:
+def test_the_scope_of_a_queue_shows_and_pauses_only_that(app: Dibs, by_queue: TestClient) -> None:
     app.sync.enqueue(NewJob("work", queue="seven"), NewJob("work", queue="eight"))
 
     assert [queue["name"] for queue in by_queue.get("/queues").json()["queues"]] == ["seven"]

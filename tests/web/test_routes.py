@@ -1,4 +1,4 @@
-"""What each route does, by the words of HTTP."""
+"""What each route does, seen over HTTP."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_page_is_never_longer_than_two_hundred(app: Dibs, client: TestClient) 
     [{"limit": 0}, {"limit": "x"}, {"after": "x"}, {"state": "lost"}, {"queue": "x" * 201}],
     ids=repr,
 )
-def test_a_malformed_question_is_told_apart(client: TestClient, params: dict[str, Any]) -> None:
+def test_a_malformed_request_is_refused_with_422(client: TestClient, params: dict[str, Any]) -> None:
     answer = client.get("/jobs", params=params)
 
     assert answer.status_code == 422
@@ -353,7 +353,7 @@ def test_a_store_that_can_not_be_reached_is_said(tmp_path: Path) -> None:
 
 
 class NotAllowed(StoreUnavailable):
-    """One of those that an engine may have of its own."""
+    """An error that an engine may define for itself."""
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient
     make(app, queue='say "hi"\\')
     claim = running(app, queue="mail")
     claim.succeed()
-    running(app, queue="mail")._held.is_lost()  # as those who keep its lease would say
+    running(app, queue="mail")._held.is_lost()  # as a lost lease would set it
     running(app, queue="mail")
     pass_time(app, 10)
 

@@ -1,4 +1,4 @@
-"""`dibs serve`: who is let in, from where, under which name; and what browsers are told."""
+"""`dibs serve`: credentials, hosts, origins, and security headers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from typer.testing import CliRunner
 from dibs import Dibs, NewJob
 from dibs.cli import app as cli
 from dibs.clock import SECOND
-from dibs.integrations.service import Access, make_service
-from dibs.integrations.service import auth as guessing
-from dibs.integrations.service.auth import MOST_WRONG, Guesses
+from dibs.integrations.service import MOST_ADDRESSES, MOST_WRONG, Credentials, Throttle, make_service
 from dibs.operations import upkeep
 from tests.support.internals import run_script
 from tests.support.web_apps import EventReader
@@ -36,7 +34,7 @@ WRITER = {"authorization": f"Bearer {TOKEN}"}
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     app = Dibs("memory://")
-    service = make_service(app, Access(token=TOKEN, read_token=READ_TOKEN, basic=BASIC))
+    service = make_service(app, Credentials(token=TOKEN, read_token=READ_TOKEN, basic=BASIC))
     with TestClient(service, base_url="http://localhost:8000") as client:
         yield client
 
@@ -60,7 +58,9 @@ def basic(text: str) -> str:
         (f"Token {TOKEN}", 401, 401),
     ],
 )
-def test_who_has_a_secret_is_let_in(client: TestClient, authorization: str, reads: int, writes: int) -> None:
+def test_a_request_with_a_secret_is_served(
+    client: TestClient, authorization: str, reads: int, writes: int
+) -> None:
     headers = {"authorization": authorization}
 
     looked = client.get("/jobs", headers=headers)
@@ -70,16 +70,16 @@ def test_who_has_a_secret_is_let_in(client: TestClient, authorization: str, read
     assert ("www-authenticate" in looked.headers) == (reads == 401)
 
 
-def test_who_guesses_has_to_wait(app: Dibs) -> None:
+def test_a_client_that_guesses_has_to_wait(app: Dibs) -> None:
     clock = [1000.0]
-    service = make_service(app, Access(token=TOKEN, guesses=Guesses(lambda: clock[0])))
+    service = make_service(app, Credentials(token=TOKEN, throttle=Throttle(lambda: clock[0])))
     guesser, other = (
         TestClient(service, base_url="http://localhost", client=(address, 1))
         for address in ("10.0.0.1", "10.0.0.2")
     )
     for n in range(MOST_WRONG):
         assert guesser.get("/jobs", headers={"authorization": f"Bearer {n}"}).status_code == 401
-        assert guesser.get("/jobs").status_code == 401  # who shows nothing guesses nothing
+        assert guesser.get("/jobs").status_code == 401  # a request without a secret is no guess
     clock[0] += 15.5
 
     refused = guesser.get("/jobs", headers=WRITER)
@@ -93,18 +93,18 @@ def test_who_guesses_has_to_wait(app: Dibs) -> None:
 
 def test_guesses_are_counted_by_network_and_forgotten_in_time() -> None:
     clock = [0.0]
-    guesses = Guesses(lambda: clock[0])
+    throttle = Throttle(lambda: clock[0])
     for n in range(MOST_WRONG):
-        guesses.note(f"2001:db8::{n:x}")
-        guesses.note("::ffff:10.0.0.1")
+        throttle.note(f"2001:db8::{n:x}")
+        throttle.note("::ffff:10.0.0.1")
 
-    assert guesses.wait("2001:db8::ffff") == guesses.wait("10.0.0.1") == 60
-    assert guesses.wait("2001:db8:0:1::1") == guesses.wait(None) == 0
-    for n in range(guessing.MOST_ADDRESSES):
-        guesses.note(f"host-{n}")
-    assert len(guesses._wrong) == guessing.MOST_ADDRESSES
+    assert throttle.wait("2001:db8::ffff") == throttle.wait("10.0.0.1") == 60
+    assert throttle.wait("2001:db8:0:1::1") == throttle.wait(None) == 0
+    for n in range(MOST_ADDRESSES):
+        throttle.note(f"host-{n}")
+    assert len(throttle._wrong) == MOST_ADDRESSES
     clock[0] = 60.0
-    assert guesses.wait("10.0.0.1") == 0
+    assert throttle.wait("10.0.0.1") == 0
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/queues", "/workers", "/metrics", "/openapi.json", "/events"])
@@ -131,7 +131,7 @@ def test_there_are_no_pages_that_load_scripts_from_elsewhere(client: TestClient,
         ("[::1", 400),
     ],
 )
-def test_under_a_name_that_is_not_ours_nobody_is_served(client: TestClient, host: str, status: int) -> None:
+def test_a_host_name_that_is_not_ours_is_refused(client: TestClient, host: str, status: int) -> None:
     assert client.get("/jobs", headers={**WRITER, "host": host}).status_code == status
     assert client.get("/healthz", headers={"host": host}).status_code == 200
 
@@ -155,7 +155,7 @@ def test_a_page_from_elsewhere_changes_nothing(client: TestClient, said: dict[st
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/healthz", "/nowhere"])
-def test_browsers_are_told_to_be_careful(client: TestClient, path: str) -> None:
+def test_responses_have_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
 
     assert headers["x-content-type-options"] == "nosniff"
@@ -165,7 +165,7 @@ def test_browsers_are_told_to_be_careful(client: TestClient, path: str) -> None:
     assert "access-control-allow-origin" not in headers
 
 
-def test_the_document_is_there_for_who_may_look(client: TestClient) -> None:
+def test_the_document_is_there_with_the_permission_to_read(client: TestClient) -> None:
     document = client.get("/openapi.json", headers={"authorization": f"Bearer {READ_TOKEN}"}).json()
 
     assert "/jobs/{id}/recover" in document["paths"]
@@ -260,7 +260,7 @@ def test_only_a_trusted_proxy_says_where_a_request_comes_from(tmp_path: Path, tr
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
-    """What alice does by hand to a store that is served, and the log of that, line by line."""
+    """Change a served store as alice, and return the log, line by line."""
     url = f"sqlite:///{tmp_path}/jobs.db"
 
     def served_and_changed(*words: str) -> tuple[list[str], list[str]]:
@@ -296,7 +296,7 @@ def by_hand(tmp_path: Path) -> Callable[..., tuple[list[str], list[str]]]:
     return served_and_changed
 
 
-def test_what_is_done_by_hand_is_a_line_with_who_did_it(
+def test_a_change_by_hand_is_a_log_line_with_the_user(
     by_hand: Callable[..., tuple[list[str], list[str]]],
 ) -> None:
     done, lines = by_hand()

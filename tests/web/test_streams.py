@@ -14,7 +14,7 @@ from dibs import Dibs, NewJob
 from dibs.app.watching import MOST_PENDING, Subscription
 from dibs.engines.memory.engine import Memory
 from dibs.integrations.fastapi import lifespan, streams
-from dibs.integrations.fastapi.streams import Teller, encode_summary
+from dibs.integrations.fastapi.streams import EventEncoder, encode_summary
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Rows, Step
 from dibs.operations.watch import FIRST_SIGHT, Change, watch_target
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_job_is_told_as_it_stands_then_as_it_changes_until_its_end(app: Dibs, port: int) -> None:
+def test_a_job_is_sent_as_it_is_then_as_it_changes_until_its_end(app: Dibs, port: int) -> None:
     async def follow() -> list[dict[str, Any]]:
         [job] = app.sync.enqueue(NewJob("work", args={"n": 1}))
         stream = await EventReader.open(port, f"/jobs/{job.id}/events")
@@ -58,7 +58,7 @@ def test_a_job_is_told_as_it_stands_then_as_it_changes_until_its_end(app: Dibs, 
     assert len({event["id"] for event in (first, taken, half, done)}) == 4
 
 
-def test_a_pipeline_is_told_with_the_jobs_that_join_it(app: Dibs, port: int) -> None:
+def test_a_pipeline_is_sent_with_the_jobs_that_join_it(app: Dibs, port: int) -> None:
     async def follow() -> list[dict[str, Any]]:
         [_job] = app.sync.enqueue(NewJob("first", pipeline_id=(pipeline := new_id())))
         stream = await EventReader.open(port, f"/pipelines/{pipeline}/events")
@@ -101,7 +101,7 @@ def test_the_whole_store_is_followed_or_one_queue_of_it(app: Dibs, port: int) ->
 
 
 @pytest.mark.parametrize("path", ["/events", "/events?queue=nosuch"])
-def test_where_nothing_is_that_is_told_and_the_first_job_as_a_change(app: Dibs, port: int, path: str) -> None:
+def test_an_empty_snapshot_is_sent_and_the_first_job_as_a_change(app: Dibs, port: int, path: str) -> None:
     async def follow() -> list[dict[str, Any]]:
         stream = await EventReader.open(port, path)
         heard = [await stream.next()]
@@ -116,7 +116,7 @@ def test_where_nothing_is_that_is_told_and_the_first_job_as_a_change(app: Dibs, 
     assert (first["event"], first["data"]["kind"]) == ("change", "work")
 
 
-def test_who_comes_back_hears_only_what_is_new(app: Dibs, port: int) -> None:
+def test_a_client_that_reconnects_gets_only_what_is_new(app: Dibs, port: int) -> None:
     async def follow() -> list[Any]:
         [job] = app.sync.enqueue(NewJob("work"))
         path = f"/jobs/{job.id}/events"
@@ -171,7 +171,7 @@ def test_silence_is_broken_now_and_then(app: Dibs, port: int, monkeypatch: pytes
     assert b": keep-alive" in asyncio.run(listen())
 
 
-def test_who_listened_for_very_long_has_to_come_again(
+def test_a_client_connected_for_very_long_has_to_reconnect(
     app: Dibs, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE", 0.05)
@@ -189,29 +189,29 @@ def test_a_reader_that_is_too_slow_is_sent_away_to_come_again() -> None:
     topic = watch_target(None, None, "mail")
     subscription, teller = (
         Subscription(topic, lambda: None),
-        Teller(topic, encode_summary, lambda _: True, None),
+        EventEncoder(topic, encode_summary, lambda _: True, None),
     )
 
     for _ in range(MOST_PENDING + 2):
         subscription.put([Change(name="gone", id=new_id(), job=None)])
 
-    assert teller.next_words(subscription) == ([streams.RESYNC], True)
+    assert teller.next_events(subscription) == ([streams.RESYNC], True)
 
 
-def test_a_job_that_is_deleted_before_it_was_told_is_not_told() -> None:
+def test_a_job_deleted_before_it_was_sent_is_not_sent() -> None:
     topic = watch_target(id := new_id(), None, None)
     subscription, teller = (
         Subscription(topic, lambda: None),
-        Teller(topic, encode_summary, lambda _: True, None),
+        EventEncoder(topic, encode_summary, lambda _: True, None),
     )
 
     subscription.begin([Change(name="gone", id=id, job=None)])
 
-    assert teller.next_words(subscription) == ([], False)
+    assert teller.next_events(subscription) == ([], False)
 
 
 def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "SEND_PATIENCE", 0.05)
+    monkeypatch.setattr(streams, "SEND_LIMIT", 0.05)
 
     async def stall() -> None:
         [job] = app.sync.enqueue(NewJob("work"))
@@ -231,7 +231,7 @@ def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.M
     assert core_of(app).watching.watchers == 0
 
 
-def test_a_server_that_is_told_to_end_does_not_wait_for_its_listeners(app: Dibs) -> None:
+def test_a_server_that_is_stopped_does_not_wait_for_its_streams(app: Dibs) -> None:
     async def ends(stop: Callable[[], Awaitable[None]]) -> list[str]:
         [job] = app.sync.enqueue(NewJob("work"))
         stream = await EventReader.open(port, f"/jobs/{job.id}/events")
@@ -261,7 +261,7 @@ def tenants(app: Dibs) -> Iterator[int]:
         core_of(app).watching.end_all()
 
 
-def test_a_tenant_is_told_its_own_jobs_however_many_newer_ones_others_have(app: Dibs, tenants: int) -> None:
+def test_a_tenant_gets_its_own_jobs_however_many_newer_ones_others_have(app: Dibs, tenants: int) -> None:
     async def follow() -> list[dict[str, Any]]:
         [mine] = app.sync.enqueue(NewJob("mine", tags=["a"]))
         app.sync.enqueue(*(NewJob("theirs", tags=["b"]) for _ in range(FIRST_SIGHT + 1)))
@@ -283,7 +283,7 @@ def test_a_tenant_is_told_its_own_jobs_however_many_newer_ones_others_have(app: 
     )
 
 
-def test_a_tenant_without_jobs_is_told_that(app: Dibs, tenants: int) -> None:
+def test_a_tenant_without_jobs_gets_an_empty_snapshot(app: Dibs, tenants: int) -> None:
     async def follow() -> list[dict[str, Any]]:
         app.sync.enqueue(NewJob("theirs", tags=["b"]))
         stream = await EventReader.open(tenants, "/events", tenant="a")
@@ -320,7 +320,7 @@ def test_a_tenant_does_not_hear_when_jobs_of_others_are_deleted(app: Dibs, tenan
     assert (second["event"], second["data"]) == ("gone", gone)
 
 
-def test_tenants_who_wait_cost_the_store_no_more_than_one(
+def test_waiting_tenants_cost_the_store_no_more_than_one(
     app: Dibs, tenants: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: Counter[str] = Counter()
@@ -348,7 +348,7 @@ def test_tenants_who_wait_cost_the_store_no_more_than_one(
 # -- many -----------------------------------------------------------------------------------------
 
 
-def test_many_who_wait_cost_the_store_no_more_than_one(
+def test_many_waiting_clients_cost_the_store_no_more_than_one(
     app: Dibs, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The app and its worker live as long as the web app does."""
+"""The app is open and its worker runs as long as the web app does."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_worker_that_broke_makes_the_web_app_unhealthy(app: Dibs, caplog: pyte
     assert "bad luck" in caplog.text
 
 
-def test_who_imports_dibs_imports_no_web_framework() -> None:
+def test_importing_dibs_imports_no_web_framework() -> None:
     heavy = "{'fastapi', 'starlette', 'pydantic', 'uvicorn'} & set(sys.modules)"
     said = f"import sys, dibs, dibs.cli; print(sorted({heavy}))"
 

@@ -1,4 +1,4 @@
-"""The command line: `dibs …`. Each command is thin; what it does can also be done from Python."""
+"""The command line: `dibs …`. Each command is thin; all it does can also be done from Python."""
 
 import os
 import sys
@@ -12,37 +12,34 @@ from typer.core import TyperGroup
 from dibs.cli._support.options import Url
 from dibs.cli._support.printing import complain
 from dibs.cli.commands import (
-    doctor,
+    demo,
     enqueue,
     jobs,
     migrate,
     move,
     outbox,
-    prune,
+    queries,
     queues,
-    schedules,
     serve,
     tables,
     top,
     trains,
-    why,
+    verify,
     work,
 )
-from dibs.cli.demo import command as demo
-from dibs.cli.verify import command as verify
 from dibs.errors import DibsError
 
 PANELS = {
     "Run jobs": ["work", "enqueue", "serve"],
-    "Look and act": ["jobs", "why", "queues", "trains", "top", "schedules"],
-    "Look after the store": ["doctor", "migrate", "prune", "move", "tables", "outbox"],
+    "See and change": ["jobs", "why", "queues", "trains", "top", "schedules"],
+    "Maintain the store": ["doctor", "migrate", "prune", "move", "tables", "outbox"],
     "Try it": ["demo", "verify"],
 }
 ORDER = [name for names in PANELS.values() for name in names]
 
 
 class Commands(TyperGroup):
-    """All commands; what dibs refuses or fails to do is one line on stderr and exit code 1."""
+    """All commands. An error of dibs is one line on stderr and exit code 1."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -51,7 +48,7 @@ class Commands(TyperGroup):
                 self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which one needs them; typer would list all groups last."""
+        """Return them in the order of `PANELS`; typer would list all groups last."""
         rest = [name for name in super().list_commands(ctx) if name not in ORDER]
         return [*(name for name in ORDER if name in self.commands), *rest]
 
@@ -66,7 +63,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="dibs",
     cls=Commands,
-    help="Many workers, one store of work: no job done twice at once, none lost.",
+    help="Many workers share one store of jobs: no job runs twice at once, none is lost.",
     epilog="The store is named by --url, else $DIBS_URL, else tool.dibs.url in the nearest pyproject.toml, "
     "else it is the file dibs.db here. Exit code 0: done; 1: refused or failed; 2: bad usage. "
     "To see it at work: dibs demo",
@@ -79,23 +76,23 @@ app.command("work", epilog=work.EXAMPLE)(work.command)
 app.command("enqueue", epilog=enqueue.EXAMPLE)(enqueue.command)
 app.add_typer(jobs.app, name="jobs")
 app.command("top", epilog=top.EXAMPLE)(top.command)
-app.command("why", epilog=why.EXAMPLE)(why.command)
+app.command("why", epilog=queries.WHY_EXAMPLE)(queries.why)
 app.add_typer(queues.app, name="queues")
 app.add_typer(trains.app, name="trains")
-app.command("schedules", epilog=schedules.EXAMPLE)(schedules.command)
-app.command("prune", epilog=prune.EXAMPLE)(prune.command)
+app.command("schedules", epilog=queries.SCHEDULES_EXAMPLE)(queries.schedules)
+app.command("prune", epilog=jobs.PRUNE_EXAMPLE)(jobs.prune)
 app.add_typer(outbox.app, name="outbox")
 app.command("migrate", epilog=migrate.EXAMPLE)(migrate.command)
 app.add_typer(tables.app, name="tables")
 app.command("move", epilog=move.EXAMPLE)(move.command)
-app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
+app.command("doctor", epilog=queries.DOCTOR_EXAMPLE)(queries.doctor)
 app.command("serve", epilog=serve.EXAMPLE)(serve.command)
 app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 
 
 def main() -> None:
-    """What the `dibs` script runs. A bug is one line, too, unless $DIBS_TRACEBACK asks for more."""
+    """Run the `dibs` script. A bug is one line, too, unless $DIBS_TRACEBACK asks for more."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 gets \xfc for ü, not an error
             stream.reconfigure(errors="backslashreplace")
@@ -125,5 +122,5 @@ def options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """What may be said before the command's name."""
+    """Read the options before the command's name."""
     context.obj = url

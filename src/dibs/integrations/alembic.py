@@ -1,7 +1,7 @@
 """Alembic runs the migrations of dibs: `op.dibs_upgrade(to=8)` in a revision, `op.dibs_downgrade(to=0)` back.
 
 Importing this module (in `env.py`) adds both operations, and keeps autogenerate from proposing to drop the
-tables of dibs. The statements are those of `dibs migrate`, read from the same files.
+tables of dibs. The statements are the same as of `dibs migrate`, from the same files.
 """
 
 import importlib.util
@@ -37,15 +37,15 @@ from dibs.settings import read_settings
 
 __all__ = ["DibsDowngrade", "DibsUpgrade", "include_name"]
 
-# How far the revisions of one offline script have got, by prefix: there is no store to ask.
+# The version that the revisions of one offline script have reached, by prefix: there is no store to ask.
 _REACHED = "dibs_versions_reached"
-# What every store of dibs has, whatever its prefix: how autogenerate tells our tables from those of others.
-_MARKS = ("schema", "jobs", "finished")
+# Tables of every store of dibs, whatever its prefix, by which autogenerate recognises them.
+_ALWAYS = ("schema", "jobs", "finished")
 
 
 @Operations.register_operation("dibs_upgrade")
 class DibsUpgrade(MigrateOperation):
-    """Bring the tables of dibs to a version. Applied versions are left alone."""
+    """The operation that brings the tables of dibs to a version; applied versions are skipped."""
 
     def __init__(self, to: int | None, since: int | None, prefix: str | None) -> None:
         self.to, self.since, self.prefix = to, since, prefix
@@ -59,10 +59,10 @@ class DibsUpgrade(MigrateOperation):
         since: int | None = None,
         prefix: str | None = None,
     ) -> None:
-        """Make the tables of dibs, columns and indexes of a version together; the newest without `to`.
+        """Create or change the tables of dibs up to version `to`; up to the newest without `to`.
 
-        Offline (`--sql`) there is no store to ask what it has: `since` says it, else nothing but what earlier
-        revisions of the same script did.
+        Offline (`--sql`) there is no store to ask for its version: it is `since`, else what earlier revisions
+        of the same script reached.
         """
         operations.invoke(cls(to, since, prefix))
 
@@ -72,7 +72,7 @@ class DibsUpgrade(MigrateOperation):
 
 @Operations.register_operation("dibs_downgrade")
 class DibsDowngrade(MigrateOperation):
-    """Take versions away, the newest first, with the rows that only they have a place for."""
+    """The operation that undoes versions, the newest first, and drops the data that only they can keep."""
 
     def __init__(self, to: int, since: int | None, prefix: str | None) -> None:
         self.to, self.since, self.prefix = to, since, prefix
@@ -98,10 +98,10 @@ def _upgrade(operations: Operations, asked: DibsUpgrade) -> None:
     create, _ = schema_table(dialect)
     with _alone(operations, dialect):
         if not _has_versions(operations, dialect):
-            _say(operations, create)
+            _execute(operations, create)
         applied = _applied(operations, dialect, 0 if asked.since is None else asked.since)
         for _, statement in pending(dialect, applied, to):
-            _say(operations, statement)
+            _execute(operations, statement)
     _reach(operations, dialect, max(to, *applied, 0))
 
 
@@ -112,7 +112,7 @@ def _downgrade(operations: Operations, asked: DibsDowngrade) -> None:
     with _alone(operations, dialect):
         applied = _applied(operations, dialect, check_version(dialect, asked.since))
         for _, statement in undoing(dialect, applied, to):
-            _say(operations, statement)
+            _execute(operations, statement)
     _reach(operations, dialect, to)
 
 
@@ -125,7 +125,7 @@ def _dialect(operations: Operations, prefix: str | None) -> Dialect:
 
 
 def _applied(operations: Operations, dialect: Dialect, offline: int) -> set[int]:
-    """Which versions the store has; offline, what the script so far, or the caller, says."""
+    """Return the versions that the store has; offline, what the script has reached, or `offline`."""
     context = operations.get_context()
     if context.as_sql:
         reached = context.opts.get(_REACHED, {}).get(dialect.prefix, offline)
@@ -147,16 +147,16 @@ def _reach(operations: Operations, dialect: Dialect, version: int) -> None:
 
 @contextmanager
 def _alone(operations: Operations, dialect: Dialect) -> Iterator[None]:
-    """Nobody else migrates meanwhile."""
-    before, after = _turn(operations, dialect)
-    _say(operations, before)
+    """Lock out other migrations while the body runs."""
+    before, after = _lock(operations, dialect)
+    _execute(operations, before)
     yield
     if after is not None:
-        _say(operations, after)
+        _execute(operations, after)
 
 
-def _turn(operations: Operations, dialect: Dialect) -> tuple[str, str | None]:
-    """How it begins and, where it does not end with the transaction, how it ends."""
+def _lock(operations: Operations, dialect: Dialect) -> tuple[str, str | None]:
+    """Return the statement that locks and, where the lock outlives the transaction, the one that unlocks."""
     if dialect.name == "postgresql":
         return f"select pg_advisory_xact_lock({MIGRATION_LOCK})", None
     if dialect.name == "mysql":
@@ -172,7 +172,7 @@ def _has_begun(connection: Any) -> bool:
     return bool(connection.connection.driver_connection.in_transaction)
 
 
-def _say(operations: Operations, statement: str) -> None:
+def _execute(operations: Operations, statement: str) -> None:
     operations.execute(text(statement.replace(":", "\\:")))
 
 
@@ -180,9 +180,9 @@ def _say(operations: Operations, statement: str) -> None:
 
 
 def include_name(name: str | None, type_: str, parent_names: Any = None, *, prefix: str = "dibs") -> bool:
-    """For `context.configure(include_name=…)`, where Alembic should not even read the tables of dibs.
+    """Return False for tables of dibs; for `context.configure(include_name=…)`.
 
-    Not needed for autogenerate to leave them alone: importing this module is enough.
+    Autogenerate does not need it: importing this module is enough for it to leave the tables alone.
     """
     return not (type_ == "table" and name in _names(prefix))
 
@@ -193,13 +193,13 @@ def _names(prefix: str) -> set[str]:
 
 
 def _leave_ours_alone(context: Any, upgrade_ops: Any, schemas: Any) -> None:
-    """Tables that no model of the user's describes are proposed to be dropped; ours are not."""
+    """Remove the tables of dibs from the tables that autogenerate proposes to drop."""
     dropped = {op.table_name for op in upgrade_ops.ops if isinstance(op, alembic_ops.DropTableOp)}
     ours = _ours(dropped)
     upgrade_ops.ops[:] = [op for op in upgrade_ops.ops if getattr(op, "table_name", None) not in ours]
 
 
-try:  # after Alembic's own comparison; before 1.18 it did those first that were registered first
+try:  # after Alembic's own comparison; before 1.18 the order of registration decided
     from alembic.util import DispatchPriority
 except ImportError:
     comparators.dispatch_for("schema")(_leave_ours_alone)
@@ -209,5 +209,5 @@ else:
 
 def _ours(tables: set[str]) -> set[str]:
     prefixes = {name.removesuffix("_schema") for name in tables if name.endswith("_schema")}
-    whole = [prefix for prefix in prefixes if all(f"{prefix}_{mark}" in tables for mark in _MARKS)]
+    whole = [prefix for prefix in prefixes if all(f"{prefix}_{name}" in tables for name in _ALWAYS)]
     return {name for prefix in whole for name in _names(prefix)}

@@ -2,8 +2,8 @@
 
     instrument(app)
 
-The trace travels with the job, in its `meta` under `"otel"`: a W3C `traceparent`, as it would travel with a
-request. Whoever runs the job continues the trace, in another process, on another machine, a day later.
+The job carries the trace in its `meta` under `"otel"`: a W3C `traceparent`, as a request would. The worker
+that runs the job continues the trace, in another process, on another machine, a day later.
 """
 
 import importlib.util
@@ -45,11 +45,14 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> Callable[[], None]:
-    """Trace and measure this app from now on; call the answer to stop. The global providers by default."""
+    """Trace and measure this app from now on; call the returned function to stop.
+
+    The global providers are the default.
+    """
     core = app._core
     if core.around is not None:
         raise BadRequest(
-            "this app is instrumented already: call what instrument() answered before doing it again"
+            "this app is instrumented already: call what instrument() returned before doing it again"
         )
     tracer = trace.get_tracer("dibs", tracer_provider=tracer_provider)
     untraced = core.registry
@@ -59,7 +62,7 @@ def instrument(
     core.around = lambda job: running(job, tracer, core.registry.options(job.kind).retry)
     _trace_enqueue(app, tracer)
     stop_measuring = core.events.subscribe(
-        Metrics(metrics.get_meter("dibs", meter_provider=meter_provider)), NAMES
+        JobInstruments(metrics.get_meter("dibs", meter_provider=meter_provider)), NAMES
     )
 
     def stop() -> None:
@@ -74,7 +77,7 @@ def instrument(
 
 
 def _trace_enqueue(app: Dibs, tracer: trace.Tracer) -> None:
-    """Put a span around both faces' enqueue; the class, and other apps, are left as they are."""
+    """Put a span around enqueue of both faces of this app; the class and other apps stay as they are."""
     enqueue, enqueue_sync = app.enqueue, app.sync.enqueue
 
     async def traced(*new_jobs: NewJob, within: Any = None) -> list[Job]:
@@ -104,7 +107,7 @@ def _enqueueing(tracer: trace.Tracer, new_jobs: tuple[NewJob, ...]) -> Any:
 
 
 class TracedRegistry(Registry):
-    """Puts the trace that is current into every job that is prepared."""
+    """A registry that puts the current trace into every job it prepares."""
 
     __slots__ = ()
 
@@ -114,12 +117,12 @@ class TracedRegistry(Registry):
         if not carrier:
             return row
         meta = msgspec.json.decode(row[META])
-        noted = msgspec.json.encode({KEY: carrier, **meta}).decode()
-        return (*row[:META], noted, *row[META + 1 :])
+        traced = msgspec.json.encode({KEY: carrier, **meta}).decode()
+        return (*row[:META], traced, *row[META + 1 :])
 
 
 def _carrier(parent: Job | None) -> Mapping[str, str]:
-    """A follow-up job is stored when its parent's span is over; it goes on with the parent's trace."""
+    """Return the current trace, or the parent's: a chained job is stored after its parent's span ended."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier if carrier or parent is None else _carried(parent)
@@ -134,7 +137,7 @@ def _carried(job: Job) -> Mapping[str, str]:
 def running(
     job: Job, tracer: trace.Tracer | None = None, retry: Retry = DEFAULTS.retry
 ) -> Iterator[Callable[[Outcome], Outcome]]:
-    """The span of one attempt, in the trace of whoever enqueued it: for jobs that you claim by hand.
+    """Open the span of one attempt, in the trace of its enqueue: for jobs that you claim by hand.
 
     with running(claim.job): ...
     """
@@ -156,11 +159,11 @@ def running(
         attributes=about,
         links=[Link(origin)] if origin.is_valid else (),
     ) as span:
-        yield lambda outcome: _told(span, job, outcome, retry)
+        yield lambda outcome: _with_outcome(span, job, outcome, retry)
 
 
-def _told(span: Span, job: Job, outcome: Outcome, retry: Retry) -> Outcome:
-    """In the word of the metrics and the store."""
+def _with_outcome(span: Span, job: Job, outcome: Outcome, retry: Retry) -> Outcome:
+    """Add the outcome to the span, in the same word as in the metrics and the store."""
     settled = settle(job.attempts, job.max_attempts, outcome, retry, chance=0.5)
     span.set_attribute("dibs.outcome", settled.settled_as)
     if isinstance(outcome, Raised):
@@ -187,8 +190,8 @@ TIMED = {
 }
 
 
-class Metrics:
-    """Hears the events of an app, and counts."""
+class JobInstruments:
+    """The counters and histograms of an app, fed by its events."""
 
     def __init__(self, meter: metrics.Meter) -> None:
         self._counters = {

@@ -1,37 +1,41 @@
-"""Numbers for Prometheus: what waits in the store and in its outbox, and what this process did about it."""
+"""Metrics for Prometheus: what waits in the store and in its outbox, and what this process did about it."""
 
+import re
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from dibs.app.dibs import Dibs
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
-from dibs.integrations.exposition import CONTENT_TYPE, Durations, Labels, series
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.queries import Queue, queues
 from dibs.operations.scripts import Script, Step
 from dibs.outbox import Outbox, OutboxEvent, Standing
 
-__all__ = ["CONTENT_TYPE", "Metrics", "OwnOutbox", "RelayMetrics", "Relayed"]
+__all__ = ["CONTENT_TYPE", "AppOutbox", "HasStandings", "JobMetrics", "RelayMetrics", "merge_processes"]
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)  # seconds
 COUNTED = ("claimed", "succeeded", "retried", "failed", "snoozed", "released", "cancelled", "lost")
 RELAYED = ("claimed", "published", "failed", "abandoned", "lost")
 LIVE = [state.value for state in JobState if state not in FINISHED]
 
 Ages = dict[str, float]
+Labels = tuple[tuple[str, str], ...]
 
 
-class Relayed(Protocol):
-    """What an outbox tells of its messages."""
+class HasStandings(Protocol):
+    """An outbox, as far as the metrics need one."""
 
     async def standings(self) -> Sequence[Standing]: ...
 
 
-class OwnOutbox:
-    """The outbox beside the jobs of an app, if there is one; no connection is held between two looks."""
+class AppOutbox:
+    """The outbox in the database of an app, if there is one; it is connected only while it is read."""
 
     def __init__(self, app: Dibs) -> None:
         self._settings = app._core.settings
@@ -50,17 +54,17 @@ class OwnOutbox:
             await outbox.close()
 
 
-class Metrics:
-    """Counts from now on what this process claims and settles; `text` also asks the stores what waits."""
+class JobMetrics:
+    """Counters of what this process claims and settles from now on; `text` adds the backlog of the store."""
 
-    def __init__(self, app: Dibs, outbox: Relayed | None = None) -> None:
+    def __init__(self, app: Dibs, outbox: HasStandings | None = None) -> None:
         self._app = app
         self._outbox = outbox
         self._lock = threading.Lock()
         self._claims: Counter[Labels] = Counter()
         self._settles: Counter[Labels] = Counter()
         self._lost: Counter[Labels] = Counter()
-        self._durations = Durations("job_duration_seconds", "From claim to settle.")
+        self._durations = DurationHistogram("job_duration_seconds", "From claim to settle.")
         app._core.events.subscribe(self._count, COUNTED)
 
     def _count(self, event: Event) -> None:
@@ -81,26 +85,28 @@ class Metrics:
         depths, ages = await self._app._core.store.run_async(lambda _: _waiting())
         standings = [] if self._outbox is None else await self._outbox.standings()
         with self._lock:
-            lines = [*_about_store(depths, ages), *_about_outbox(standings), *self._about_process()]
+            lines = [*_store_lines(depths, ages), *_outbox_lines(standings), *self._process_lines()]
         return "\n".join(lines) + "\n"
 
-    def _about_process(self) -> Iterator[str]:
-        yield from series("claims_total", "counter", "Jobs that this process claimed.", self._claims)
-        yield from series("settles_total", "counter", "Attempts that ended here, by outcome.", self._settles)
-        yield from series("lost_leases_total", "counter", "Claims that were lost to others.", self._lost)
+    def _process_lines(self) -> Iterator[str]:
+        yield from _series("claims_total", "counter", "Jobs that this process claimed.", self._claims)
+        yield from _series("settles_total", "counter", "Attempts that ended here, by outcome.", self._settles)
+        yield from _series("lost_leases_total", "counter", "Claims that were no longer held.", self._lost)
         yield from self._durations.lines()
         watchers: dict[Labels, int] = {(): self._app._core.watching.watchers}
-        yield from series("watchers", "gauge", "Clients that follow jobs through this process.", watchers)
+        yield from _series("watchers", "gauge", "Clients that watch jobs through this process.", watchers)
 
 
 class RelayMetrics:
-    """Counts from now on what the relays of this process do; `text` also asks the outbox what waits."""
+    """Counters of what the relays of this process do from now on; `text` adds what waits in the outbox."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[Labels]] = {name: Counter() for name in RELAYED}
-        self._durations = Durations("relay_duration_seconds", "How long brokers took to accept a message.")
+        self._durations = DurationHistogram(
+            "relay_duration_seconds", "How long brokers took to accept a message."
+        )
         outbox.events.subscribe(self._count)
 
     def _count(self, event: OutboxEvent) -> None:
@@ -115,12 +121,12 @@ class RelayMetrics:
     async def text(self) -> str:
         standings = await self._outbox.standings()
         with self._lock:
-            lines = [*_about_outbox(standings), *self._about_process()]
+            lines = [*_outbox_lines(standings), *self._process_lines()]
         return "\n".join(lines) + "\n"
 
-    def _about_process(self) -> Iterator[str]:
+    def _process_lines(self) -> Iterator[str]:
         for name, counts in self._counts.items():
-            yield from series(f"relay_{name}_total", "counter", f"Messages {name} by this process.", counts)
+            yield from _series(f"relay_{name}_total", "counter", f"Messages {name} by this process.", counts)
         yield from self._durations.lines()
 
 
@@ -131,7 +137,7 @@ def _waiting() -> Script[tuple[list[Queue], Ages]]:
     return found, {row["queue"]: (clock["now"] - row["since"]) / timedelta(seconds=1) for row in backlog}
 
 
-def _about_store(depths: Iterable[Queue], ages: Ages) -> Iterator[str]:
+def _store_lines(depths: Iterable[Queue], ages: Ages) -> Iterator[str]:
     jobs: dict[Labels, int] = {
         (("queue", queue.name), ("state", state)): queue.counts.get(state, 0)
         for queue in depths
@@ -139,17 +145,102 @@ def _about_store(depths: Iterable[Queue], ages: Ages) -> Iterator[str]:
     }
     paused: dict[Labels, int] = {(("queue", queue.name),): int(queue.paused) for queue in depths}
     oldest: dict[Labels, float] = {(("queue", queue),): max(age, 0.0) for queue, age in ages.items()}
-    yield from series("jobs", "gauge", "Live jobs.", jobs)
-    yield from series("queue_paused", "gauge", "1 if nobody may claim from it.", paused)
-    yield from series("oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.", oldest)
+    yield from _series("jobs", "gauge", "Live jobs.", jobs)
+    yield from _series("queue_paused", "gauge", "1 if its jobs can not be claimed.", paused)
+    yield from _series("oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.", oldest)
 
 
-def _about_outbox(standings: Iterable[Standing]) -> Iterator[str]:
+def _outbox_lines(standings: Iterable[Standing]) -> Iterator[str]:
     messages: dict[Labels, int] = {}
     lag: dict[Labels, float] = {}
     for standing in standings:
         broker = ("broker", standing.broker)
         messages |= {(broker, ("status", name)): number for name, number in standing.counts.items()}
         lag[(broker,)] = standing.lag
-    yield from series("outbox_messages", "gauge", "Messages of the outbox.", messages)
-    yield from series("outbox_lag_seconds", "gauge", "How long the oldest unpublished one has waited.", lag)
+    yield from _series("outbox_messages", "gauge", "Messages of the outbox.", messages)
+    yield from _series(
+        "outbox_lag_seconds", "gauge", "How long the oldest unpublished message has waited.", lag
+    )
+
+
+# -- the text format -----------------------------------------------------------------------------
+
+
+_SAMPLE = re.compile(r"^(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
+
+
+def _series(name: str, sort: str, help: str, values: Mapping[Labels, Any]) -> Iterator[str]:
+    yield from _head(f"dibs_{name}", sort, help)
+    for labels, value in sorted(values.items()):
+        yield f"dibs_{name}{_labels(labels)} {value}"
+
+
+class DurationHistogram:
+    """A histogram of durations."""
+
+    def __init__(self, name: str, help: str) -> None:
+        self._name = f"dibs_{name}"
+        self._help = help
+        self._buckets: defaultdict[Labels, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
+        self._seconds: Counter[Labels] = Counter()
+
+    def add(self, labels: Labels, seconds: float) -> None:
+        self._buckets[labels][bisect_left(BOUNDS, seconds)] += 1
+        self._seconds[labels] += seconds  # type: ignore[assignment]
+
+    def lines(self) -> Iterator[str]:
+        yield from _head(self._name, "histogram", self._help)
+        for labels, buckets in sorted(self._buckets.items()):
+            total = 0
+            for bound, number in zip([*map(str, BOUNDS), "+Inf"], buckets, strict=True):
+                total += number
+                yield f"{self._name}_bucket{_labels((*labels, ('le', bound)))} {total}"
+            yield f"{self._name}_sum{_labels(labels)} {self._seconds[labels]:.6f}"
+            yield f"{self._name}_count{_labels(labels)} {total}"
+
+
+def merge_processes(texts: Sequence[str | None]) -> str:
+    """Return the metrics of several processes of one store as one text; None is a process without response.
+
+    Counters get the number of their process as a label: a sum would fall when a process is replaced. Gauges
+    describe the store, are the same for all processes, and appear once.
+    """
+    found: dict[str, dict[str, str]] = {}
+    heads: dict[str, list[str]] = {}
+    for number, text in enumerate(texts, 1):
+        _merge_one(found, heads, str(number), text or "")
+    return "".join(
+        f"{line}\n" for name, head in heads.items() for line in (*head, *found.get(name, {}).values())
+    )
+
+
+def _merge_one(
+    found: dict[str, dict[str, str]], heads: dict[str, list[str]], process: str, text: str
+) -> None:
+    family, sort = "", ""
+    for line in text.splitlines():
+        if line.startswith("# "):
+            _, word, family, rest = line.split(" ", 3)
+            sort = rest if word == "TYPE" else sort
+            if line not in (head := heads.setdefault(family, [])):
+                head.append(line)
+        elif sample := _SAMPLE.match(line):
+            name, labels, value = sample["name"], sample["labels"], sample["value"]
+            if sort != "gauge":
+                labels = ",".join(filter(None, (f'process="{process}"', labels)))
+            shown = name if not labels else f"{name}{{{labels}}}"
+            found.setdefault(family, {}).setdefault(shown, f"{shown} {value}")
+
+
+def _head(name: str, sort: str, help: str) -> Iterator[str]:
+    yield f"# HELP {name} {help}"
+    yield f"# TYPE {name} {sort}"
+
+
+def _labels(labels: Labels) -> str:
+    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{inner}}}" if inner else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -2,9 +2,9 @@
 
     session.scalars(select(AnyJob).where(AnyJob.kind == "send_receipt", AnyJob.state == "failed"))
 
-Whoever changes a job by hand breaks promises that others rely on, so these can't: every model stands on a
-subquery, which SQLAlchemy has no way to write to, and changed objects are refused when they are flushed. The
-columns are those of the tables and may grow with them; what never changes is on `Dibs`.
+A change of a job by hand would break the promises of dibs, so these models can't change anything: each is
+mapped to a subquery, to which SQLAlchemy can't write, and a flush of a changed object is refused. The columns
+are the columns of the tables, which may get more; the stable interface is `Dibs`.
 """
 
 import importlib.util
@@ -17,7 +17,8 @@ if importlib.util.find_spec("sqlalchemy") is None:
 
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from types import UnionType
+from typing import Any, NamedTuple, NoReturn, get_args, get_type_hints
 from uuid import UUID
 
 import msgspec
@@ -27,7 +28,6 @@ from sqlalchemy import (
     Column,
     DateTime,
     Double,
-    Integer,
     MetaData,
     Select,
     String,
@@ -63,10 +63,10 @@ __all__ = [
 ]
 
 
-# -- Values as every store answers them ---------------------------------------------------------
+# -- Values, equal from every store -------------------------------------------------------------
 
 
-class Id(TypeDecorator[UUID]):
+class JobId(TypeDecorator[UUID]):
     """A job's id: `uuid` on PostgreSQL, 16 bytes on MariaDB, text on SQLite."""
 
     impl = Uuid
@@ -92,7 +92,7 @@ class Id(TypeDecorator[UUID]):
         return UUID(bytes=value) if isinstance(value, bytes) else UUID(value)
 
 
-class Moment(TypeDecorator[datetime]):
+class StoreTime(TypeDecorator[datetime]):
     """A time with its zone: microseconds since 1970 on SQLite, UTC without a zone on MariaDB."""
 
     impl = DateTime
@@ -123,11 +123,11 @@ class Moment(TypeDecorator[datetime]):
             return None
         if isinstance(value, int):
             return from_micros(value)
-        moment: datetime = value
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        time: datetime = value
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-class Json(TypeDecorator[Any]):
+class JsonText(TypeDecorator[Any]):
     """JSON that the store keeps as text."""
 
     impl = Text
@@ -140,7 +140,7 @@ class Json(TypeDecorator[Any]):
         return None if value is None else msgspec.json.decode(value)
 
 
-class State(TypeDecorator[JobState]):
+class StateText(TypeDecorator[JobState]):
     """A `JobState`, which is a string."""
 
     impl = String
@@ -153,184 +153,116 @@ class State(TypeDecorator[JobState]):
         return None if value is None else JobState(value)
 
 
-# -- Tables -------------------------------------------------------------------------------------
-
-JOB_COLUMNS: dict[str, Any] = {
-    "id": Id,
-    "kind": Text,
-    "queue": Text,
-    "args": Json,
-    "priority": Integer,
-    "state": State,
-    "attempts": Integer,
-    "max_attempts": Integer,
-    "run_at": Moment,
-    "enqueued_at": Moment,
-    "claimed_at": Moment,
-    "finished_at": Moment,
-    "worker": Text,
-    "token": BigInteger,
-    "lease_until": Moment,
-    "train": Text,
-    "slot": Text,
-    "on_cancelled": Text,
-    "on_failed": Text,
-    "unique_key": Text,
-    "pipeline_id": Id,
-    "parent_id": Id,
-    "progress": Double,
-    "message": Text,
-    "result": Json,
-    "errors": Json,
-    "tags": Json,
-    "meta": Json,
-    "cancel_reason": Text,
-    "settled_token": BigInteger,
-    "settled_as": Text,
-    "position": BigInteger,
-    "slot_policy": Text,
-    "slot_limit": Integer,
-    "unique_until": Moment,
-}
-TABLES: dict[str, dict[str, Any]] = {
-    "jobs": JOB_COLUMNS,
-    "finished": JOB_COLUMNS,
-    "queues": {"name": Text, "paused": Boolean, "max_running": Integer},
-    "workers": {
-        "name": Text,
-        "queues": Json,
-        "kinds": Json,
-        "concurrency": Integer,
-        "running": Integer,
-        "started_at": Moment,
-        "seen_at": Moment,
-    },
-    "schedules": {"name": Text, "last_tick": Moment},
-    "gates": {"sort": Text, "name": Text, "last_position": BigInteger, "held_by": Id, "offer_ends": Moment},
-    "pipelines": {"id": Id, "name": Text, "on_failed": Text},
-    "parents": {"child": Id, "place": Integer, "parent": Id, "met": Boolean},
-}
-KEYS = {"gates": ("sort", "name"), "parents": ("child", "place")}  # the first column of every other table
+# -- Columns ------------------------------------------------------------------------------------
 
 
 class JobColumns:
-    """What a job has. `dibs.Job` says what each of these means."""
+    """The columns of a job; `dibs.Job` explains them."""
 
-    if TYPE_CHECKING:
-        id: Mapped[UUID]
-        kind: Mapped[str]
-        queue: Mapped[str]
-        args: Mapped[dict[str, Any]]
-        priority: Mapped[int]
-        state: Mapped[JobState]
-        attempts: Mapped[int]
-        max_attempts: Mapped[int]
-        run_at: Mapped[datetime]
-        enqueued_at: Mapped[datetime]
-        claimed_at: Mapped[datetime | None]
-        finished_at: Mapped[datetime | None]
-        worker: Mapped[str | None]
-        token: Mapped[int | None]
-        lease_until: Mapped[datetime | None]
-        train: Mapped[str | None]
-        slot: Mapped[str | None]
-        on_cancelled: Mapped[str]
-        on_failed: Mapped[str]
-        unique_key: Mapped[str | None]
-        pipeline_id: Mapped[UUID | None]
-        parent_id: Mapped[UUID | None]
-        progress: Mapped[float]
-        message: Mapped[str | None]
-        result: Mapped[Any]
-        errors: Mapped[list[dict[str, Any]]]
-        tags: Mapped[list[str]]
-        meta: Mapped[dict[str, Any]]
-        cancel_reason: Mapped[str | None]
-        settled_token: Mapped[int | None]
-        settled_as: Mapped[str | None]
-        position: Mapped[int | None]
-        slot_policy: Mapped[str | None]
-        slot_limit: Mapped[int | None]
-        unique_until: Mapped[datetime | None]
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.kind} {self.state}>"
+    id: Mapped[UUID]
+    kind: Mapped[str]
+    queue: Mapped[str]
+    args: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    state: Mapped[JobState]
+    attempts: Mapped[int]
+    max_attempts: Mapped[int]
+    run_at: Mapped[datetime]
+    enqueued_at: Mapped[datetime]
+    claimed_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    worker: Mapped[str | None]
+    token: Mapped[int | None]
+    lease_until: Mapped[datetime | None]
+    train: Mapped[str | None]
+    slot: Mapped[str | None]
+    on_cancelled: Mapped[str]
+    on_failed: Mapped[str]
+    unique_key: Mapped[str | None]
+    pipeline_id: Mapped[UUID | None]
+    parent_id: Mapped[UUID | None]
+    progress: Mapped[float]
+    message: Mapped[str | None]
+    result: Mapped[Any]
+    errors: Mapped[list[dict[str, Any]]]
+    tags: Mapped[list[str]]
+    meta: Mapped[dict[str, Any]]
+    cancel_reason: Mapped[str | None]
+    settled_token: Mapped[int | None]
+    settled_as: Mapped[str | None]
+    position: Mapped[int | None]
+    slot_policy: Mapped[str | None]
+    slot_limit: Mapped[int | None]
+    unique_until: Mapped[datetime | None]
 
 
 class AnyJobColumns(JobColumns):
-    """The same, live or finished."""
+    """The columns of a live or finished job."""
 
-    if TYPE_CHECKING:
-        is_finished: Mapped[bool]
+    is_finished: Mapped[bool]
 
 
 class QueueColumns:
-    """Only queues that somebody paused or limited have a row."""
+    """The columns of a queue that is paused or limited; other queues have no row."""
 
-    if TYPE_CHECKING:
-        name: Mapped[str]
-        paused: Mapped[bool]
-        max_running: Mapped[int | None]
+    name: Mapped[str]
+    paused: Mapped[bool]
+    max_running: Mapped[int | None]
 
 
 class WorkerColumns:
-    """Who works here."""
+    """The columns of a worker that is registered."""
 
-    if TYPE_CHECKING:
-        name: Mapped[str]
-        queues: Mapped[list[str] | None]
-        kinds: Mapped[list[str]]
-        concurrency: Mapped[int]
-        running: Mapped[int]
-        started_at: Mapped[datetime]
-        seen_at: Mapped[datetime]
+    name: Mapped[str]
+    queues: Mapped[list[str] | None]
+    kinds: Mapped[list[str]]
+    concurrency: Mapped[int]
+    running: Mapped[int]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
 
 
 class ScheduleColumns:
-    """How far each schedule got."""
+    """The columns of a schedule: its name and its last tick."""
 
-    if TYPE_CHECKING:
-        name: Mapped[str]
-        last_tick: Mapped[datetime]
+    name: Mapped[str]
+    last_tick: Mapped[datetime]
 
 
 class GateColumns:
-    """A train or slot (`sort`) that somebody is at; `held_by` names the job that holds up a train."""
+    """The columns of a train or slot (`sort`) that has jobs; `held_by` is the job that holds a train."""
 
-    if TYPE_CHECKING:
-        sort: Mapped[str]
-        name: Mapped[str]
-        last_position: Mapped[int]
-        held_by: Mapped[UUID | None]
-        offer_ends: Mapped[datetime | None]
+    sort: Mapped[str]
+    name: Mapped[str]
+    last_position: Mapped[int]
+    held_by: Mapped[UUID | None]
+    offer_ends: Mapped[datetime | None]
 
 
 class PipelineColumns:
-    """A pipeline whose jobs wait for each other, as long as one of them is not finished."""
+    """The columns of a pipeline with jobs that wait for parents, until all of them have finished."""
 
-    if TYPE_CHECKING:
-        id: Mapped[UUID]
-        name: Mapped[str]
-        on_failed: Mapped[str]
+    id: Mapped[UUID]
+    name: Mapped[str]
+    on_failed: Mapped[str]
 
 
 class StepColumns:
-    """That one job of a pipeline waits for another, and whether that one has succeeded."""
+    """The columns of a child that waits for a parent; `met` when the parent has succeeded."""
 
-    if TYPE_CHECKING:
-        child: Mapped[UUID]
-        place: Mapped[int]
-        parent: Mapped[UUID]
-        met: Mapped[bool]
+    child: Mapped[UUID]
+    place: Mapped[int]
+    parent: Mapped[UUID]
+    met: Mapped[bool]
 
 
 class Models(NamedTuple):
     """The models of one store."""
 
     LiveJob: type[JobColumns]
-    """What can still run: scheduled, blocked, ready, running."""
+    """Scheduled, blocked, ready or running jobs."""
     FinishedJob: type[JobColumns]
-    """What has succeeded, failed or was cancelled, and is still kept."""
+    """Succeeded, failed or cancelled jobs that are still kept."""
     AnyJob: type[AnyJobColumns]
     """Both."""
     Queue: type[QueueColumns]
@@ -341,17 +273,39 @@ class Models(NamedTuple):
     Step: type[StepColumns]
 
 
+COLUMNS: dict[str, type] = {
+    "jobs": JobColumns,
+    "finished": JobColumns,
+    "queues": QueueColumns,
+    "workers": WorkerColumns,
+    "schedules": ScheduleColumns,
+    "gates": GateColumns,
+    "pipelines": PipelineColumns,
+    "parents": StepColumns,
+}
+KEYS = {"gates": ("sort", "name"), "parents": ("child", "place")}  # the first column of every other table
+SQL_TYPES: dict[Any, Any] = {
+    UUID: JobId,
+    str: Text,
+    int: BigInteger,
+    float: Double,
+    bool: Boolean,
+    datetime: StoreTime,
+    JobState: StateText,
+}
+
+
 # -- Models -------------------------------------------------------------------------------------
 
 
 def models(prefix: str | None = None) -> Models:
-    """The models of the store with this prefix; of `$DIBS_PREFIX`, else of `dibs`, if none is given."""
+    """Return the models of the store with this prefix; by default with `$DIBS_PREFIX`, else `dibs`."""
     return _models(read_settings({"prefix": prefix}).prefix)
 
 
 @cache
 def _models(start: str) -> Models:
-    tables = {name: _selected(start, name, columns) for name, columns in TABLES.items()}
+    tables = {name: _selected(start, name, columns) for name, columns in COLUMNS.items()}
     live, finished = tables["jobs"], tables["finished"]
     both = union_all(
         live.add_columns(literal(False, Boolean).label("is_finished")),
@@ -359,19 +313,23 @@ def _models(start: str) -> Models:
     )
 
     class Base(DeclarativeBase):
-        """A registry of its own: these are nobody else's tables to make."""
+        """A registry of its own, so that `create_all` of the user makes none of these tables."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             _refuse(type(self).__name__)
 
-    for moment in ("before_insert", "before_update", "before_delete"):
-        event.listen(Base, moment, _refuse_flush, propagate=True)
+        def __repr__(self) -> str:
+            words = (str(getattr(self, name)) for name in ("id", "kind", "state") if hasattr(self, name))
+            return f"<{' '.join([type(self).__name__, *words])}>"
+
+    for name in ("before_insert", "before_update", "before_delete"):
+        event.listen(Base, name, _refuse_flush, propagate=True)
 
     def model(name: str, columns: type, selected: Any, table: str) -> Any:
         rows = selected.subquery(f"{start}_{table}_read_only")
         key = [rows.c[column] for column in KEYS.get(table, rows.c.keys()[:1])]
         about = {"__table__": rows, "__mapper_args__": {"primary_key": key}}
-        return type(name, (columns, Base), {**about, "__module__": __name__, "__doc__": columns.__doc__})
+        return type(name, (Base,), {**about, "__module__": __name__, "__doc__": columns.__doc__})
 
     return Models(
         model("LiveJob", JobColumns, live, "jobs"),
@@ -386,9 +344,16 @@ def _models(start: str) -> Models:
     )
 
 
-def _selected(prefix: str, name: str, columns: dict[str, Any]) -> Select[Any]:
-    made = [Column(column, type) for column, type in columns.items()]
+def _selected(prefix: str, name: str, columns: type) -> Select[Any]:
+    made = [Column(column, _sql_type(mapped)) for column, mapped in get_type_hints(columns).items()]
     return select(Table(f"{prefix}_{name}", MetaData(), *made))
+
+
+def _sql_type(mapped: Any) -> Any:
+    """Return the type of a column from its annotation, like `Mapped[str | None]`; JSON for all else."""
+    [hint] = get_args(mapped)
+    plain = [each for each in get_args(hint) if each is not type(None)] if isinstance(hint, UnionType) else []
+    return SQL_TYPES.get(plain[0] if plain else hint, JsonText)
 
 
 def _refuse_flush(_: Any, __: Any, target: Any) -> NoReturn:

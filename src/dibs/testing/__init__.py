@@ -1,14 +1,12 @@
-"""For the tests of those who use dibs: run jobs inline, let time pass, see what was enqueued, crash.
+"""Helpers for tests of your own jobs: run them inline, let time pass, see what was enqueued, crash.
 
-Only running jobs is awaited (`dibs.testing.sync` has the blocking twin). Looking, and letting time pass, are
-plain calls that serve both kinds of tests: an assertion that somebody forgot to await could not fail.
+Only `run_pending` is async; `dibs.testing.sync` has the sync one. The other helpers are plain calls for both
+kinds of tests: an assertion without its `await` could not fail.
 """
 
-from dibs.testing.crashes import Crashed, crash_at
 from dibs.testing.enqueued import assert_enqueued, assert_not_enqueued
 from dibs.testing.pending import EndlessJobs, JobFailed, run_pending
-from dibs.testing.stores import fresh_store
-from dibs.testing.time import VirtualClock, virtual_time
+from dibs.testing.stores import Crashed, VirtualClock, crash_at, fresh_store, virtual_time
 
 __all__ = [
     "Crashed",

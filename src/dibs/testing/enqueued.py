@@ -15,7 +15,7 @@ from dibs.jobs.job import Job
 from dibs.testing.pending import all_jobs
 
 MOST_SHOWN = 5
-PARTIAL = ("args", "meta", "tags")  # what is asked for must be in there; more may be
+PARTIAL = ("args", "meta", "tags")  # may have more than was asked for
 
 Kind = Task[..., Any] | str
 
@@ -29,10 +29,10 @@ def assert_enqueued(
     count: int | None = None,
     **fields: Any,
 ) -> list[Job]:
-    """Jobs like this are in the store, waiting, running or finished: `count` of them, or any number.
+    """Assert that jobs like this are in the store, in any state: `count` of them, or at least one.
 
-    `args` names those that matter; so do `meta` and `tags`. Further fields are those of a Job, like
-    `state="scheduled"`. Answers the jobs, oldest first.
+    `args` has the arguments that matter; so do `meta` and `tags`. Further fields are fields of a Job, like
+    `state="scheduled"`. Return the jobs, oldest first.
     """
     __tracebackhide__ = True
     wanted = _Wanted(_name(kind), _given(args, queue, fields))
@@ -54,7 +54,7 @@ def assert_not_enqueued(
     queue: str | None = None,
     **fields: Any,
 ) -> None:
-    """No job like this is in the store, in whatever state."""
+    """Assert that no job like this is in the store, in any state."""
     __tracebackhide__ = True
     wanted = _Wanted(_name(kind), _given(args, queue, fields))
     found = [job for job in _stored(app._core) if not wanted.differences(job)]
@@ -64,7 +64,7 @@ def assert_not_enqueued(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a test asks for."""
+    """The job that a test asks for."""
 
     kind: str
     fields: dict[str, Any]
@@ -74,7 +74,7 @@ class _Wanted:
         return f"{self.kind} with {with_fields}" if with_fields else self.kind
 
     def differences(self, job: Job) -> list[str]:
-        """How this job is not what was asked for, a line for each difference."""
+        """Return a line for each difference between this job and what was asked for."""
         kind = [] if job.kind == self.kind else [f"kind is {job.kind!r}"]
         return [*kind, *(line for name in self.fields for line in self._differences_in(name, job))]
 
@@ -97,7 +97,7 @@ def _difference(what: str, expected: Mapping[str, Any], actual: Mapping[str, Any
 
 
 def _instead(core: AppState, wanted: _Wanted, jobs: list[Job]) -> str:
-    """What there is, and a guess when the kind looks misspelt."""
+    """Return what is in the store, and the nearest known kind if this one is unknown."""
     known = {*core.registry.tasks, *(job.kind for job in jobs)}
     like = [] if wanted.kind in known else difflib.get_close_matches(wanted.kind, sorted(known), n=1)
     hint = f"There is no kind {wanted.kind!r} here; did you mean {like[0]!r}?\n" if like else ""
@@ -134,7 +134,7 @@ def _name(kind: Kind) -> str:
 
 
 def _given(args: Mapping[str, Any] | None, queue: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that matter, as the store would answer them."""
+    """Return the fields that matter, as the store would return them."""
     named = {name: value for name, value in (("args", args), ("queue", queue)) if value is not None}
     given = {**named, **fields}
     for name, value in given.items():
@@ -154,7 +154,7 @@ def _by_name(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def _as_stored(value: Any) -> Any:
-    """A value after its way through JSON; what can't go there, like `mock.ANY`, compares by itself."""
+    """Return a value as JSON would give it back; what JSON can't hold, like `mock.ANY`, as it is."""
     try:
         return payload.decode(payload.encode(value, "args", 2**31))
     except BadRequest:

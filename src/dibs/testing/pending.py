@@ -1,11 +1,11 @@
-"""Run what is ready, here and now, one job after the other: a worker that a test holds in its hand."""
+"""Run the jobs that are ready, one after another, as a worker would: for tests."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from dibs.app.dibs import Dibs
@@ -15,6 +15,7 @@ from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
 from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
+from dibs.faces import Call, Calls, make, run, run_async
 from dibs.jobs.job import Job
 from dibs.operations import queries, upkeep
 from dibs.operations.scripts import Script
@@ -24,32 +25,23 @@ MOST_JOBS = 1000
 
 
 class JobFailed(AssertionError):
-    """An attempt failed by something other than an exception of its handler: a timeout, a bad result."""
+    """A failed attempt without an exception of its handler: a timeout, a bad result."""
 
 
 class EndlessJobs(AssertionError):
-    """More jobs came than a test should need: most likely one enqueues itself."""
+    """More jobs than a test should need: most likely one enqueues itself."""
 
 
 async def run_pending(
     app: Dibs, *, queues: Sequence[str] | None = None, raise_errors: bool = True, limit: int = MOST_JOBS
 ) -> list[Job]:
-    """Run ready jobs of the registered kinds until none is left; answers them as they were left, in order.
+    """Run ready jobs of the registered kinds until none is left; return them as they ended, in order.
 
-    Jobs that these enqueue run after them. What is due later, by a delay, a snooze or a back-off, stays until
-    the virtual clock gets there. The attempt of a handler that raises is recorded as in production, and then
-    the exception is the test's; with `raise_errors=False` the run goes on.
+    Jobs that these enqueue run after them. Jobs that are due later, by a delay, a snooze or a back-off, stay
+    until the virtual clock gets there. The failed attempt of a handler that raises is recorded as in
+    production, and then the exception is raised in the test; with `raise_errors=False` the next job runs.
     """
-    run = _Run(app._core, queues, limit)
-    while ready := await app._core.store.run_async(run.ready):
-        ran = len(run.jobs)
-        for job in ready:
-            with run.attempt(job) as attempt:
-                done = await app.run_job(job.id)
-            run.note(done, attempt if raise_errors else None)
-        if len(run.jobs) == ran:  # all that is ready is in paused or busy queues
-            break
-    return run.jobs
+    return await run_async(_run_all(app, queues, raise_errors, limit))
 
 
 def run_pending_sync(
@@ -59,22 +51,33 @@ def run_pending_sync(
     raise_errors: bool = True,
     limit: int = MOST_JOBS,
 ) -> list[Job]:
-    """The same, blocking: a plain handler runs in this thread, an async one in a loop of its own."""
+    """Run ready jobs without a loop: a plain handler in this thread, an async one in a loop of its own."""
     _refuse_loop()
-    run, face = _Run(app._core, queues, limit), SyncDibs(app._core)
-    while ready := face._core.store.run(run.ready):
-        ran = len(run.jobs)
+    return run(_run_all(app, queues, raise_errors, limit))
+
+
+def _run_all(
+    app: Dibs | SyncDibs, queues: Sequence[str] | None, raise_errors: bool, limit: int
+) -> Calls[list[Job]]:
+    store, pending = app._core.store, _Pending(app._core, queues, limit)
+    ready_jobs = Call(lambda: store.run(pending.ready), lambda: store.run_async(pending.ready))
+    while ready := (yield from make(ready_jobs)):
+        ran = len(pending.jobs)
         for job in ready:
-            with run.attempt(job) as attempt:
-                done = face.run_job(job.id)
-            run.note(done, attempt if raise_errors else None)
-        if len(run.jobs) == ran:  # all that is ready is in paused or busy queues
+            with pending.attempt(job) as attempt:
+                done = yield from make(_run_job(app, job.id))
+            pending.note(done, attempt if raise_errors else None)
+        if len(pending.jobs) == ran:  # all ready jobs are in paused or busy queues
             break
-    return run.jobs
+    return pending.jobs
 
 
-class _Run:
-    """The jobs of one call."""
+def _run_job(app: Dibs | SyncDibs, id: UUID) -> Call[Job | None]:
+    return Call(lambda: SyncDibs(app._core).run_job(id), lambda: cast(Dibs, app).run_job(id))
+
+
+class _Pending:
+    """The jobs of one call of `run_pending`."""
 
     def __init__(self, core: AppState, queues: Collection[str] | None, limit: int) -> None:
         if not core.registry.tasks:
@@ -85,7 +88,7 @@ class _Run:
         self.jobs: list[Job] = []
 
     def ready(self, _: Tries) -> Script[list[Job]]:
-        """What can be run by now, in the order in which it is claimed."""
+        """Return the jobs that can run now, in claiming order."""
         yield from upkeep.sweep()
         ready = [job for job in (yield from all_jobs(state="ready")) if self._is_ours(job)]
         return sorted(ready, key=lambda job: (-job.priority, job.run_at, job.id))
@@ -95,14 +98,14 @@ class _Run:
 
     @contextmanager
     def attempt(self, job: Job) -> "Iterator[_Attempt]":
-        """While this job runs, its task is one that notes what its handler raises."""
+        """Keep what the handler of this job raises while the body runs it."""
         if len(self.jobs) >= self._limit:
             self._refuse(job)
-        with _Attempt(self._core.registry, job).noting() as attempt:
+        with _Attempt(self._core.registry, job).recorded() as attempt:
             yield attempt
 
     def note(self, job: Job | None, attempt: "_Attempt | None") -> None:
-        if job is None:  # not for the taking: its queue is paused or busy
+        if job is None:  # could not be claimed: its queue is paused or busy
             return
         self.jobs.append(job)
         if attempt is not None:
@@ -118,7 +121,7 @@ class _Run:
 
 
 class _Attempt:
-    """One call of a handler, here, whose exception is noted on its way to becoming a failed attempt."""
+    """One attempt: its handler's exception is kept, and then recorded as a failed attempt as usual."""
 
     def __init__(self, registry: Registry, job: Job) -> None:
         self._tasks = registry.tasks
@@ -126,50 +129,48 @@ class _Attempt:
         self._error: BaseException | None = None
 
     @contextmanager
-    def noting(self) -> "Iterator[_Attempt]":
+    def recorded(self) -> "Iterator[_Attempt]":
         kind = self._before.kind
         task = self._tasks[kind]
-        self._tasks[kind] = self._twin(task)
+        self._tasks[kind] = self._recording(task)
         try:
             yield self
         finally:
             self._tasks[kind] = task
 
-    def _twin(self, task: "Task[..., Any]") -> "Task[..., Any]":
-        twin = task.using()
-        twin.options = replace(task.options, isolation=None)
-        twin.function = (self._awaited if task.is_async else self._called)(task.function)
-        return twin
+    def _recording(self, task: "Task[..., Any]") -> "Task[..., Any]":
+        """Return the task with a handler that keeps what it raises."""
+        recording, function = task.using(), task.function
+        recording.options = replace(task.options, isolation=None)
 
-    def _called(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(**arguments: Any) -> Any:
-            try:
+            with self._keeping_error():
                 return function(**arguments)
-            except BaseException as error:
-                self._error = error
-                raise
 
-        return call
-
-    def _awaited(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(**arguments: Any) -> Any:
-            try:
+        async def call_async(**arguments: Any) -> Any:
+            with self._keeping_error():
                 return await function(**arguments)
-            except BaseException as error:
-                self._error = error
-                raise
 
-        return call
+        recording.function = call_async if task.is_async else call
+        return recording
+
+    @contextmanager
+    def _keeping_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
 
     def raise_error_of(self, job: Job) -> None:
-        """Raise what made this attempt fail; a `Fail` that was returned is an outcome like others."""
+        """Raise what made this attempt fail; a returned `Fail` is an outcome like others."""
         known = {error.token for error in self._before.errors}
         recorded = next((error for error in job.errors if error.token not in known), None)
         if recorded is None or recorded.type == "Fail":
             return
         about = (
             f"in {job.kind} {job.args}, job {job.id}, attempt {recorded.attempt} of {job.max_attempts}; "
-            f"it is {job.state} now. With raise_errors=False, run_pending goes on"
+            f"it is {job.state} now. With raise_errors=False, run_pending continues"
         )
         if self._error is None or isinstance(self._error, asyncio.CancelledError):
             raise JobFailed(f"{recorded.type}: {recorded.message}\n{about}")
@@ -189,7 +190,7 @@ def _refuse_loop() -> None:
 
 
 def all_jobs(**filter: Any) -> Script[list[Job]]:
-    """All jobs that match, with the filters of `find`, oldest first."""
+    """Return all jobs that match the filters of `find`, oldest first."""
     wanted = queries.job_filter(**filter)
     jobs: list[Job] = []
     after: UUID | None = None

@@ -1,23 +1,48 @@
-"""Put an app on another store for a while; its registered jobs stay."""
+"""The store of a test: an empty one for a while, time that passes at once, a crash at a chosen point.
 
+A store's clock can't be set (ADR 5), so `VirtualClock` makes everything in it older instead. Times that are
+read of a job change with it: `run_at` of a job that is due in an hour is fifty minutes ahead after ten.
+
+`crash_at` finds its point among the questions to the store. From there on none reaches the store any more: no
+claim is settled or renewed, as after a kill.
+"""
+
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 from dibs.app.dibs import Dibs
 from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
 from dibs.engines.connect import connect
-from dibs.engines.store import Store
-from dibs.errors import BadRequest
+from dibs.engines.store import Operation, Store
+from dibs.engines.trouble import Tries
+from dibs.errors import BadRequest, Refused, StoreUnavailable
+from dibs.jobs.ids import worker_name
+from dibs.operations import upkeep
+from dibs.operations.scripts import Rows, Script, Step
+from dibs.operations.upkeep import Swept
+from dibs.settings import Duration, micros
 
 AnyApp = TypeVar("AnyApp", bound=Dibs | SyncDibs)
+T = TypeVar("T")
+
+POINTS = tuple(
+    f"{when}_{what}" for what in ("enqueue", "claim", "progress", "settle") for when in ("before", "after")
+)
+OWN_THREADS = ("dibs-leases", "dibs-beat", "dibs-later")  # threads of dibs itself
+CLAIMS = frozenset({"claim", "claim_job", "claim_within_limits", "exchange"})
+
+
+# -- another store ------------------------------------------------------------------------------
 
 
 @contextmanager
 def fresh_store(app: AnyApp, url: str = "memory://") -> Iterator[AnyApp]:
-    """Inside the block this app works on an empty store of its own; afterwards on its usual one again.
+    """Put this app on an empty store for the time of the block; its registered jobs stay.
 
     `memory://` needs nothing. Give `sqlite:///…` with a new file where the code under test passes `within=`.
     """
@@ -25,18 +50,18 @@ def fresh_store(app: AnyApp, url: str = "memory://") -> Iterator[AnyApp]:
     if not store.traits.migrates_itself:
         raise BadRequest(
             f"{url!r} is not for fresh_store: use memory:// or the file of a SQLite. "
-            "To test on a server, set $DIBS_URL to a database that the tests have for themselves"
+            "To test on a server, set $DIBS_URL to a database that only the tests use"
         )
     try:
-        with placed(app._core, store):
+        with using_store(app._core, store):
             yield app
     finally:
         store.close()
 
 
 @contextmanager
-def placed(core: AppState, store: Store) -> Iterator[None]:
-    """All faces of this app talk to that store; at the end everything is as it was."""
+def using_store(core: AppState, store: Store) -> Iterator[None]:
+    """Let both faces of this app use that store for the time of the block."""
     before = dict(vars(core))
     core.use(store)
     try:
@@ -44,3 +69,143 @@ def placed(core: AppState, store: Store) -> Iterator[None]:
     finally:
         core.keeper.close()
         vars(core).update(before)
+
+
+# -- time ---------------------------------------------------------------------------------------
+
+
+def virtual_time(app: Dibs | SyncDibs) -> "VirtualClock":
+    """Return a clock that lets time pass in this app's store."""
+    return VirtualClock(app._core)
+
+
+class VirtualClock:
+    """The time of one store, advanced by a test."""
+
+    def __init__(self, core: AppState) -> None:
+        self._core = core
+
+    def advance(
+        self,
+        duration: Duration = 0,
+        *,
+        weeks: float = 0,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        milliseconds: float = 0,
+    ) -> Swept:
+        """Let this much time pass, do the upkeep that is due then, and return what that changed.
+
+        Refused while workers of other processes use the store: their time would pass as well.
+        """
+        parts = {"weeks": weeks, "days": days, "hours": hours, "minutes": minutes}
+        more = timedelta(**parts, seconds=seconds, milliseconds=milliseconds)
+        span = micros(duration, what="duration") + micros(more, what="duration")
+        if span <= 0:
+            raise BadRequest("time only goes forward: give advance() more than 0, like advance(minutes=10)")
+        self._refuse_other_workers()
+        self._core.store.run(lambda _: upkeep.age(span))
+        return self._core.swept(self._core.store.run(lambda _: upkeep.sweep_and_mend()))
+
+    def _refuse_other_workers(self) -> None:
+        here = self._core.store.run(lambda _: upkeep.workers(self._core.silence))
+        others = [worker.name for worker in here if not worker.name.startswith(worker_name())]
+        if others:
+            raise Refused(
+                f"{', '.join(others)} works on this store, too, and its time would pass as well: "
+                "let time pass only in a store that no other process uses"
+            )
+
+
+# -- crashes ------------------------------------------------------------------------------------
+
+
+class Crashed(BaseException):
+    """The death of the process under test; not an Exception, which code could take for a failed attempt."""
+
+
+@contextmanager
+def crash_at(app: Dibs | SyncDibs, point: str, *, nth: int = 1) -> Iterator[None]:
+    """Crash what uses the app in this block when it reaches this point for the `nth` time.
+
+    The store is left as by a killed process, and the test continues. A block that never reaches the point
+    fails the test.
+    """
+    if point not in POINTS:
+        raise BadRequest(f"there is no point {point!r} to crash at; there are {', '.join(POINTS)}")
+    crashing = _CrashingStore(app._core.store, point, nth)
+    with using_store(app._core, cast(Store, crashing)):
+        try:
+            yield
+        except* Crashed:
+            pass
+    if not crashing.dead:
+        passed = ", ".join(crashing.passed) or "none at all"
+        times = "" if nth == 1 else f" {nth} times"
+        raise AssertionError(f"nothing reached {point!r}{times}; the points that were passed: {passed}")
+
+
+class _CrashingStore:
+    """A store that fails for good from one point on; before that it passes everything to the real one."""
+
+    def __init__(self, store: Store, point: str, nth: int) -> None:
+        self._store = store
+        self._point = point
+        self._left = nth
+        self.passed: dict[str, None] = {}
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        background = threading.current_thread().name in OWN_THREADS
+        return self._store.run(self._watched(operation, background), within)
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        return await self._store.run_async(self._watched(operation), within)
+
+    def _watched(self, operation: Operation[T], background: bool = False) -> Operation[T]:
+        def watched(tries: Tries) -> Script[T]:
+            script = operation(tries)
+            try:
+                step = next(script)
+                while True:
+                    self._reach("before", _points(step, None), background)
+                    rows = yield step
+                    self._reach("after", _points(step, rows), background)
+                    step = script.send(rows)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            finally:
+                script.close()
+
+        return watched
+
+    def _reach(self, when: str, whats: list[str], background: bool) -> None:
+        for what in whats:
+            self._pass(f"{when}_{what}")
+        if self.dead and background:
+            # A thread that renews would die with its process; here it has to end without a traceback.
+            raise StoreUnavailable(f"this process died at {self._point}, as the test wanted")
+        if self.dead:
+            raise Crashed(f"the process under test died at {self._point}")
+
+    def _pass(self, point: str) -> None:
+        self.passed[point] = None
+        if point == self._point:
+            self._left -= 1
+            self.dead = self.dead or self._left <= 0
+
+
+def _points(step: Step, rows: Rows | None) -> list[str]:
+    """Return the points of a step: an exchange settles and claims; a claim without jobs is no point."""
+    whats = [step.question] if step.question in ("enqueue", "progress") else []
+    if step.question in ("settle", "exchange") and step.params["settlements"]:
+        whats.append("settle")
+    if step.question in CLAIMS and (rows is None or any(row["id"] is not None for row in rows)):
+        whats.append("claim")
+    return whats

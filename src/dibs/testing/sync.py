@@ -1,11 +1,9 @@
-"""The same for tests that block: only `run_pending` differs."""
+"""The helpers of `dibs.testing` for sync tests; only `run_pending` differs."""
 
-from dibs.testing.crashes import Crashed, crash_at
 from dibs.testing.enqueued import assert_enqueued, assert_not_enqueued
 from dibs.testing.pending import EndlessJobs, JobFailed
 from dibs.testing.pending import run_pending_sync as run_pending
-from dibs.testing.stores import fresh_store
-from dibs.testing.time import VirtualClock, virtual_time
+from dibs.testing.stores import Crashed, VirtualClock, crash_at, fresh_store, virtual_time
 
 __all__ = [
     "Crashed",

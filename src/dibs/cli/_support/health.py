@@ -1,8 +1,8 @@
-"""Who answers `--health-port`: the worker itself, or the supervisor for all of its processes.
+"""`--health-port`: served by the worker itself, or by the supervisor for all of its processes.
 
-With several processes each answers on a socket file of its own that only the supervisor knows. The
-supervisor asks them all and is healthy when all of them are; one that is dead, or whose event loop is
-blocked, does not answer, and so neither kind can hide behind the others.
+Each of several processes serves its health on a socket file that only the supervisor knows. The supervisor
+asks all of them, and is healthy when all are. A dead process or a blocked event loop does not respond, so it
+can't hide behind the others.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ def health_of_worker(app: Dibs, worker: Worker, host: str, port: int | None) -> 
     async def report() -> Health:
         return worker.health()
 
-    # Taken out of the environment: what handlers start must not answer for us.
-    if place := os.environ.pop(HEALTH_SOCKET, None):
-        Path(place).unlink(missing_ok=True)  # of the process that had this place before
-        return answering_on(report, Path(place), _metrics_of(app))
+    # Taken out of the environment: processes of handlers must not serve it.
+    if path := os.environ.pop(HEALTH_SOCKET, None):
+        Path(path).unlink(missing_ok=True)  # of the process that was replaced
+        return answering_on(report, Path(path), _metrics_of(app))
     if port is None:
         return nullcontext()
     return answering(report, host=host, port=port, metrics=_metrics_of(app))
@@ -49,8 +49,8 @@ def health_of_worker(app: Dibs, worker: Worker, host: str, port: int | None) -> 
 def _metrics_of(app: Dibs) -> MetricsPage:
     from dibs.integrations import prometheus
 
-    counted = prometheus.Metrics(app, prometheus.OwnOutbox(app))
-    return MetricsPage(prometheus.CONTENT_TYPE, counted.text)
+    metrics = prometheus.JobMetrics(app, prometheus.AppOutbox(app))
+    return MetricsPage(prometheus.CONTENT_TYPE, metrics.text)
 
 
 def health_of_relay(outbox: Outbox, relay: Relay, host: str, port: int | None) -> Answering:
@@ -67,18 +67,18 @@ def health_of_relay(outbox: Outbox, relay: Relay, host: str, port: int | None) -
 
 @contextmanager
 def health_of_processes(processes: int, host: str, port: int | None) -> Iterator[list[Path | None]]:
-    """A place for each process to answer at; while the body runs, a thread asks there and answers."""
+    """Yield a socket file for each process; while the body runs, a thread serves the health of all."""
     if port is None:
         yield [None] * processes
         return
     with _bound(host, port) as listening, tempfile.TemporaryDirectory(prefix="dibs-") as folder:
-        places = [Path(folder, str(number)) for number in range(processes)]
-        threading.Thread(target=_answer, args=(listening, places), name="dibs-health", daemon=True).start()
-        yield list(places)
+        sockets = [Path(folder, str(number)) for number in range(processes)]
+        threading.Thread(target=_answer, args=(listening, sockets), name="dibs-health", daemon=True).start()
+        yield list(sockets)
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Before any process is started: an address that is taken must not cost any work."""
+    """Bind the port before any process is started: an address in use must stop nothing midway."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -86,15 +86,15 @@ def _bound(host: str, port: int) -> socket.socket:
         raise cant_answer(host, port, error) from None
 
 
-def _answer(listening: socket.socket, places: list[Path]) -> None:
-    asyncio.run(_answer_for(listening, places))
+def _answer(listening: socket.socket, sockets: list[Path]) -> None:
+    asyncio.run(_answer_for(listening, sockets))
 
 
-async def _answer_for(listening: socket.socket, places: list[Path]) -> None:
-    from dibs.integrations.exposition import CONTENT_TYPE, side_by_side
+async def _answer_for(listening: socket.socket, sockets: list[Path]) -> None:
+    from dibs.integrations.prometheus import CONTENT_TYPE, merge_processes
 
-    async def numbers() -> str:
-        return side_by_side(await asyncio.gather(*map(ask_for_metrics, places)))
+    async def text() -> str:
+        return merge_processes(await asyncio.gather(*map(ask_for_metrics, sockets)))
 
-    async with answering_on(lambda: ask_all(places), listening, MetricsPage(CONTENT_TYPE, numbers)):
+    async with answering_on(lambda: ask_all(sockets), listening, MetricsPage(CONTENT_TYPE, text)):
         await asyncio.Event().wait()

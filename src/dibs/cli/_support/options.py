@@ -1,9 +1,14 @@
 """Options and arguments that several commands share, and how their text is read."""
 
+import importlib
 import re
+import shlex
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -19,16 +24,19 @@ from dibs.jobs.states import JobState
 
 T = TypeVar("T")
 
+MOST_LISTED = 1000
+PAGE_LIMIT = 50
+
 
 def bad_usage(line: str) -> NoReturn:
-    """Say what is wrong with the command as typed, and end with exit code 2."""
+    """Print what is wrong with the command as typed, and end with exit code 2."""
     complain(line)
     raise typer.Exit(2)
 
 
 @contextmanager
-def blaming_who_typed() -> Iterator[None]:
-    """What no store could take, like a queue without a name, is wrong with the command as typed."""
+def bad_request_is_bad_usage() -> Iterator[None]:
+    """Treat what no store could take, like a queue without a name, as a mistake in the command as typed."""
     try:
         yield
     except BadRequest as error:
@@ -43,15 +51,15 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
 
 def duration(text: str) -> float:
-    """Seconds, from `30`, `30s`, `10m`, `2h` or `7d`."""
+    """Return seconds, from `30`, `30s`, `10m`, `2h` or `7d`."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
         raise typer.BadParameter(f"{text!r} is not a duration: write 30, 30s, 10m, 2h or 7d")
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def moment(text: str) -> datetime:
-    """A point in time with its time zone, as ISO 8601."""
+def time_with_zone(text: str) -> datetime:
+    """Return the time that ISO 8601 text names, which must have a time zone."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -62,7 +70,7 @@ def moment(text: str) -> datetime:
 
 
 def as_typed(check: Callable[[str, str], T], what: str) -> Callable[[str], T]:
-    """Reads an id or a name; what is none reaches no store."""
+    """Return a parser of an id or a name; invalid text never reaches a store."""
 
     def read(text: str) -> T:
         try:
@@ -77,7 +85,7 @@ job_id, pipeline_id = as_typed(parse_id, "job"), as_typed(parse_id, "pipeline")
 
 
 def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
-    """The JSON object in this text; `what` names it where it is something else."""
+    """Return the JSON object in this text; `what` names it in messages."""
     if text is None:
         return {}
     try:
@@ -89,19 +97,43 @@ def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
     return value
 
 
-def slot(text: str) -> str | tuple[Any, ...]:
-    """A slot's key: a name, or its parts as a JSON array."""
+def slot_key(text: str) -> str | tuple[Any, ...]:
+    """Return a slot's key: a name, or its parts from a JSON array."""
     try:
         return slot_from_text(text)
     except BadRequest as error:
         raise typer.BadParameter(str(error)) from None
 
 
+def load(target: str, what: str, shape: str) -> Any:
+    """Import what `MODULE:NAME` names, from the current folder first. The user's code may fail in any way."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        bad_usage(f"{target!r} does not name {what}: write {shape}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadRequest(f"can't load {target!r}: {error}{_line_of(error)}") from None
+    except Exception as error:  # a typo, a missing setting: a mistake of the user's code, not of dibs
+        raise BadRequest(f"can't load {target!r}: {type(error).__name__}: {error}{_line_of(error)}") from None
+
+
+def _line_of(error: Exception) -> str:
+    """Return the line of the user's code that raised; nothing, if the module was not found."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+    return f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+
+
+def _is_theirs(file: str) -> bool:
+    return file not in (__file__, importlib.__file__) and not file.startswith("<frozen ")
+
+
 # -- shared options -----------------------------------------------------------------------------
 
 
 def not_empty(url: str | None) -> str | None:
-    """`--url "$SHOP_URL"` with a variable that is not set must not become the file dibs.db here."""
+    """Refuse `--url "$SHOP_URL"` with an unset variable; it must not become the file dibs.db here."""
     if url is not None and not url.strip():
         raise typer.BadParameter("it is empty: name a store, or leave it out to use $DIBS_URL")
     return url
@@ -118,7 +150,14 @@ Url = Annotated[
 UntilIdle = Annotated[
     bool, typer.Option("--until-idle", help="End when nothing can be claimed; what is due later stays.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HealthPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve GET /healthz and /metrics here.")
+]
+HealthHost = Annotated[str, typer.Option(metavar="HOST", help="The address to serve on; 0.0.0.0 for all.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only what needs attention.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="The log as JSON, one object per line.")]
+Limit = Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")]
 Id = Annotated[UUID, typer.Argument(parser=job_id, metavar="ID", help="The job's id.")]
 _Ids = typer.Argument(parser=job_id, metavar="ID", help="The ids of one or more jobs.")
 Ids = Annotated[list[UUID], _Ids]
@@ -138,7 +177,8 @@ Tags = Annotated[
 ]
 OfTrain = Annotated[str | None, typer.Option("--train", metavar="NAME", help="Only of this train.")]
 OfSlot = Annotated[
-    Any, typer.Option("--slot", parser=slot, metavar="KEY", help="Only of this slot: a name or a JSON array.")
+    Any,
+    typer.Option("--slot", parser=slot_key, metavar="KEY", help="Only of this slot: a name or a JSON array."),
 ]
 OfPipeline = Annotated[
     UUID | None,
@@ -147,14 +187,14 @@ OfPipeline = Annotated[
 
 
 def hand_on(context: typer.Context, url: str | None, json: bool) -> None:
-    """What was said before the last word of a command, like `dibs queues --json pause mail`, holds for it."""
+    """Pass --url and --json of a group to its command, as in `dibs queues --json pause mail`."""
     context.obj = url or context.obj
     if context.invoked_subcommand is not None:
-        _refuse_what_is_not_for(context.invoked_subcommand, context)
+        _refuse_options_not_for(context.invoked_subcommand, context)
         context.default_map = {context.invoked_subcommand: {"json": True}} if json else None
 
 
-def _refuse_what_is_not_for(word: str, context: typer.Context) -> None:
+def _refuse_options_not_for(word: str, context: typer.Context) -> None:
     group: Any = context.command
     typed = {one.name: one.opts[0] for one in group.params if _was_typed(context, one.name)}
     if own := [text for name, text in typed.items() if name not in ("url", "json")]:
@@ -172,8 +212,14 @@ All = Annotated[bool, typer.Option("--all", help="All jobs that match the option
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With --all: don't ask first.")]
 
 
+def next_page(words: list[str], url: str | None, limit: int, last: object) -> str:
+    """Return the command that lists the next page, after the last entry of this one."""
+    more = [] if limit == PAGE_LIMIT else ["--limit", str(limit)]
+    return shlex.join([*words, *url_again(url), *more, "--after", str(last)])
+
+
 def url_again(url: str | None) -> list[str]:
-    """What was given as --url, for a command to be typed next; a password is left for the reader to add."""
+    """Return --url as given, for a command to be typed next; the reader has to add a password again."""
     if url is None:
         return []
     secret = urlsplit(url).password is not None or "password" in url
@@ -181,5 +227,5 @@ def url_again(url: str | None) -> list[str]:
 
 
 def filter_of(**given: Any) -> dict[str, Any]:
-    """The filters that were really given, as `find` and the `_many` verbs take them."""
+    """Return the filters that were given, as `find` and the `_many` verbs take them."""
     return {name: value for name, value in given.items() if value is not None and value != []}

@@ -1,24 +1,27 @@
-"""How answers look: coloured tables for people, aligned columns for pipes, JSON for programs.
+"""How output looks: coloured tables for people, aligned columns for pipes, JSON for programs, log lines.
 
-Whatever comes from a store passes `safe`: text that somebody put into a job must not move the
-cursor of the person who looks at it.
+Text from a store passes `safe`, so that nothing in a job can move the cursor of a terminal.
 """
 
+import logging
+import os
 import sys
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 import msgspec
 import typer
 from rich.cells import cell_len
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from dibs.jobs.states import JobState
-from dibs.log_format import one_line
+from dibs.log_format import NOTICE, SIGNS, Line, one_line, safe
 
 Cell = str | int
 
@@ -34,31 +37,34 @@ STYLES = {
 }
 
 FOLDED = ("queue", "kind", "about")
-ROOM_FOR_TABLES = 80  # columns of a terminal; on less the terminal may wrap the plain lines
-ROOM_FOR_ABOUT = 100  # on less `about` would be a heap of syllables
+ROOM_FOR_TABLES = 80  # columns of a terminal; a narrower one gets plain lines, which it may wrap
+ROOM_FOR_ABOUT = 100  # in less room `about` would be folded into syllables
 LONGEST_CELL = 200
+
+SIGN_COLOURS = {"→": "36", "✓": "32", "↻": "33", "✗": "31", "+": "34", "●": "35"}
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 # -- lines --------------------------------------------------------------------------------------
 
 
 def complain(what: object) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     typer.echo(f"dibs: {one_line(str(what))}", err=True)
 
 
 def note(line: str) -> None:
-    """A remark for people, on stderr, where it disturbs no pipe."""
+    """Print a remark for people on stderr, where it disturbs no pipe."""
     typer.echo(one_line(line), err=True)
 
 
-def moment(at: datetime) -> str:
-    """The store's times are in UTC; a reader whose clock shows another must see that."""
+def time_text(at: datetime) -> str:
+    """Return a time of the store with its zone: a reader's own clock may show another."""
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def without_password(url: str) -> str:
-    """A URL that may be shown to anybody: who, where and which database, nothing more."""
+    """Return a URL that is safe to show: user, host and database, nothing more."""
     parts = urlsplit(url)
     user = f"{parts.username}@" if parts.username else ""
     where = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
@@ -66,7 +72,7 @@ def without_password(url: str) -> str:
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """The first of these names, and how many more there are."""
+    """Return the first of these names, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -74,10 +80,18 @@ def some(names: Sequence[str], most: int) -> str:
 # -- JSON ---------------------------------------------------------------------------------------
 
 
-def print_json(answer: Any) -> None:
-    """On one line for programs, indented on a terminal; always UTF-8, whatever the locale."""
-    text = msgspec.json.encode(answer)
+def print_json(value: Any) -> None:
+    """Print it on one line for programs, indented on a terminal; always in UTF-8, whatever the locale."""
+    text = msgspec.json.encode(value)
     typer.echo(msgspec.json.format(text, indent=2) if sys.stdout.isatty() else text)
+
+
+def print_result(value: Any, text: str, json: bool) -> None:
+    """Print the value as JSON, or the text for people."""
+    if json:
+        print_json(value)
+    else:
+        typer.echo(text)
 
 
 def json_text(value: Any) -> str:
@@ -88,7 +102,7 @@ def json_text(value: Any) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """The rows under the names of their columns; numbers to the right."""
+    """Print the rows under the names of their columns; numbers to the right."""
     console = Console(markup=False, highlight=False, emoji=False)
     if console.is_terminal and console.width >= ROOM_FOR_TABLES:
         console.print(_rich(columns, rows, console.width))
@@ -97,17 +111,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
 
 
 def _rich(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> Table:
-    shown = [place for place, name in enumerate(columns) if name != "about" or width >= ROOM_FOR_ABOUT]
+    shown = [index for index, name in enumerate(columns) if name != "about" or width >= ROOM_FOR_ABOUT]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place in shown:
-        _add_column(table, columns[place], [row[place] for row in rows])
+    for index in shown:
+        _add_column(table, columns[index], [row[index] for row in rows])
     for row in rows:
-        table.add_row(*(_styled(row[place]) for place in shown))
+        table.add_row(*(_styled(row[index]) for index in shown))
     return table
 
 
 def _add_column(table: Table, name: str, cells: Sequence[Cell]) -> None:
-    """Ids and the like stay whole on a narrow terminal, names are folded there."""
+    """Add a column; on a narrow terminal names are folded, ids and the like stay whole."""
     numbers = all(isinstance(cell, int) for cell in cells)
     table.add_column(
         name, no_wrap=name not in FOLDED, overflow="fold", justify="right" if numbers else "left"
@@ -131,3 +145,89 @@ def _aligned(rows: Sequence[Sequence[Cell]]) -> list[str]:
 
 def _padded(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
+
+
+# -- progress -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress_bar(
+    name: str, total: int | None = None, counter: ProgressColumn | None = None
+) -> Iterator[Callable[..., None] | None]:
+    """Show a bar on stderr while the body runs, and yield what updates it; None where no terminal is."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    counter = counter or TextColumn("{task.completed:,.0f}")
+    columns = (TextColumn(name), BarColumn(), counter, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done, **more: progress.update(task, completed=done, **more)
+
+
+# -- the log of a worker, a relay or a service --------------------------------------------------
+
+
+def log_level(verbose: bool, quiet: bool) -> int:
+    return logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
+
+
+def set_up_log(level: int, *, json: bool, stream: TextIO | None = None) -> None:
+    """Send the log of this process to stderr, from this level on."""
+    stream = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if json else PlainFormatter(coloured=_wants_colour(stream)))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger().setLevel(max(level, logging.INFO))
+    logging.getLogger("dibs").setLevel(level)
+
+
+def _wants_colour(stream: TextIO) -> bool:
+    """Decide as rich does for the other commands."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+class PlainFormatter(logging.Formatter):
+    """Log lines for people: `12:30:59 ✓ send_receipt …`; exceptions below, indented."""
+
+    def __init__(self, *, coloured: bool) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+        self._coloured = coloured
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = safe(super().format(record)).replace("\n", "\n         ")
+        return self._painted(text) if self._coloured else text
+
+    def _painted(self, text: str) -> str:
+        time, _, rest = text.partition(" ")
+        sign, _, words = rest.partition(" ")
+        colour = SIGN_COLOURS.get(sign)
+        painted = rest if colour is None else f"\x1b[{colour}m{sign}{PLAIN} {words}"
+        return f"{DIM}{time}{PLAIN} {painted}"
+
+
+class JsonFormatter(logging.Formatter):
+    """Log lines for programs, a JSON object each: time, level, event, and what the event is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return msgspec.json.encode({**self._header(record), **self._fields(record)}, enc_hook=str).decode()
+
+    def _header(self, record: logging.LogRecord) -> dict[str, Any]:
+        at = datetime.fromtimestamp(record.created, UTC)
+        return {"time": at.isoformat(timespec="milliseconds"), "level": record.levelname.lower()}
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        line: Line | None = record.__dict__.get("line")
+        if line is not None:
+            return line.fields()
+        fields = record.__dict__.get("fields") or {"event": "log", "logger": record.name}
+        trace = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        return {**fields, "message": _without_sign(record.getMessage()), **trace}
+
+
+def _without_sign(text: str) -> str:
+    sign, _, words = text.partition(" ")
+    return words if sign in {*SIGNS.values(), "●"} else text

@@ -1,4 +1,4 @@
-"""`dibs enqueue KIND [JSON]`: put a job into the store without any of the code that runs it."""
+"""`dibs enqueue KIND [JSON]`: store a job without the code that runs it."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -8,9 +8,8 @@ import typer
 
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import open_store
-from dibs.cli._support.options import AsJson, Url, bad_usage, duration, json_object, moment
+from dibs.cli._support.options import AsJson, Url, bad_usage, duration, json_object, slot_key, time_with_zone
 from dibs.cli._support.options import pipeline_id as read_pipeline_id
-from dibs.cli._support.options import slot as slot_key
 from dibs.cli._support.printing import note, print_json
 from dibs.errors import Refused
 from dibs.jobs.job import Job, NewJob
@@ -21,7 +20,7 @@ EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail 
 
 def command(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What is to be done: the name of a job.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of job: what is to be done.")],
     args: Annotated[
         str | None,
         typer.Argument(metavar="JSON", help="Its arguments, a JSON object; - reads it from stdin."),
@@ -30,14 +29,16 @@ def command(
     priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first. Default: 0.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="TIME", help="Not before this long: 30s, 10m, 2h, 7d."),
+        typer.Option(
+            parser=duration, metavar="TIME", help="Not before this time has passed: 30s, 10m, 2h, 7d."
+        ),
     ] = None,
     run_at: Annotated[
         datetime | None,
-        typer.Option(parser=moment, metavar="WHEN", help="Not before: 2030-01-31T12:00:00Z."),
+        typer.Option(parser=time_with_zone, metavar="WHEN", help="Not before: 2030-01-31T12:00:00Z."),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(metavar="N", help="How often it is tried. Default: 3.")
+        int | None, typer.Option(metavar="N", help="How many attempts it has. Default: 3.")
     ] = None,
     unique: Annotated[
         str | None, typer.Option(metavar="KEY", help="Store nothing while an unfinished job has this key.")
@@ -50,7 +51,7 @@ def command(
         typer.Option(
             parser=slot_key,
             metavar="KEY",
-            help="One at a time of all with this key: a name, or its parts as a JSON array.",
+            help="Of all jobs with this key one runs at a time: a name, or its parts as a JSON array.",
         ),
     ] = None,
     slot_policy: Annotated[
@@ -60,13 +61,14 @@ def command(
         ),
     ] = None,
     slot_limit: Annotated[
-        int | None, typer.Option(metavar="N", help="How many of the slot at a time. Default: 1.")
+        int | None, typer.Option(metavar="N", help="How many jobs of the slot run at a time. Default: 1.")
     ] = None,
     on_cancelled: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Then its train will advance (default) or hold.")
+        str | None,
+        typer.Option(metavar="WORD", help="If it is cancelled, its train: advance (default) or hold."),
     ] = None,
     on_failed: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Then its train will advance (default) or hold.")
+        str | None, typer.Option(metavar="WORD", help="If it fails, its train: advance (default) or hold.")
     ] = None,
     pipeline_id: Annotated[
         UUID | None,
@@ -102,7 +104,7 @@ def command(
         meta=json_object(meta, "--meta"),
     )
     with open_store(context, url) as store:
-        _say(_enqueue(store, new), new, json)
+        _print(_enqueue(store, new), new, json)
 
 
 def _from_stdin() -> bytes:
@@ -111,12 +113,12 @@ def _from_stdin() -> bytes:
 
 def _enqueue(store: SyncDibs, new: NewJob) -> Job:
     if not store.traits.shared:
-        raise Refused("this store is gone when the command ends; use sqlite:///file.db or a server")
+        raise Refused("this store ends with the command; use sqlite:///file.db or a server")
     [job] = store.enqueue(new)
     return job
 
 
-def _say(job: Job, new: NewJob, json: bool) -> None:
+def _print(job: Job, new: NewJob, json: bool) -> None:
     if json:
         print_json(job)
         return

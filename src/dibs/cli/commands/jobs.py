@@ -1,6 +1,5 @@
-"""`dibs jobs …`: look at jobs, and act on some or all of them."""
+"""`dibs jobs …` and `dibs prune`: list and show jobs, and change some or all of them."""
 
-import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
@@ -10,14 +9,16 @@ import msgspec
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli._support import bulk
-from dibs.cli._support.batch import change_each
+from dibs.cli._support.changes import CANCEL, RETRY, change_all, change_each, prune_all, refuse_states
 from dibs.cli._support.config import open_store, store_name
 from dibs.cli._support.options import (
+    MOST_LISTED,
+    PAGE_LIMIT,
     All,
     AsJson,
     Id,
     Ids,
+    Limit,
     OfKind,
     OfPipeline,
     OfQueue,
@@ -33,22 +34,23 @@ from dibs.cli._support.options import (
     filter_of,
     hand_on,
     job_id,
-    url_again,
+    next_page,
 )
-from dibs.cli._support.printing import json_text, moment, note, print_json, print_table
+from dibs.cli._support.printing import json_text, note, print_json, print_result, print_table, time_text
 from dibs.errors import NotFound
 from dibs.jobs.job import Job, JobError
-from dibs.jobs.states import JobState
+from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line, safe
 from dibs.operations.why import Why
 
 app = typer.Typer(
-    help="Look at jobs, and retry, cancel, recover or delete them.",
+    help="List and show jobs; retry, cancel, recover or delete them.",
     epilog="Example: dibs jobs list --state failed",
     no_args_is_help=True,
 )
 
-MOST_LISTED = 1000
+PRUNE_EXAMPLE = "Example: dibs prune --older-than 7d --state succeeded --yes"
+ENDS = [state for state in JobState if state in FINISHED]
 COLUMNS = ["id", "state", "queue", "kind", "tries", "about"]
 
 
@@ -70,16 +72,16 @@ def list_(
     train: OfTrain = None,
     slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
+    limit: Limit = PAGE_LIMIT,
     after: Annotated[
-        UUID | None, typer.Option(parser=job_id, metavar="ID", help="Only older ones than this job.")
+        UUID | None, typer.Option(parser=job_id, metavar="ID", help="Only jobs older than this one.")
     ] = None,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
     """List jobs, newest first, finished ones included."""
-    place = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
-    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **place)
+    gates = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **gates)
     with open_store(context, url) as store:
         found = store.find(**filter, limit=min(limit + 1, MOST_LISTED), after=after)
     page, more = found[:limit], len(found) > limit or len(found) == MOST_LISTED
@@ -91,18 +93,19 @@ def list_(
     else:
         note(f"no jobs{' like that' if filter or after else ''} in {store_name(context, url)}")
     if more:
-        note(f"next page: {_next_page(filter, limit, page[-1].id, url or context.obj)}")
+        words = ["dibs", "jobs", "list", *_flags(filter)]
+        note(f"next page: {next_page(words, url or context.obj, limit, page[-1].id)}")
 
 
 def _row(job: Job) -> list[str | int]:
-    return [str(job.id), job.state, job.queue, job.kind, f"{job.attempts}/{job.max_attempts}", _about(job)]
+    return [str(job.id), job.state, job.queue, job.kind, f"{job.attempts}/{job.max_attempts}", about(job)]
 
 
-def _about(job: Job) -> str:
-    """What one wants to know of a job in this state."""
+def about(job: Job) -> str:
+    """Return what matters of a job in its state."""
     match job.state:
         case JobState.scheduled:
-            return f"until {moment(job.run_at)}"
+            return f"until {time_text(job.run_at)}"
         case JobState.running:
             return f"at {job.worker}{f', {job.progress:.0%}' if job.progress else ''} {job.message or ''}"
         case JobState.failed if job.errors:
@@ -110,12 +113,7 @@ def _about(job: Job) -> str:
         case JobState.cancelled if job.message:
             return job.message
         case _:
-            return f"since {moment(job.finished_at or job.run_at)}"
-
-
-def _next_page(filter: dict[str, Any], limit: int, last: UUID, url: str | None) -> str:
-    words = ["dibs", "jobs", "list", *_flags(filter), *url_again(url)]
-    return shlex.join([*words, *(["--limit", str(limit)] if limit != 50 else []), "--after", str(last)])
+            return f"since {time_text(job.finished_at or job.run_at)}"
 
 
 def _flags(filter: dict[str, Any]) -> Iterator[str]:
@@ -130,16 +128,17 @@ def _flags(filter: dict[str, Any]) -> Iterator[str]:
 
 @app.command("show", epilog="Example: dibs jobs show 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e")
 def show(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) -> None:
-    """Show all that the store knows of a job: its fields, its errors, and why it is not running."""
+    """Show all fields and errors of a job, and why it is not running."""
     with open_store(context, url) as store:
         job = store.get(id)
         if job is None:
             raise NotFound(id)
         why = store.why(id)
-    if json:
-        print_json({**msgspec.to_builtins(job), "why": {"code": why.code, "sentence": why.sentence}})
-    else:
-        typer.echo("\n".join(_lines(job, why)))
+    print_result(
+        {**msgspec.to_builtins(job), "why": {"code": why.code, "sentence": why.sentence}},
+        "\n".join(_lines(job, why)),
+        json,
+    )
 
 
 def _lines(job: Job, why: Why) -> Iterator[str]:
@@ -165,13 +164,13 @@ def _shown(value: Any) -> str:
 
 def _error_lines(error: JobError) -> Iterator[str]:
     yield ""
-    who = f" at {error.worker}" if error.worker else ""
-    yield f"attempt {error.attempt} failed{who}, {moment(error.at)}"
+    at = f" at {error.worker}" if error.worker else ""
+    yield f"attempt {error.attempt} failed{at}, {time_text(error.at)}"
     for line in f"{error.type}: {error.message}\n{error.traceback or ''}".splitlines():
         yield f"  {safe(line)}"
 
 
-# -- act ----------------------------------------------------------------------------------------
+# -- change -------------------------------------------------------------------------------------
 
 
 @app.command("retry", epilog="Example: dibs jobs retry --all --state failed --queue mail")
@@ -188,11 +187,11 @@ def retry(
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """Let failed or cancelled jobs run again with all their attempts, and scheduled ones now."""
+    """Let failed or cancelled jobs run again with all their attempts, and scheduled jobs now."""
     filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
     _check_ids_or_all(ids, all, filter)
     if all:
-        bulk.change_all(context, url, bulk.RETRY, filter, yes=yes, json=json)
+        change_all(context, url, RETRY, filter, yes=yes, json=json)
     else:
         change_each(context, url, ids, _retry, json)
 
@@ -218,7 +217,7 @@ def cancel(
     filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
     _check_ids_or_all(ids, all, filter)
     if all:
-        bulk.change_all(context, url, bulk.CANCEL, filter, yes=yes, json=json, reason=reason)
+        change_all(context, url, CANCEL, filter, yes=yes, json=json, reason=reason)
     else:
         change_each(context, url, ids, lambda store, id: _cancelled(store.cancel(id, reason)), json)
 
@@ -231,12 +230,14 @@ def recover(
     ids: Ids,
     stale_after: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="TIME", help="How long its lease must be over. Default: 30m."),
+        typer.Option(
+            parser=duration, metavar="TIME", help="How long ago its lease must have ended. Default: 30m."
+        ),
     ] = None,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """Take jobs from holders that are long dead, and let them run again with all their attempts."""
+    """Take jobs back from workers that are long dead, and let them run again with all their attempts."""
     change_each(
         context, url, ids, lambda store, id: _recovered(store.recover(id, stale_after=stale_after)), json
     )
@@ -252,7 +253,7 @@ def _check_ids_or_all(ids: list[UUID] | None, all: bool, filter: dict[str, Any])
     if bool(ids) == all:
         bad_usage("give the ids of jobs, or --all, and not both")
     if filter and not all:
-        bad_usage(f"{next(_flags(filter))} goes with --all: ids name their jobs without it")
+        bad_usage(f"{next(_flags(filter))} goes with --all: leave it out where ids name the jobs")
 
 
 def _retry(store: SyncDibs, id: UUID) -> tuple[Job, str]:
@@ -276,3 +277,27 @@ def _delete(store: SyncDibs, id: UUID) -> tuple[dict[str, Any], str]:
     if not store.delete(id):
         raise NotFound(id)
     return {"id": id, "deleted": True}, f"deleted {id}"
+
+
+# -- prune --------------------------------------------------------------------------------------
+
+
+def prune(
+    context: typer.Context,
+    older_than: Annotated[
+        float, typer.Option(parser=duration, metavar="TIME", help="Finished longer ago than this: 12h, 7d.")
+    ],
+    state: Annotated[
+        list[JobState] | None,
+        typer.Option(metavar="STATE", help=f"Only in this state; may be given again: {', '.join(ENDS)}."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask first.")] = False,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Remove jobs that finished long ago, for good.
+
+    Workers do this, too, as the settings `keep` and `keep_for` say.
+    """
+    refuse_states("prune", state or (), ENDS)
+    prune_all(context, url, older_than, state or ENDS, yes=yes, json=json)

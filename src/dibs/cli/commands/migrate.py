@@ -1,15 +1,17 @@
 """`dibs migrate`: bring a store's tables up to date, or print the SQL that would."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from dibs.app.dibs import Dibs
+from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import settings_of
 from dibs.cli._support.options import AsJson, Url, bad_usage
-from dibs.cli._support.printing import print_json
+from dibs.cli._support.printing import print_json, print_result
 from dibs.engines.sql.engine import Dialect
 from dibs.engines.sql.migrations import dialect_named
 from dibs.engines.sql.schema_files import schema_files
@@ -32,51 +34,53 @@ def command(
 ) -> None:
     """Create or update the tables of a store.
 
-    Does nothing when they are up to date. SQLite files are kept up to date without it.
+    It does nothing when they are up to date. SQLite files are kept up to date without it.
     """
     if sql and check:
         bad_usage("give --sql or --check, not both")
     settings = settings_of(context, url)
     if check:
         return _check(settings, json)
-    answer = _look(settings) if sql else _migrate(settings)
+    result = _pending_of(settings) if sql else _migrate(settings)
     if json:
-        print_json(answer)
+        print_json(result)
     elif sql:
-        typer.echo(_script(answer["pending"]), nl=False)
+        typer.echo(_script(result["pending"]), nl=False)
     else:
-        typer.echo(_sentence(answer))
+        typer.echo(_sentence(result))
     return None
 
 
-def _check(settings: Settings, json: bool) -> None:
-    with_store = Dibs(settings.url, prefix=settings.prefix).sync
+@contextmanager
+def _unopened(settings: Settings) -> Iterator[SyncDibs]:
+    """Yield the store and close it after the body; opening it would refuse missing tables."""
+    store = Dibs(settings.url, prefix=settings.prefix).sync
     try:
-        problems = with_store.check_schema()
+        yield store
     finally:
-        with_store.close()
-    if json:
-        print_json([{**asdict(problem), "problem": str(problem)} for problem in problems])
-    else:
-        typer.echo("\n".join(map(str, problems)) or "the tables are as they should be")
+        store.close()
+
+
+def _check(settings: Settings, json: bool) -> None:
+    with _unopened(settings) as store:
+        problems = store.check_schema()
+    print_result(
+        [{**asdict(problem), "problem": str(problem)} for problem in problems],
+        "\n".join(map(str, problems)) or "the tables are as they should be",
+        json,
+    )
     if problems:
         raise typer.Exit(1)
 
 
 def _migrate(settings: Settings) -> dict[str, Any]:
-    with_store = Dibs(settings.url, prefix=settings.prefix).sync
-    try:
-        return {"applied": with_store.migrate(), "version": with_store.schema_version()}
-    finally:
-        with_store.close()
+    with _unopened(settings) as store:
+        return {"applied": store.migrate(), "version": store.schema_version()}
 
 
-def _look(settings: Settings) -> dict[str, Any]:
-    with_store = Dibs(settings.url, prefix=settings.prefix).sync
-    try:
-        found = with_store.schema_version()
-    finally:
-        with_store.close()
+def _pending_of(settings: Settings) -> dict[str, Any]:
+    with _unopened(settings) as store:
+        found = store.schema_version()
     return {"version": found, "pending": list(_pending(_dialect(settings), found))}
 
 
@@ -85,7 +89,7 @@ def _dialect(settings: Settings) -> Dialect | None:
 
 
 def _pending(dialect: Dialect | None, found: int) -> Iterator[dict[str, Any]]:
-    """The migrations that the store has not seen, each with the statement that notes it."""
+    """Yield the migrations that the store lacks, each with the statement that records it."""
     for version, text in schema_files(dialect.name) if dialect is not None else ():
         if version > found:
             note = f"insert into dibs_schema (version) values ({version});"  # noqa: S608
@@ -103,8 +107,8 @@ def _script(pending: list[dict[str, Any]]) -> str:
     return "\n\n".join(["begin;", *parts, "commit;"]) + "\n"
 
 
-def _sentence(answer: dict[str, Any]) -> str:
-    if not answer["applied"]:
-        return f"nothing to do: the store has schema version {answer['version']}"
-    applied = ", ".join(map(str, answer["applied"]))
-    return f"applied {applied}: the store has schema version {answer['version']}"
+def _sentence(result: dict[str, Any]) -> str:
+    if not result["applied"]:
+        return f"nothing to do: the store has schema version {result['version']}"
+    applied = ", ".join(map(str, result["applied"]))
+    return f"applied {applied}: the store has schema version {result['version']}"

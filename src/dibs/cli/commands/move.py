@@ -1,4 +1,4 @@
-"""`dibs move`: everything of one store, into another."""
+"""`dibs move`: transfer everything of one store to another."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,14 +8,20 @@ from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 
 from dibs.app.dibs import Dibs
+from dibs.cli._support.changes import refuse_unless_agreed
 from dibs.cli._support.config import given
-from dibs.cli._support.confirm import refuse_unless_agreed
 from dibs.cli._support.options import AsJson, bad_usage, duration, not_empty
-from dibs.cli._support.printing import complain, note, print_json, without_password
+from dibs.cli._support.printing import (
+    complain,
+    note,
+    print_json,
+    print_result,
+    progress_bar,
+    without_password,
+)
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
 from dibs.text import numbered
@@ -23,8 +29,8 @@ from dibs.text import numbered
 EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
 
 
-class Running(StrEnum):
-    """What becomes of jobs that run."""
+class RunningJobs(StrEnum):
+    """What the move does with running jobs."""
 
     wait = "wait"
     leave = "leave"
@@ -38,11 +44,11 @@ To = Annotated[
     ),
 ]
 OfRunning = Annotated[
-    Running,
+    RunningJobs,
     typer.Option(
         "--running",
         metavar="wait|leave",
-        help="Wait for running jobs and move them, too, or leave them where they are.",
+        help="Wait for running jobs and move them, too, or leave them in the source.",
     ),
 ]
 Timeout = Annotated[
@@ -51,19 +57,19 @@ Timeout = Annotated[
         parser=duration, metavar="TIME", help="Wait no longer than this for running jobs: 30s, 10m."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be moved, change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be moved, change nothing.")]
 FromPrefix = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The prefix of the tables there. Default: $DIBS_PREFIX.")
+    str | None, typer.Option(metavar="NAME", help="The prefix of the source's tables. Default: $DIBS_PREFIX.")
 ]
 ToPrefix = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The prefix of the tables here. Default: $DIBS_PREFIX.")
+    str | None, typer.Option(metavar="NAME", help="The prefix of the target's tables. Default: $DIBS_PREFIX.")
 ]
 GiveBack = Annotated[
     bool,
     typer.Option(
         "--give-back",
-        help="Instead of moving: let jobs be claimed there again that an interrupted move took out. "
-        "Only if its target is gone for good.",
+        help="Instead of moving: let the source's workers claim the jobs again that an interrupted move "
+        "took out. Only if its target is gone for good.",
     ),
 ]
 
@@ -72,7 +78,7 @@ def command(
     context: typer.Context,
     from_: From,
     to: To = None,
-    running: OfRunning = Running.wait,
+    running: OfRunning = RunningJobs.wait,
     timeout: Timeout = None,
     dry_run: DryRun = False,
     from_prefix: FromPrefix = None,
@@ -81,26 +87,26 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --give-back: don't ask first.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Move all jobs to another store, just as they are.
+    """Move all jobs to another store.
 
     They keep their ids, attempts, tokens, keys, errors and results. Settings of queues and last ticks of
-    schedules are copied. Both stores may be in use meanwhile: a job can be claimed in one of them at a time.
-    It is safe to interrupt: the same move again goes on where it was. The exit code is 1 if something was
-    left behind or does not add up.
+    schedules are copied. Both stores may be in use meanwhile: a job can be claimed in only one of them at a
+    time. It is safe to interrupt: the same command again continues the move. The exit code is 1 if jobs were
+    left behind or the counts differ.
     """
     if give_back and (to is not None or dry_run):
         bad_usage(f"--give-back moves nothing: leave {'--dry-run' if to is None else '--to'} out")
     if give_back:
         _give_back(context, from_, from_prefix, yes=yes, json=json)
     elif to is None:
-        bad_usage("say where to move to: --to URL")
+        bad_usage("name the store to move to: --to URL")
     elif dry_run:
         with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target):
-            _say_planned(look_sync(source, target), json)
+            _print_planned(look_sync(source, target), json)
     else:
-        with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target), _bar() as told:
-            moved = move_sync(source, target, running=running.value, timeout=timeout, told=told)
-        _say_moved(moved, json)
+        with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target), _bar() as report:
+            moved = move_sync(source, target, running=running.value, timeout=timeout, told=report)
+        _print_moved(moved, json)
 
 
 # -- The stores ---------------------------------------------------------------------------------
@@ -110,7 +116,7 @@ Address = tuple[str, str | None]  # URL and prefix
 
 @contextmanager
 def _both(context: typer.Context, source: Address, target: Address) -> Iterator[tuple[Dibs, Dibs]]:
-    _refuse_what_is_not_there(source[0])
+    _refuse_missing_file(source[0])
     with _opened(context, *source) as from_app, _opened(context, *target) as to_app:
         yield from_app, to_app
 
@@ -118,9 +124,7 @@ def _both(context: typer.Context, source: Address, target: Address) -> Iterator[
 @contextmanager
 def _opened(context: typer.Context, url: str, prefix: str | None) -> Iterator[Dibs]:
     if urlsplit(url).scheme == "memory":
-        raise Refused(
-            "memory:// lives and ends with one process: there is nothing to move there or from there"
-        )
+        raise Refused("memory:// ends with its process: there is nothing to move to it or from it")
     app = Dibs(**{**given(context, url), **({} if prefix is None else {"prefix": prefix})})
     try:
         app.sync.open()
@@ -132,39 +136,33 @@ def _opened(context: typer.Context, url: str, prefix: str | None) -> Iterator[Di
 
 
 def _instead(error: SchemaOutdated, url: str) -> str:
-    """The same with the command that is meant."""
+    """Return the message with the whole command to run."""
     return str(error).replace("`dibs migrate`", f"`dibs migrate --url {without_password(url)}`")
 
 
-def _refuse_what_is_not_there(url: str) -> None:
-    """A SQLite file is made when it is opened; one that is to be emptied should have something in it."""
+def _refuse_missing_file(url: str) -> None:
+    """Refuse a source that would only be created, empty, when it is opened."""
     parts = urlsplit(url)
     file = Path(unquote(parts.path.removeprefix("/")))
     if parts.scheme.startswith("sqlite") and not file.is_file():
         raise Refused(f"there is no file {file} to move from")
 
 
-# -- Saying -------------------------------------------------------------------------------------
+# -- Output -------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _bar() -> Iterator[Told | None]:
-    """A bar on stderr, for people; and a word to who gets impatient."""
-    console = Console(stderr=True)
+    """Show a bar; explain after Ctrl-C how to continue."""
     try:
-        if not console.is_terminal:
-            yield None
-            return
-        columns = (TextColumn("move"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
+        with progress_bar("move", counter=MofNCompleteColumn()) as update:
+            yield None if update is None else lambda done, total: update(done, total=total)
     except KeyboardInterrupt:
-        complain("interrupted; nothing is lost: run the same move again, and it goes on where it was")
+        complain("interrupted; nothing is lost: run the same move again, and it continues")
         raise typer.Exit(130) from None
 
 
-def _say_planned(planned: Planned, json: bool) -> None:
+def _print_planned(planned: Planned, json: bool) -> None:
     if json:
         print_json(planned)
         return
@@ -178,7 +176,7 @@ def _say_planned(planned: Planned, json: bool) -> None:
         )
 
 
-def _say_moved(moved: Moved, json: bool) -> None:
+def _print_moved(moved: Moved, json: bool) -> None:
     if json:
         print_json(moved)
     else:
@@ -204,17 +202,14 @@ def _along(queues: int, schedules: int) -> str:
     return f"; and {' and '.join(said)}" if said else ""
 
 
-# -- Instead ------------------------------------------------------------------------------------
+# -- Give back ------------------------------------------------------------------------------------
 
 
 def _give_back(context: typer.Context, url: str, prefix: str | None, *, yes: bool, json: bool) -> None:
-    _refuse_what_is_not_there(url)
-    question = "what had arrived in the other store would be in both: is that store gone for good?"
+    _refuse_missing_file(url)
+    question = "jobs that have arrived in the other store would be in both: is that store gone for good?"
     if not yes:
-        refuse_unless_agreed(question, "nothing was changed, and the same move again goes on where it was")
+        refuse_unless_agreed(question, "nothing was changed; the same move again continues where it stopped")
     with _opened(context, url, prefix) as app:
         back = give_back_sync(app)
-    if json:
-        print_json({"given_back": back})
-    else:
-        typer.echo(f"gave back {numbered(back, 'job')}")
+    print_result({"given_back": back}, f"gave back {numbered(back, 'job')}", json)

@@ -1,4 +1,4 @@
-"""`dibs outbox …`: relay messages to their brokers, look at them, redrive the abandoned, remove the old."""
+"""`dibs outbox …`: relay messages to their brokers, list them, redrive abandoned ones, remove old ones."""
 
 import asyncio
 import logging
@@ -12,22 +12,34 @@ import typer
 
 from dibs.cli._support.config import settings_of
 from dibs.cli._support.health import Answering, health_of_relay
-from dibs.cli._support.log_output import set_up
 from dibs.cli._support.options import (
     AsJson,
+    HealthHost,
+    HealthPort,
+    LogJson,
+    Quiet,
     UntilIdle,
     Url,
     as_typed,
+    bad_request_is_bad_usage,
     bad_usage,
-    blaming_who_typed,
     duration,
     hand_on,
 )
-from dibs.cli._support.printing import complain, moment, note, print_json, print_table, without_password
+from dibs.cli._support.printing import (
+    complain,
+    log_level,
+    note,
+    print_json,
+    print_result,
+    print_table,
+    set_up_log,
+    time_text,
+    without_password,
+)
 from dibs.clock import monotonic
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
 from dibs.jobs.ids import parse_id
-from dibs.log_format import NOTICE
 from dibs.outbox import Message, Outbox, Relay, Status
 from dibs.outbox.core import DEFAULT_BROKER
 from dibs.outbox.events import log
@@ -38,7 +50,7 @@ from dibs.text import numbered, spoken
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Relay messages of the outbox to their brokers; look at them, redrive and prune them.",
+    help="Relay messages of the outbox to their brokers; list, redrive and prune them.",
     epilog="Example: dibs outbox relay --broker amqp://localhost",
 )
 
@@ -79,34 +91,27 @@ def relay(
     timeout: Annotated[
         float | None,
         typer.Option(
-            parser=duration, metavar="TIME", help="How long a broker may take for one. Default: 30s."
+            parser=duration, metavar="TIME", help="How long a broker may take for one message. Default: 30s."
         ),
     ] = None,
     until_idle: UntilIdle = False,
-    health_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, metavar="PORT", help="Answer GET /healthz and /metrics here."),
-    ] = None,
-    health_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address to answer on; 0.0.0.0 for every one.")
-    ] = "127.0.0.1",
+    health_port: HealthPort = None,
+    health_host: HealthHost = "127.0.0.1",
     table: Table = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every message.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what somebody should look at.")] = False,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
-    ] = False,
+    quiet: Quiet = False,
+    log_json: LogJson = False,
     url: Url = None,
 ) -> None:
     """Publish what is committed to the outbox until Ctrl-C or SIGTERM. Any number of relays may run."""
-    set_up(level=logging.DEBUG if verbose else NOTICE if quiet else logging.INFO, json=log_json)
+    set_up_log(log_level(verbose, quiet), json=log_json)
     for chatty in ("aiormq", "aio_pika", "nats"):
-        logging.getLogger(chatty).setLevel(logging.CRITICAL)  # what matters of it is said by the relay
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)  # the relay logs what matters of it
     brokers = dict(_named(one) for one in broker or ())
     if not brokers:
         bad_usage("name a broker: --broker amqp://localhost, or $DIBS_BROKER")
     lock = 60 if lock_for is None else lock_for
-    with blaming_who_typed():
+    with bad_request_is_bad_usage():
         lease_micros(lock)
     outbox = Outbox(settings_of(context, url).url, table=_table(context, url, table))
     made = Relay(outbox, brokers, batch=batch, lock_for=lock, timeout=timeout or 30)
@@ -132,7 +137,7 @@ async def _relay(
 
 
 async def _open_if_there(outbox: Outbox) -> None:
-    """What a person has to put right is said at once; a database that is away is the relay's business."""
+    """Raise at once what an operator has to correct; leave a lost connection to the relay's retries."""
     try:
         await outbox.open()
     except StoreRefused:
@@ -142,7 +147,7 @@ async def _open_if_there(outbox: Outbox) -> None:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """`events=amqp://…`, or a URL alone for the default one; a URL may have = in its own options."""
+    """Split `events=amqp://…`; a URL alone is the default broker's, and may have = in its options."""
     name, sign, url = text.partition("=")
     return (name, url) if sign and "://" not in name else (DEFAULT_BROKER, text)
 
@@ -153,7 +158,7 @@ def show(
     status: Annotated[
         Status | None, typer.Option(metavar="STATUS", help=f"Only in this status: {', '.join(Status)}.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="How many at most.")] = 50,
     target: OfBroker = None,
     topic: OfTopic = None,
     key: OfKey = None,
@@ -161,7 +166,7 @@ def show(
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """List messages, without --status those that are still to be published; and count all of them."""
+    """List messages, and count all; without --status it lists messages that wait to be published."""
     with _opened(context, url, table) as outbox:
         find = outbox.find_unprocessed if status is None else getattr(outbox, f"find_{status.value}")
         messages = find(limit, target, topic=topic, key=key)
@@ -193,9 +198,9 @@ def redrive(
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """Publish abandoned messages after all, with fresh attempts."""
+    """Give abandoned messages new attempts, so that they are published after all."""
     if bool(ids) == all:
-        bad_usage("name the messages by their ids, or say --all")
+        bad_usage("give the ids of messages, or --all, and not both")
     if ids and (topic or key):
         bad_usage("--topic and --key go with --all")
     with _opened(context, url, table) as outbox:
@@ -203,10 +208,7 @@ def redrive(
             number, refused = outbox.redrive_many(target, topic=topic, key=key), 0
         else:
             number, refused = _redrive_each(outbox, ids or [], target)
-    if json:
-        print_json({"redriven": number})
-    else:
-        typer.echo(f"{numbered(number, 'message')} redriven")
+    print_result({"redriven": number}, f"{numbered(number, 'message')} redriven", json)
     if refused:
         raise typer.Exit(1)
 
@@ -226,11 +228,11 @@ def _redrive_each(outbox: SyncOutbox, ids: list[UUID], target: str | None) -> tu
 def prune(
     context: typer.Context,
     older_than: Annotated[
-        float, typer.Option(parser=duration, metavar="TIME", help="Published that long ago: 12h, 7d.")
+        float, typer.Option(parser=duration, metavar="TIME", help="Published longer ago than this: 12h, 7d.")
     ],
     abandoned_older_than: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="TIME", help="Abandoned ones as old as this, too."),
+        typer.Option(parser=duration, metavar="TIME", help="Also messages abandoned longer ago than this."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages per transaction.")] = 5000,
     table: Table = None,
@@ -240,17 +242,14 @@ def prune(
     """Remove messages that were published long ago, for good, in bounded batches."""
     with _opened(context, url, table) as outbox:
         number = outbox.prune(older_than, abandoned_older_than=abandoned_older_than, batch=batch)
-    if json:
-        print_json({"pruned": number})
-    else:
-        typer.echo(f"{numbered(number, 'message')} removed")
+    print_result({"pruned": number}, f"{numbered(number, 'message')} removed", json)
 
 
 @contextmanager
 def _opened(context: typer.Context, url: str | None, table: str | None) -> Iterator[SyncOutbox]:
     outbox = Outbox(settings_of(context, url).url, table=_table(context, url, table)).sync
     try:
-        with blaming_who_typed():
+        with bad_request_is_bad_usage():
             yield outbox
     finally:
         outbox.close()
@@ -259,18 +258,18 @@ def _opened(context: typer.Context, url: str | None, table: str | None) -> Itera
 def _table(context: typer.Context, url: str | None, table: str | None) -> str:
     if table is None:
         return f"{settings_of(context, url).prefix}_outbox"
-    with blaming_who_typed():
+    with bad_request_is_bad_usage():
         Place(outbox=table)
     return table
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(message)
-    return {name: value for name, value in told.items() if name not in ("body", "position")}
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    return {name: value for name, value in fields.items() if name not in ("body", "position")}
 
 
 def _row(message: Message) -> list[str | int]:
     return [
         *(str(message.id), message.status.value, message.broker, message.topic, message.key or "-"),
-        *(message.attempts, moment(message.created_at), message.error or ""),
+        *(message.attempts, time_text(message.created_at), message.error or ""),
     ]

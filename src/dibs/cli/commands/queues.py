@@ -1,4 +1,4 @@
-"""`dibs queues …`: the queues at a glance, and the switches each of them has."""
+"""`dibs queues …`: the queues with their counts, and how one is paused, resumed or limited."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ app = typer.Typer(
     epilog="Example: dibs queues, or dibs queues pause mail",
 )
 
-MOST_NAMED = 5  # queues, to who may have meant another
+MOST_NAMED = 5  # known queues, in case the name was mistyped
 
 LIVE = [state.value for state in JobState if state not in FINISHED]
 
@@ -34,7 +34,7 @@ Name = Annotated[
 def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
     """Show the queues; pause, resume or limit one.
 
-    Those are shown that have live jobs or a setting.
+    Only queues that have live jobs or a setting are shown.
     """
     hand_on(context, url, json)
     if context.invoked_subcommand is not None:
@@ -49,13 +49,13 @@ def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
 
 @app.command("pause", epilog="Example: dibs queues pause mail")
 def pause(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
-    """Let nobody claim from this queue; what is running goes on."""
+    """Stop workers from claiming jobs of this queue; running jobs continue."""
     _change(context, url, name, lambda store: store.pause(name), lambda _: f"{name} is paused", json)
 
 
 @app.command("resume", epilog="Example: dibs queues resume mail")
 def resume(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
-    """Let the jobs of a paused queue be claimed again."""
+    """Let workers claim the jobs of a paused queue again."""
     _change(context, url, name, lambda store: store.resume(name), _resumed, json)
 
 
@@ -89,13 +89,13 @@ def _change(
     said: Callable[[Queue], str],
     json: bool,
 ) -> None:
-    """Change it and say so, knowing how it was before."""
+    """Change a queue and print what changed."""
     with open_store(context, url) as store:
         if json:
             change(store)
-            print_json(_look(store, name))
+            print_json(_current(store, name))
             return
-        before, hint = _look(store, name), _hint(store, name)
+        before, hint = _current(store, name), _hint(store, name)
         change(store)
     typer.echo(one_line(said(before)))
     if hint is not None:
@@ -107,7 +107,7 @@ def _resumed(before: Queue) -> str:
 
 
 def _hint(store: SyncDibs, name: str) -> str | None:
-    """A queue may be switched before its first job is there; or somebody mistyped its name."""
+    """Return a note if the queue is unknown: it may not have had a job yet, or its name was mistyped."""
     known = [queue.name for queue in store.queues()]
     served = any(name in (worker.queues or ()) for worker in store.workers())
     if name in known or served or store.find(queue=name, limit=1):
@@ -116,8 +116,8 @@ def _hint(store: SyncDibs, name: str) -> str | None:
     return f"no job of the queue {name!r} is there yet{others}"
 
 
-def _look(store: SyncDibs, name: str) -> Queue:
-    """The queue as it is now; one without jobs and settings is not listed, but it is still a queue."""
+def _current(store: SyncDibs, name: str) -> Queue:
+    """Return the queue as it is now, also if it has no jobs and settings and so is not listed."""
     found = (queue for queue in store.queues() if queue.name == name)
     return _filled(next(found, Queue(name=name, paused=False, limit=None, counts={})))
 

@@ -12,14 +12,13 @@ import typer
 
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import given
-from dibs.cli._support.log_output import set_up
-from dibs.cli._support.options import AsJson, Url, bad_usage
-from dibs.cli._support.printing import note, print_json, without_password
+from dibs.cli._support.options import AsJson, LogJson, Url, bad_usage
+from dibs.cli._support.printing import note, print_json, set_up_log, without_password
 from dibs.errors import BadRequest
 from dibs.text import numbered
 
 if TYPE_CHECKING:
-    from dibs.integrations.service import Access
+    from dibs.integrations.service import Credentials
 
 EXAMPLE = "Example: dibs serve, or DIBS_TOKEN=… dibs serve --host 0.0.0.0 --allow-host jobs.example.org"
 SHORT = 16  # characters: a token that can be guessed
@@ -33,7 +32,7 @@ Token = Annotated[
         envvar="DIBS_TOKEN",
         metavar="TOKEN",
         show_envvar=False,
-        help="Bearer token of who may do everything. Default: $DIBS_TOKEN, which `ps` does not show.",
+        help="Bearer token that allows everything. Default: $DIBS_TOKEN, which `ps` does not show.",
     ),
 ]
 ReadToken = Annotated[
@@ -42,7 +41,7 @@ ReadToken = Annotated[
         envvar="DIBS_READ_TOKEN",
         metavar="TOKEN",
         show_envvar=False,
-        help="Bearer token of who may only look. Default: $DIBS_READ_TOKEN.",
+        help="Bearer token that allows only reading. Default: $DIBS_READ_TOKEN.",
     ),
 ]
 Basic = Annotated[
@@ -58,14 +57,14 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="A host name under which we may be called; may be given again; '*' for any.",
+        help="A host name that requests may use; may be given again; '*' for any.",
     ),
 ]
 TrustProxy = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ADDRESS",
-        help="A proxy in front of us, whose X-Forwarded-For is believed; may be given again.",
+        help="The address of a proxy in front, to trust its X-Forwarded-For; may be given again.",
     ),
 ]
 
@@ -79,35 +78,33 @@ def command(
     basic: Basic = None,
     allow_host: AllowHost = None,
     trust_proxy: TrustProxy = None,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="The log as JSON, one object per line.")
-    ] = False,
+    log_json: LogJson = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """Serve the HTTP API: look at jobs, act on them, follow them.
+    """Serve the HTTP API: read jobs, change them, watch them.
 
-    There are /healthz and /metrics, too. Without a token or password only this machine is listened to, and a
-    token for this one run is printed.
+    There are /healthz and /metrics, too. Without a token or password it listens only to this machine, and
+    prints a token for this one run.
 
-    The log on stderr has a line for each change that somebody asked for: ! what was done, and by whom.
+    The log on stderr has a line for each requested change: ! what was done, and by which user.
     """
-    set_up(level=logging.INFO, json=log_json)
-    access = _access(token or None, read_token or None, basic or None, host)
+    set_up_log(logging.INFO, json=log_json)
+    credentials = _credentials(token or None, read_token or None, basic or None, host)
     app = Dibs(**given(context, url))
     app.sync.open()
-    with _listening(host, port) as place:
-        where = _address(place)
+    with _listening(host, port) as listener:
+        where = _address(listener)
         said = {"url": where, "store": without_password(app._core.settings.url)}
-        if token is None and access.token is not None:
-            said["token"] = access.token
+        if token is None and credentials.token is not None:
+            said["token"] = credentials.token
         _announce(said, json)
-        _serve(app, access, place, _hosts(host, allow_host or []), trust_proxy or [])
+        _serve(app, credentials, listener, _hosts(host, allow_host or []), trust_proxy or [])
 
 
-def _access(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Access":
+def _credentials(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Credentials":
     try:
-        from dibs.integrations.service import Access
+        from dibs.integrations.service import Credentials
     except ImportError:
         raise BadRequest("dibs serve needs a web framework and a server: pip install 'dibs[serve]'") from None
     for secret in (token, read_token):
@@ -115,15 +112,15 @@ def _access(token: str | None, read_token: str | None, basic: str | None, host: 
             note(f"a token of {numbered(len(secret), 'character')} can be guessed; take {SHORT} or more")
     if basic is not None and (":" not in basic or basic.endswith(":")):
         bad_usage("basic authentication is USER:PASSWORD, both of them")
-    access = Access(token=token, read_token=read_token, basic=basic)
-    if not access.is_open:
-        return access
+    credentials = Credentials(token=token, read_token=read_token, basic=basic)
+    if not credentials.is_open:
+        return credentials
     if not _is_loopback(host):
         raise BadRequest(
-            f"{host} can be reached from other machines, and nothing keeps anybody out: set $DIBS_TOKEN or "
+            f"other machines can reach {host}, and it needs no token or password: set $DIBS_TOKEN or "
             "$DIBS_BASIC, or listen on 127.0.0.1"
         )
-    return Access(token=secrets.token_urlsafe(24))
+    return Credentials(token=secrets.token_urlsafe(24))
 
 
 def _is_loopback(host: str) -> bool:
@@ -142,13 +139,13 @@ def _listening(host: str, port: int) -> socket.socket:
         raise BadRequest(f"can't listen on {host}:{port}: {error}; choose another --port or --host") from None
 
 
-def _address(place: socket.socket) -> str:
-    host, port = place.getsockname()[:2]
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _hosts(host: str, allowed: list[str]) -> list[str]:
-    from dibs.integrations.service.app import LOOPBACK
+    from dibs.integrations.service import LOOPBACK
 
     return [*LOOPBACK, host, socket.gethostname(), *allowed]
 
@@ -162,14 +159,16 @@ def _announce(said: dict[str, str], json: bool) -> None:
         typer.echo(f"for this run: Authorization: Bearer {said['token']}")
 
 
-def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str], proxies: list[str]) -> None:
+def _serve(
+    app: Dibs, credentials: "Credentials", listener: socket.socket, hosts: list[str], proxies: list[str]
+) -> None:
     import uvicorn
 
     from dibs.integrations.service import make_service
 
     config = uvicorn.Config(
-        make_service(app, access, hosts),
-        log_config=None,  # what it says goes the way of our own lines
+        make_service(app, credentials, hosts),
+        log_config=None,  # its lines then look like ours
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -180,4 +179,4 @@ def _serve(app: Dibs, access: "Access", place: socket.socket, hosts: list[str], 
     )
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again once it has ended
         signal.signal(number, lambda *_: sys.exit(0))
-    uvicorn.Server(config).run(sockets=[place])
+    uvicorn.Server(config).run(sockets=[listener])

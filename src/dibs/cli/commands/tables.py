@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from dibs.app.dibs import Dibs
-from dibs.cli._support.importing import load
-from dibs.cli._support.options import AsJson, hand_on, not_empty
-from dibs.cli._support.printing import print_json, without_password
+from dibs.cli._support.options import AsJson, hand_on, load, not_empty
+from dibs.cli._support.printing import print_result, without_password
 from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
 
 EXAMPLE = "Example: dibs tables sql shop:Report --url postgresql://localhost/shop"
@@ -28,7 +27,7 @@ Described = Annotated[
 ]
 Asked = Annotated[
     str | None,
-    typer.Option(metavar="URL", callback=not_empty, help="Ask this database what is there already."),
+    typer.Option(metavar="URL", callback=not_empty, help="Compare with the table in this database."),
 ]
 
 
@@ -47,7 +46,7 @@ def sql(
     url: Asked = None,
     json: AsJson = False,
 ) -> None:
-    """Print what a table lacks to be claimed from: its columns and its index. Runs nothing.
+    """Print the SQL for the columns and the index that a table lacks as a queue. Runs nothing.
 
     Given Claims, the index serves their order.
     """
@@ -56,10 +55,11 @@ def sql(
     found = load(described, "a model", "MODULE:MODEL, like shop:Report")
     where = url or context.obj
     lines = _missing(found, where) if where else _all(found, dialect)
-    if json:
-        print_json(lines)
-    else:
-        typer.echo("\n".join(f"{line};" for line in lines) or "-- nothing to do: columns and index are there")
+    print_result(
+        lines,
+        "\n".join(f"{line};" for line in lines) or "-- nothing to do: columns and index are there",
+        json,
+    )
 
 
 def _all(found: Any, name: str) -> list[str]:
@@ -85,7 +85,7 @@ def _missing(found: Any, where: str) -> list[str]:
         ) from None
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error)
-        raise StoreUnavailable(f"{without_password(where)} can't be asked: {reason}") from None
+        raise StoreUnavailable(f"{without_password(where)} can't be reached: {reason}") from None
     finally:
         engine.dispose()
 
@@ -93,7 +93,7 @@ def _missing(found: Any, where: str) -> list[str]:
 def _engine(where: str) -> Any:
     from sqlalchemy import create_engine
 
-    Dibs(where)  # which says what is wrong with a URL, and never quotes a password
+    Dibs(where)  # its errors about a URL never quote a password
     scheme, _, rest = where.partition("://")
     try:
         return create_engine("://".join([_driver(scheme.partition("+")[0]), rest]))

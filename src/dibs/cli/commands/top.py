@@ -1,6 +1,6 @@
 """`dibs top`: queues, rates, workers and running jobs, live.
 
-A `Frame` is what was seen at one moment. It is drawn from values alone; a store that goes away is drawn, too.
+A `Snapshot` is what was read at one time. Drawing takes values alone; a lost connection is drawn, too.
 """
 
 import math
@@ -38,25 +38,25 @@ from dibs.text import spoken
 
 EXAMPLE = "Example: dibs top --interval 1s, or dibs top --once --json"
 
-SHORTEST = 0.1  # seconds between two frames
-SHARE = 4  # a store that takes long to answer is left alone four times as long
-LONG = 0.1  # seconds to count what is finished; if it takes longer,
-RARELY = 50  # that is done in 2 % of the time
+SHORTEST = 0.1  # seconds between two snapshots
+PAUSE_FACTOR = 4  # a slow store gets a pause of four times its response time
+LONG_COUNT = 0.1  # seconds to count finished jobs; a longer count
+RARELY = 50  # takes at most 2 % of the time
 LONGEST_COUNT = 2.0  # seconds after which no more queues are asked for their failed jobs
-OLD = 5.0  # seconds after which a number is said to be of then
-MOST_QUEUES = 20  # whose failed jobs are counted
+OLD = 5.0  # seconds after which the age of a count is shown
+MOST_QUEUES = 20  # queues with counted failures
 MOST_RUNNING = 200
-WIDE = 200  # columns of a frame in a pipe
-ROOM_FOR_ALL = 110  # on less there is no bar, and not who runs a job: what and which is said whole
-CHOSEN = {"queue", "worker", "running job", "message", "at"}  # columns of text that may be long
+PIPE_WIDTH = 200  # columns
+ROOM_FOR_ALL = 110  # columns; a narrower screen has no bars and no workers of jobs
+CUT_FIRST = {"queue", "worker", "running job", "message", "at"}
 LIVE = [JobState.ready, JobState.running, JobState.scheduled, JobState.blocked]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """What was seen at one moment, by the store's clock; `rate` is finished jobs/s between two counts.
+class Snapshot:
+    """What was read at one time of the store's clock; `rate` is finished jobs/s between two counts.
 
-    What is finished was counted at `counted_at`, which may be earlier: there may be millions of them.
+    Finished jobs were counted at `counted_at`, which may be earlier: there may be millions of them.
     """
 
     store: str
@@ -76,25 +76,25 @@ class Frame:
 def command(
     context: typer.Context,
     interval: Annotated[
-        float, typer.Option(parser=duration, metavar="TIME", help="Between two frames.")
+        float, typer.Option(parser=duration, metavar="TIME", help="Between two snapshots.")
     ] = "2s",  # type: ignore[assignment]
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and end.")] = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
     """Watch queues, rates, workers and running jobs. q ends it.
 
-    Where there are so many finished jobs that it takes long to count them, that is done less often, and said.
+    If it takes long to count the finished jobs, they are counted less often, and the screen says when.
 
-    In a pipe one frame is printed, as with --once. With --json every frame is one JSON object on a line of
-    its own, also in a pipe, until it is ended; with --once there is one.
+    In a pipe it prints one snapshot, as with --once. With --json it prints a JSON object per line for every
+    snapshot, also in a pipe, until Ctrl-C; with --once just one.
     """
     pause = max(interval, SHORTEST)
     store = Dibs(**given(context, url)).sync
     name = store_name(context, url)
     try:
         if once or (not json and not sys.stdout.isatty()):
-            _print_once(look(store.open(), name), json)
+            _print_once(read_snapshot(store.open(), name), json)
         elif json:
             _print_for_ever(store.open(), name, pause)
         else:
@@ -105,50 +105,50 @@ def command(
         store.close()
 
 
-def _print_once(frame: Frame, json: bool) -> None:
+def _print_once(snapshot: Snapshot, json: bool) -> None:
     if json:
-        print_json(frame)
+        print_json(snapshot)
     else:
-        width = None if sys.stdout.isatty() else WIDE
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
         console = Console(markup=False, highlight=False, emoji=False, width=width)
-        console.print(draw(frame, console.width))
+        console.print(draw(snapshot, console.width))
 
 
 def _print_for_ever(store: SyncDibs, name: str, pause: float) -> None:
-    last: Frame | None = None
-    counting = Counting(store)
+    last: Snapshot | None = None
+    cache = CountCache(store)
     while True:
         began = monotonic()
         try:
-            last = look(store, name, last, counting.tally())
+            last = read_snapshot(store, name, last, cache.counts())
             typer.echo(msgspec.json.encode(last))
         except StoreUnavailable as error:
             typer.echo(msgspec.json.encode({"store": name, "error": one_line(str(error))}))
-        time.sleep(max(pause, SHARE * (monotonic() - began)))
+        time.sleep(max(pause, PAUSE_FACTOR * (monotonic() - began)))
 
 
 def _watch(store: SyncDibs, name: str, pause: float) -> None:
-    """Until somebody presses q. A store that is away is said to be, and asked again."""
-    last: Frame | None = None
-    counting = Counting(store)
+    """Redraw until q is pressed. Show a lost connection, and try again."""
+    last: Snapshot | None = None
+    cache = CountCache(store)
     console = Console(markup=False, highlight=False, emoji=False)
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = monotonic()
             try:
-                last = look(store, name, last, counting.tally())
+                last = read_snapshot(store, name, last, cache.counts())
                 live.update(draw(last, console.width), refresh=True)
             except StoreUnavailable as error:
-                live.update(draw_away(last, name, str(error), console.width), refresh=True)
-            if pressed(max(pause, SHARE * (monotonic() - began))):
+                live.update(draw_unavailable(last, name, str(error), console.width), refresh=True)
+            if pressed(max(pause, PAUSE_FACTOR * (monotonic() - began))):
                 return
 
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Answers a function that waits so long for a key and says whether it was q."""
+    """Yield a function that waits some seconds for a key and returns whether it was q."""
     if not sys.stdin.isatty():
-        yield time.sleep  # which answers None: nobody pressed anything
+        yield time.sleep  # returns None: no key was pressed
         return
     import termios
     import tty
@@ -167,60 +167,62 @@ def _quits_within(seconds: float) -> bool:
     return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x04")
 
 
-# -- looking ------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """How many jobs there were, and how many had failed in each queue that was asked."""
+class StateCounts:
+    """The number of jobs in each state, and of failed jobs in the queues that were counted."""
 
     at: datetime
     counts: dict[str, int]
     failed: dict[str, int]
 
 
-class Counting:
-    """The last tally, and a new one when it is worth its time."""
+class CountCache:
+    """The last count, and a new one when it is worth its time."""
 
     def __init__(self, store: SyncDibs) -> None:
         self._store = store
-        self._last: Tally | None = None
+        self._last: StateCounts | None = None
         self._due = 0.0
 
-    def tally(self) -> Tally:
+    def counts(self) -> StateCounts:
         began = monotonic()
         if self._last is None or began >= self._due:
             self._last = count(self._store, LONGEST_COUNT)
             took = monotonic() - began
-            self._due = monotonic() + (RARELY * took if took > LONG else 0)
+            self._due = monotonic() + (RARELY * took if took > LONG_COUNT else 0)
         return self._last
 
 
-def count(store: SyncDibs, patience: float = math.inf) -> Tally:
-    """Reads every finished job, and again for each queue; which is not asked after `patience` seconds."""
+def count(store: SyncDibs, limit: float = math.inf) -> StateCounts:
+    """Count all jobs, and the failed ones queue by queue, for at most `limit` seconds."""
     began = monotonic()
     counts, at = store.counts(), store._core.store.run(lambda _: _now())
     failed: dict[str, int] = {}
-    for place, queue in enumerate(store.queues()):
+    for index, queue in enumerate(store.queues()):
         if not counts[JobState.failed]:
             failed[queue.name] = 0
-        elif place < MOST_QUEUES and monotonic() - began < patience:
+        elif index < MOST_QUEUES and monotonic() - began < limit:
             failed[queue.name] = store.counts(queue.name)[JobState.failed]
-    return Tally(at, counts, failed)
+    return StateCounts(at, counts, failed)
 
 
-def look(store: SyncDibs, name: str, last: Frame | None = None, tally: Tally | None = None) -> Frame:
-    """The next frame; the last one is what rates are measured from. Without a tally all is counted now."""
-    earlier, tally = tally, tally or count(store)
+def read_snapshot(
+    store: SyncDibs, name: str, last: Snapshot | None = None, counted: StateCounts | None = None
+) -> Snapshot:
+    """Return the next snapshot, with the rate since the last one. Without `counted` all is counted now."""
+    earlier, counted = counted, counted or count(store)
     queues = store.queues()
     live = {state.value: sum(queue.counts.get(state, 0) for queue in queues) for state in LIVE}
-    return Frame(
+    return Snapshot(
         store=name,
         at=store._core.store.run(lambda _: _now()),
-        counted_at=tally.at,
-        rate=_rate(last, tally),
-        counts=tally.counts if earlier is None else {**tally.counts, **live},
-        queues=[_queue(queue, tally.failed.get(queue.name)) for queue in queues],
+        counted_at=counted.at,
+        rate=_rate(last, counted),
+        counts=counted.counts if earlier is None else {**counted.counts, **live},
+        queues=[_queue(queue, counted.failed.get(queue.name)) for queue in queues],
         workers=store.workers(),
         running=store.find(state=JobState.running, limit=MOST_RUNNING),
     )
@@ -232,11 +234,11 @@ def _now() -> Script[datetime]:
     return now
 
 
-def _rate(last: Frame | None, tally: Tally) -> float | None:
-    """Finished jobs per second; what was pruned in between makes it less, never negative."""
-    if last is None or (seconds := (tally.at - last.counted_at).total_seconds()) <= 0:
+def _rate(last: Snapshot | None, counted: StateCounts) -> float | None:
+    """Return finished jobs per second; pruning in between makes it less, never negative."""
+    if last is None or (seconds := (counted.at - last.counted_at).total_seconds()) <= 0:
         return None if last is None else last.rate
-    finished = sum(tally.counts[state] for state in FINISHED)
+    finished = sum(counted.counts[state] for state in FINISHED)
     return max(finished - last.finished, 0) / seconds
 
 
@@ -248,24 +250,25 @@ def _queue(queue: Queue, failed: int | None) -> dict[str, Any]:
 # -- drawing ------------------------------------------------------------------------------------
 
 
-def draw(frame: Frame, width: int) -> RenderableType:
-    queues, workers, running = _queues(frame.queues), _workers(frame), _running(frame, width >= ROOM_FOR_ALL)
-    return Group(_headline(frame), Text(), queues, Text(), workers, Text(), running)
+def draw(snapshot: Snapshot, width: int) -> RenderableType:
+    queues, workers = _queues(snapshot.queues), _workers(snapshot)
+    running = _running(snapshot, width >= ROOM_FOR_ALL)
+    return Group(_headline(snapshot), Text(), queues, Text(), workers, Text(), running)
 
 
-def draw_away(last: Frame | None, name: str, error: str, width: int) -> RenderableType:
-    away = Text(f"{name} is away, trying again: {one_line(error)}", style="bold red")
-    return away if last is None else Group(away, Text(), draw(last, width))
+def draw_unavailable(last: Snapshot | None, name: str, error: str, width: int) -> RenderableType:
+    line = Text(f"{name} is unavailable, trying again: {one_line(error)}", style="bold red")
+    return line if last is None else Group(line, Text(), draw(last, width))
 
 
-def _headline(frame: Frame) -> Text:
-    rate = "" if frame.rate is None else f"{frame.rate:,.1f} jobs/s  "
-    line = Text(f"{frame.store}  {frame.at.astimezone(UTC):%H:%M:%S} UTC  {rate}", style="bold")
+def _headline(snapshot: Snapshot) -> Text:
+    rate = "" if snapshot.rate is None else f"{snapshot.rate:,.1f} jobs/s  "
+    line = Text(f"{snapshot.store}  {snapshot.at.astimezone(UTC):%H:%M:%S} UTC  {rate}", style="bold")
     for state in JobState:
-        if frame.counts[state]:
-            line.append(f" {frame.counts[state]:,} {state.value} ", style=STYLES[state])
-    if (age := (frame.at - frame.counted_at).total_seconds()) >= OLD:
-        line.append(f" (finished and failed ones counted {spoken(age)} ago)", style="dim")
+        if snapshot.counts[state]:
+            line.append(f" {snapshot.counts[state]:,} {state.value} ", style=STYLES[state])
+    if (age := (snapshot.at - snapshot.counted_at).total_seconds()) >= OLD:
+        line.append(f" (finished and failed jobs counted {spoken(age)} ago)", style="dim")
     return line
 
 
@@ -289,40 +292,40 @@ def _switches(queue: dict[str, Any]) -> Text:
     return Text(" ".join(word for word in ("paused" if queue["paused"] else "", limit) if word), "yellow")
 
 
-def _workers(frame: Frame) -> RenderableType:
-    if not frame.workers:
-        return Text("no worker was heard of lately", style="dim")
+def _workers(snapshot: Snapshot) -> RenderableType:
+    if not snapshot.workers:
+        return Text("no worker was seen lately", style="dim")
     table = _table("worker", "busy", "seen")
-    for worker in frame.workers:
+    for worker in snapshot.workers:
         busy = Text(f"{worker.running}/{worker.concurrency}", "yellow" if worker.running else "dim")
-        seen = spoken((frame.at - worker.seen_at).total_seconds())
+        seen = spoken((snapshot.at - worker.seen_at).total_seconds())
         table.add_row(_short(worker.name), busy, f"{seen} ago")
     return table
 
 
-def _running(frame: Frame, with_all: bool) -> RenderableType:
-    if not frame.running:
+def _running(snapshot: Snapshot, with_all: bool) -> RenderableType:
+    if not snapshot.running:
         return Text("no job is running", style="dim")
     table = _table("running job", "for", *(["progress", "message", "at"] if with_all else ["message"]), "id")
-    for job in sorted(frame.running, key=lambda job: job.claimed_at or frame.at):
-        since = spoken((frame.at - (job.claimed_at or frame.at)).total_seconds())
+    for job in sorted(snapshot.running, key=lambda job: job.claimed_at or snapshot.at):
+        since = spoken((snapshot.at - (job.claimed_at or snapshot.at)).total_seconds())
         bar: RenderableType = ProgressBar(total=1, completed=job.progress, width=12) if job.progress else ""
-        told = _short(" ".join(filter(None, [f"{job.progress:.0%}" if job.progress else "", job.message])))
-        about = [bar, told, _short(job.worker or "")] if with_all else [told]
+        words = _short(" ".join(filter(None, [f"{job.progress:.0%}" if job.progress else "", job.message])))
+        about = [bar, words, _short(job.worker or "")] if with_all else [words]
         table.add_row(_short(job.kind), since, *about, str(job.id))
     return table
 
 
 def _short(text: str) -> Text:
-    """Text that people chose: it may be long, and gives way to what must be whole."""
+    """Return text of any length, cut where there is no room for it."""
     return Text(one_line(text), no_wrap=True, overflow="ellipsis")
 
 
 def _table(*names: str) -> Table:
-    """A table that fits: what people chose is cut short, and then the rest, if it must be."""
+    """Return a table that fits the screen: long text is cut first, then the rest."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     numbers = {"for", "seen", "busy", "failed", *(state.value for state in LIVE)}
     for name in names:
         justify: Literal["left", "right"] = "right" if name in numbers else "left"
-        table.add_column(_short(name), justify=justify, overflow="ellipsis", no_wrap=name not in CHOSEN)
+        table.add_column(_short(name), justify=justify, overflow="ellipsis", no_wrap=name not in CUT_FIRST)
     return table

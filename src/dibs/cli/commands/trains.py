@@ -1,6 +1,5 @@
-"""`dibs trains …`: who is at the head of which train, and those that wait for a person."""
+"""`dibs trains …`: trains with their heads, and the release of held ones."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -8,10 +7,20 @@ import msgspec
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli._support.batch import change_each
+from dibs.cli._support.changes import change_each
 from dibs.cli._support.config import open_store
-from dibs.cli._support.options import AsJson, Url, as_typed, hand_on, url_again
-from dibs.cli._support.printing import moment, note, print_json, print_table
+from dibs.cli._support.options import (
+    MOST_LISTED,
+    PAGE_LIMIT,
+    AsJson,
+    Limit,
+    Url,
+    as_typed,
+    hand_on,
+    next_page,
+)
+from dibs.cli._support.printing import note, print_json, print_result, print_table
+from dibs.cli.commands.jobs import about
 from dibs.errors import NotFound, Refused
 from dibs.jobs.job import Job
 from dibs.jobs.payload import check_name
@@ -24,8 +33,6 @@ app = typer.Typer(
     epilog="Example: dibs trains --held, or dibs trains release dest_123",
 )
 
-MOST_LISTED = 1000
-
 named = as_typed(check_name, "train")
 Name = Annotated[str, typer.Argument(parser=named, metavar="NAME", help="The train's name.")]
 Names = Annotated[
@@ -36,10 +43,12 @@ Names = Annotated[
 @app.callback()
 def list_(
     context: typer.Context,
-    held: Annotated[bool, typer.Option("--held", help="Only those that wait for a person.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")] = 50,
+    held: Annotated[
+        bool, typer.Option("--held", help="Only held trains, which wait for an operator.")
+    ] = False,
+    limit: Limit = PAGE_LIMIT,
     after: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only those whose names come after this one.")
+        str | None, typer.Option(metavar="NAME", help="Only trains with names after this one.")
     ] = None,
     url: Url = None,
     json: AsJson = False,
@@ -56,25 +65,23 @@ def list_(
         return
     _print(page, held=held)
     if more:
-        note(f"next page: {_next_page(held, limit, page[-1].name, context.obj)}")
+        words = ["dibs", "trains", *(["--held"] if held else [])]
+        note(f"next page: {next_page(words, context.obj, limit, page[-1].name)}")
 
 
 @app.command("show", epilog="Example: dibs trains show dest_123")
 def show(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
-    """Show one train: its head, who runs it, how many follow, and what it waits for."""
+    """Show one train: its head, the worker that runs it, how many jobs follow, and why it waits."""
     with open_store(context, url) as store:
         train = store.trains.get(name)
     if train is None:
         raise NotFound(name)
-    if json:
-        print_json(_builtins(train))
-    else:
-        typer.echo("\n".join(_lines(train)))
+    print_result(_builtins(train), "\n".join(_lines(train)), json)
 
 
 @app.command("release", epilog="Example: dibs trains release dest_123")
 def release(context: typer.Context, names: Names, url: Url = None, json: AsJson = False) -> None:
-    """Let the next job of held trains go; what held them stays as it ended."""
+    """Let held trains continue with their next job; the job that held a train stays as it ended."""
     change_each(context, url, names, _release, json)
 
 
@@ -108,34 +115,13 @@ def _lines(train: Train) -> Iterator[str]:
         head = train.head
         yield f"{'head':<8}{head.id} ({one_line(head.kind)}), {head.state} {one_line(_about(head))}"
     if train.held:
-        yield f"{'held':<8}it waits for a person: dibs jobs retry its head, or dibs trains release the train"
+        yield f"{'held':<8}it waits for an operator: dibs jobs retry its head, or dibs trains release it"
 
 
 def _about(head: Job) -> str:
-    match head.state:
-        case JobState.running:
-            return f"at {head.worker}"
-        case JobState.scheduled:
-            return f"until {moment(head.run_at)}"
-        case JobState.failed if head.errors:
-            return f"{head.errors[-1].type}: {head.errors[-1].message}"
-        case JobState.cancelled if head.message:
-            return head.message
-        case _:
-            return f"since {moment(head.finished_at or head.run_at)}"
+    return f"at {head.worker}" if head.state == JobState.running else about(head)
 
 
 def _builtins(train: Train) -> dict[str, object]:
-    told: dict[str, object] = msgspec.to_builtins(train)
-    return told
-
-
-def _next_page(held: bool, limit: int, last: str, url: str | None) -> str:
-    words = [
-        "dibs",
-        "trains",
-        *(["--held"] if held else []),
-        *url_again(url),
-        *(["--limit", str(limit)] if limit != 50 else []),
-    ]
-    return shlex.join([*words, "--after", last])
+    builtins: dict[str, object] = msgspec.to_builtins(train)
+    return builtins

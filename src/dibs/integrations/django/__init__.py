@@ -1,4 +1,4 @@
-"""Django: jobs live in Django's own database, appear with its transactions, run by `manage.py dibs work`.
+"""Django: jobs in Django's own database, stored with its transactions, run by `manage.py dibs work`.
 
 Add `"dibs.integrations.django"` to INSTALLED_APPS. `app` is the `Dibs` of the project; `DibsBackend` is for
 TASKS, if you use Django's tasks.
@@ -10,7 +10,7 @@ __all__ = ["DibsBackend", "app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Both need the settings, which are not there yet when Django imports this package."""
+    """Import both late: they need the settings, which Django reads after it has imported this package."""
     match name:
         case "app":
             from dibs.integrations.django.store import app

@@ -1,14 +1,17 @@
 """`DibsBackend`: Django's tasks, kept and run by dibs.
 
-A task's exception is its end, as Django's tasks have it, unless OPTIONS["retry"] says otherwise. A worker
-that died is not the task's fault: its tasks come back, up to OPTIONS["max_attempts"].
+A task that raises is failed, as Django's tasks have it, unless OPTIONS["retry"] says otherwise. After a
+worker died its tasks run again, up to OPTIONS["max_attempts"] times.
 """
 
 from collections.abc import Iterable
 from datetime import datetime
+from importlib import import_module
 from traceback import format_exception
 from typing import Any
 
+from django import VERSION
+from django.conf import settings
 from django.core import checks
 from django.db import close_old_connections, connections
 from django.utils import timezone
@@ -17,22 +20,29 @@ from django.utils.module_loading import import_string
 from dibs.app.context import Context
 from dibs.errors import BadRequest
 from dibs.integrations.django import store
-from dibs.integrations.django.tasks_api import (
-    BaseTaskBackend,
-    Task,
-    TaskContext,
-    TaskError,
-    TaskResult,
-    TaskResultDoesNotExist,
-    TaskResultStatus,
-    task_backends,
-    task_enqueued,
-    task_finished,
-    task_started,
-)
 from dibs.jobs.job import Job, JobError, NewJob
 from dibs.jobs.payload import LONGEST_NAME
 from dibs.jobs.states import WORKER_DIED, JobState, Retry
+
+# Django has tasks since 6.0. A project with the package `django-tasks` among its apps uses that instead.
+HAS_PACKAGE = "django_tasks" in settings.INSTALLED_APPS
+TASKS_MODULE = "django.tasks" if VERSION >= (6,) and not HAS_PACKAGE else "django_tasks"
+
+
+def _named(module: str, *names: str) -> list[Any]:
+    found = import_module(f"{TASKS_MODULE}{module}")
+    return [getattr(found, name) for name in names]
+
+
+[task_backends] = _named("", "task_backends")
+[BaseTaskBackend] = _named(".backends.base", "BaseTaskBackend")
+[Task, TaskContext, TaskError, TaskResult, TaskResultStatus] = _named(
+    ".base", "Task", "TaskContext", "TaskError", "TaskResult", "TaskResultStatus"
+)
+[TaskResultDoesNotExist] = _named(".exceptions", "TaskResultDoesNotExist")
+[task_enqueued, task_finished, task_started] = _named(
+    ".signals", "task_enqueued", "task_finished", "task_started"
+)
 
 STATUS = {
     JobState.running: TaskResultStatus.RUNNING,
@@ -43,8 +53,8 @@ STATUS = {
 OPTIONS = ("max_attempts", "retry", "timeout", "lease")
 
 
-class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
-    """Tasks as jobs: in the transaction that is open, once it is committed, and never twice at once."""
+class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
+    """The task backend: tasks are jobs, stored in the open transaction, and never run twice at once."""
 
     supports_defer = True
     supports_async_task = True
@@ -65,7 +75,7 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
             store.app.job(name=self.kind, **options)(run_task)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Store a task; inside `atomic` it is there when that is committed, or never."""
+        """Store a task; inside `atomic` it is stored with the commit, or never."""
         self.validate_task(task)
         new = NewJob(
             self.kind,
@@ -83,7 +93,7 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """The task as it is now; inside `atomic`, as that sees it."""
+        """Return the task as it is now; inside `atomic`, as that transaction sees it."""
         try:
             job = store.get(result_id)
         except BadRequest:
@@ -93,12 +103,12 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
         return self.result_of(job)
 
     def result_of(self, job: Job) -> Any:
-        """A job, as Django's tasks would describe it."""
+        """Return a job as a result of Django's tasks."""
         result = TaskResult(
             task=_task_of(job).using(
                 priority=job.priority,
                 queue_name=job.queue,
-                run_after=_moment(job.meta.get("run_after")),
+                run_after=_parsed(job.meta.get("run_after")),
                 backend=self.alias,
             ),
             id=str(job.id),
@@ -122,7 +132,7 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
         connection = connections[store.alias()]
         if connection.vendor == "sqlite" and store.url() == "sqlite://":
             yield checks.Warning(
-                "jobs are kept in a database in memory, which no worker can see",
+                "jobs are kept in a database in memory, which no worker can reach",
                 hint="name a file in DATABASES, or a store of its own in DIBS['URL']",
                 id="dibs.W001",
             )
@@ -146,12 +156,12 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc]
 
 
 def kind_of(alias: str) -> str:
-    """One kind per backend, so that any worker can run any task of it."""
+    """Return the kind of all tasks of a backend, so that any worker can run any of them."""
     return "django_task" if alias == "default" else f"django_task.{alias}"
 
 
 def run_task(ctx: Context, task: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What a worker does: import the task, and call it in a thread that has connections of its own."""
+    """Import a task and call it, in a worker's thread with connections of its own."""
     backend = next(one for one in dibs_backends() if one.kind == ctx.job.kind)
     result = backend.result_of(ctx.job)
     first = [TaskContext(task_result=result)] if result.task.takes_context else []
@@ -172,13 +182,13 @@ def run_task(ctx: Context, task: str, args: list[Any], kwargs: dict[str, Any]) -
 
 
 def _end(result: Any, **outcome: Any) -> None:
-    """For those who hear the signal; the store has its own time, and says so to those who ask later."""
+    """Complete the result for receivers of the signal; `get_result` later has the store's own times."""
     for name, value in {"finished_at": timezone.now(), **outcome}.items():
         object.__setattr__(result, name, value)
 
 
 def dibs_backends() -> list[DibsBackend]:
-    """Every backend of ours in TASKS, each registered as a kind by being made."""
+    """Return the backends of dibs in TASKS; making one registers its kind."""
     return [one for alias in task_backends if isinstance(one := task_backends[alias], DibsBackend)]
 
 
@@ -191,12 +201,12 @@ def _task_of(job: Job) -> Any:
     return task
 
 
-def _aware(moment: datetime | None) -> datetime | None:
-    """With USE_TZ off Django's times are naive, in the project's time zone."""
-    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
+def _aware(time: datetime | None) -> datetime | None:
+    """Add the project's time zone to a naive time, as Django uses them with USE_TZ off."""
+    return timezone.make_aware(time) if time is not None and timezone.is_naive(time) else time
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parsed(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
@@ -214,7 +224,7 @@ def _error_from(error: BaseException) -> Any:
 
 
 def _workers_of(job: Job) -> list[str]:
-    """One for each attempt."""
+    """Return the worker of each attempt."""
     failed = [error.worker or "" for error in job.errors]
-    goes_on = job.attempts > len(failed) and job.worker is not None
-    return [*failed, job.worker or ""] if goes_on else failed
+    is_running = job.attempts > len(failed) and job.worker is not None
+    return [*failed, job.worker or ""] if is_running else failed

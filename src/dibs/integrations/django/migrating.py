@@ -1,4 +1,4 @@
-"""Versions of the tables of dibs as Django migrations. The SQL is that of `dibs migrate`."""
+"""Versions of the tables of dibs as Django migrations, with the SQL of `dibs migrate`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from dibs.integrations.django import store
 
 
 class DibsVersion(Operation):  # type: ignore[misc]
-    """Bring the tables of dibs to a version, from the one before it."""
+    """The step to one version of the tables of dibs, from the version before it."""
 
     reduces_to_sql = True
     reversible = True
@@ -21,14 +21,14 @@ class DibsVersion(Operation):  # type: ignore[misc]
         self.version = version
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """There are no models."""
+        """Change nothing: there are no models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if (dialect := _dialect(app_label, schema_editor)) is None:
             return
         create, _ = schema_table(dialect)
         schema_editor.execute(create, params=None)
-        _wait_for_turn(schema_editor, dialect)
+        _lock_migrations(schema_editor, dialect)
         applied = _applied(schema_editor, dialect, self.version - 1)
         for _, statement in pending(dialect, applied, self.version):
             schema_editor.execute(statement, params=None)
@@ -36,7 +36,7 @@ class DibsVersion(Operation):  # type: ignore[misc]
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if (dialect := _dialect(app_label, schema_editor)) is None:
             return
-        _wait_for_turn(schema_editor, dialect)
+        _lock_migrations(schema_editor, dialect)
         applied = _applied(schema_editor, dialect, self.version)
         for _, statement in undoing(dialect, applied, self.version - 1):
             schema_editor.execute(statement, params=None)
@@ -49,7 +49,7 @@ class DibsVersion(Operation):  # type: ignore[misc]
 
 
 def version(number: int) -> type[Any]:
-    """The migration of one version, after the one before it."""
+    """Return the migration of one version."""
     before = [] if number == 1 else [("dibs", _name(number - 1))]
     about = {"operations": [DibsVersion(number)], "dependencies": before, "initial": number == 1}
     return type("Migration", (Migration,), about)
@@ -60,7 +60,7 @@ def _name(number: int) -> str:
 
 
 def _dialect(app_label: str, schema_editor: Any) -> Dialect | None:
-    """None where no jobs are to be kept."""
+    """Return the dialect of this database, or None if it keeps no jobs."""
     connection = schema_editor.connection
     if not store.in_database() or connection.alias != store.alias():
         return None
@@ -69,8 +69,8 @@ def _dialect(app_label: str, schema_editor: Any) -> Dialect | None:
     return dialect_named(connection.vendor, store.app._core.settings.prefix)
 
 
-def _wait_for_turn(schema_editor: Any, dialect: Dialect) -> None:
-    """Somebody else may be migrating; on SQLite a reader that turns writer is refused while others write."""
+def _lock_migrations(schema_editor: Any, dialect: Dialect) -> None:
+    """Lock out other migrations; on SQLite, write first: a reader that turns writer may be refused."""
     match dialect.name:
         case "postgresql":
             schema_editor.execute(f"select pg_advisory_xact_lock({MIGRATION_LOCK})", params=None)
@@ -80,7 +80,7 @@ def _wait_for_turn(schema_editor: Any, dialect: Dialect) -> None:
 
 
 def _applied(schema_editor: Any, dialect: Dialect, printed: int) -> set[int]:
-    """What the store says; while SQL is only printed, all that comes before."""
+    """Return the applied versions; while SQL is only printed, all up to `printed`."""
     if schema_editor.collect_sql:
         return set(range(1, printed + 1))
     table, (_, versions) = dialect.rename("dibs_schema"), schema_table(dialect)

@@ -1,1 +1,1 @@
-"""There are none. Django tells an app that its tables were migrated only if it has this module."""
+"""No models. Django sends `post_migrate` only to an app that has this module."""

@@ -1,9 +1,9 @@
-"""The `Dibs` of a Django project: where its jobs live, from `DATABASES` and the optional setting `DIBS`.
+"""The `Dibs` of a Django project: its store, from `DATABASES` and the optional setting `DIBS`.
 
 DIBS = {
     "DATABASE": "default",     # the alias of the database that has the jobs
     "URL": "redis://…",        # or a store of its own; then jobs are enqueued after the commit
-    "PREFIX": "dibs",          # and whatever else `Dibs(...)` takes, in capitals
+    "PREFIX": "dibs",          # and all other options of `Dibs(...)`, in capitals
 }
 """
 
@@ -18,7 +18,7 @@ from django.db import connections, transaction
 
 from dibs.app.dibs import Dibs
 from dibs.engines.connect import connect
-from dibs.integrations.django.transactions import in_transaction
+from dibs.integrations.django.apps import in_transaction
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job, NewJob
 from dibs.operations.queries import get as read
@@ -28,18 +28,17 @@ TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 
 
 def alias() -> str:
-    """Which of `DATABASES` has the jobs, or decides when they are enqueued elsewhere."""
+    """Return which of `DATABASES` has the jobs, or the transactions after which they are enqueued."""
     name: str = _setting().get("DATABASE", "default")
     return name
 
 
 def in_database() -> bool:
-    """Whether the jobs live in Django's database, and so in its transactions."""
+    """Return whether the jobs are in Django's database, and so in its transactions."""
     return "URL" not in _setting()
 
 
 def url() -> str:
-    """The address of the store."""
     if not in_database():
         own: str = _setting()["URL"]
         return own
@@ -71,13 +70,13 @@ def _in_memory(name: str) -> bool:
 
 def _server_url(scheme: str, database: dict[str, Any]) -> str:
     user, password = (quote(str(database.get(key) or ""), safe="") for key in ("USER", "PASSWORD"))
-    who = f"{user}{f':{password}' if password else ''}@" if user else ""
+    login = f"{user}{f':{password}' if password else ''}@" if user else ""
     host, port = str(database.get("HOST") or ""), database.get("PORT")
     options = {name: value for name, value in database.get("OPTIONS", {}).items() if name in TLS}
     if host.startswith("/"):
         host, options = "", {**options, "host": host}
     where = f"{host or ('localhost' if scheme == 'mysql' else '')}{f':{port}' if port else ''}"
-    return f"{scheme}://{who}{where}/{quote(str(database['NAME']))}" + (
+    return f"{scheme}://{login}{where}/{quote(str(database['NAME']))}" + (
         f"?{urlencode(options)}" if options else ""
     )
 
@@ -93,7 +92,7 @@ def _make() -> Dibs:
 
 
 def follow() -> None:
-    """Go where `DATABASES` leads by now."""
+    """Use the database that `DATABASES` names now."""
     core, now = app._core, url()
     if core.settings.url != now:
         app.sync.close()
@@ -102,7 +101,7 @@ def follow() -> None:
 
 
 def within() -> Any:
-    """Django's connection where a transaction is open on it that jobs can be part of; else None."""
+    """Return Django's connection if it has an open transaction that jobs can be part of; else None."""
     connection = connections[alias()]
     return connection if in_database() and in_transaction(connection) else None
 
@@ -111,7 +110,7 @@ app = _make()
 
 
 def enqueue(new: NewJob) -> Job | None:
-    """With the transaction that is open, if one is; None if that can only be after its commit."""
+    """Enqueue in the open transaction, if there is one; return None if that happens after its commit."""
     if in_database() or not connections[alias()].in_atomic_block:
         [job] = app.sync.enqueue(new)
         return job
@@ -120,6 +119,6 @@ def enqueue(new: NewJob) -> Job | None:
 
 
 def get(id: str) -> Job | None:
-    """The job as the open transaction sees it, if one is open."""
+    """Return the job as the open transaction sees it, if one is open."""
     parsed = parse_id(id)
     return app._core.store.run(lambda _: read(parsed), within())

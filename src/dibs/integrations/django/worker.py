@@ -1,4 +1,4 @@
-"""What `manage.py dibs work` runs: the project's `app`, with every job and task that its apps have."""
+"""The app of `manage.py dibs work`: the project's `app`, with every job and task of its apps."""
 
 import django
 from django.apps import apps

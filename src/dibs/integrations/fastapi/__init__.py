@@ -1,4 +1,4 @@
-"""dibs in your FastAPI (or Starlette) app: routes for your jobs, and a worker that lives with the app.
+"""dibs in your FastAPI (or Starlette) app: routes for your jobs, and a worker that runs with the app.
 
 web = FastAPI(lifespan=lifespan(app))
 web.include_router(router(app, read=Depends(may_read), write=Depends(may_write)), prefix="/dibs")
@@ -13,6 +13,6 @@ if importlib.util.find_spec("fastapi") is None:
 
 
 from dibs.integrations.fastapi.lifespan import lifespan
-from dibs.integrations.fastapi.router import router
+from dibs.integrations.fastapi.routes import router
 
 __all__ = ["lifespan", "router"]

@@ -1,4 +1,4 @@
-"""`lifespan(app)`: the app is open, and its worker works, for as long as the web app lives."""
+"""`lifespan(app)`: open the app and run its worker for as long as the web app runs."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from dibs.events import log
 from dibs.settings import Duration
 from dibs.worker import Worker
 
-RUN_WORKER = "RUN_WORKER"  # set to false where only requests are to be answered, as in tests
+RUN_WORKER = "RUN_WORKER"  # false where only requests are to be served, as in tests
 
 _SWITCH = {
     "true": True,
@@ -30,14 +30,14 @@ _SWITCH = {
 
 
 @dataclass(slots=True)
-class Living:
-    """What lives beside the requests; as `web.state.dibs`, for health checks."""
+class LifespanState:
+    """The worker beside the requests; as `web.state.dibs`, for health checks."""
 
     worker: Worker | None = None
     task: "asyncio.Task[None] | None" = None
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         return (
             self.worker is None
             or self.task is None
@@ -53,25 +53,25 @@ def lifespan(
     concurrency: int = 10,
     grace: Duration = 10,
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """For `FastAPI(lifespan=lifespan(app))`: opens the app, and runs a worker unless `worker` is False.
+    """Return a lifespan for `FastAPI(lifespan=…)`: open the app, and run a worker unless `worker` is False.
 
-    `$RUN_WORKER` set to `false` keeps the worker from being run, whatever the code says. In a lifespan of
-    your own: `async with lifespan(app)(web): yield`.
+    With `$RUN_WORKER` set to `false` no worker runs, whatever the code says. In a lifespan of your own:
+    `async with lifespan(app)(web): yield`.
     """
 
     @asynccontextmanager
-    async def living(web: Any) -> AsyncIterator[None]:
+    async def opened(web: Any) -> AsyncIterator[None]:
         wanted = worker and _switched_on()
         async with app:
-            life = Living(
+            state = LifespanState(
                 Worker(app, queues=queues, concurrency=concurrency, grace=grace) if wanted else None
             )
-            web.state.dibs = life
+            web.state.dibs = state
             with _streams_end_first(app):
-                async with _working(life):
+                async with _working(state):
                     yield
 
-    return living
+    return opened
 
 
 def _switched_on() -> bool:
@@ -82,29 +82,29 @@ def _switched_on() -> bool:
 
 
 @asynccontextmanager
-async def _working(life: Living) -> AsyncIterator[None]:
-    if life.worker is None:
+async def _working(state: LifespanState) -> AsyncIterator[None]:
+    if state.worker is None:
         yield
         return
-    life.task = asyncio.create_task(life.worker.run(handle_signals=False), name="dibs-worker")
-    life.task.add_done_callback(_mention_failure)
+    state.task = asyncio.create_task(state.worker.run(handle_signals=False), name="dibs-worker")
+    state.task.add_done_callback(_log_failure)
     try:
         yield
     finally:
-        life.worker.stop()
-        await asyncio.wait([life.task])
+        state.worker.stop()
+        await asyncio.wait([state.task])
 
 
-def _mention_failure(task: "asyncio.Task[None]") -> None:
+def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the worker of this web app has ended, and no more jobs are run here", exc_info=error)
 
 
 @contextmanager
 def _streams_end_first(app: Dibs) -> Iterator[None]:
-    """A server that is told to end waits for its clients, and streams of events don't end by themselves.
+    """End event streams on SIGTERM and SIGINT, then pass the signal on.
 
-    So the signal that the server waits for ends them, too, and is then passed on.
+    A server that is stopped waits for its clients, and streams of events don't end by themselves.
     """
     before: dict[int, Any] = {}
     loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ def _streams_end_first(app: Dibs) -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             before[number] = signal.signal(number, end)
-        except ValueError:  # not in the main thread: whoever runs us there ends us some other way
+        except ValueError:  # not in the main thread, so signals arrive elsewhere
             break
     try:
         yield

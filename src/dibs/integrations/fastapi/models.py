@@ -1,6 +1,6 @@
-"""What the routes take and give, as the OpenAPI document shows it.
+"""The bodies of requests and responses, as the OpenAPI document shows them.
 
-Answers are encoded from dibs' own types; these models only describe them, and a test compares the two.
+Responses are encoded from dibs' own types; these models only describe them, and a test compares the two.
 """
 
 from datetime import datetime
@@ -16,13 +16,13 @@ LONGEST_DELAY = 100 * 365 * 24 * 3600.0  # seconds
 
 
 class Problem(BaseModel):
-    """Why it was not done."""
+    """The reason of an error."""
 
     detail: str
 
 
 class InvalidPart(BaseModel):
-    """One thing that is wrong with a request, and where."""
+    """One mistake in a request, and where it is."""
 
     loc: list[str | int]
     msg: str
@@ -30,13 +30,13 @@ class InvalidPart(BaseModel):
 
 
 class Invalid(BaseModel):
-    """What is wrong with a request."""
+    """The mistakes in a request."""
 
     detail: list[InvalidPart]
 
 
 class JobError(BaseModel):
-    """Why one attempt failed."""
+    """The error of one failed attempt."""
 
     attempt: int
     token: int
@@ -76,7 +76,7 @@ class JobSummary(BaseModel):
 
 
 class Job(JobSummary):
-    """A job with all there is to know about it."""
+    """A job with all its fields."""
 
     args: dict[str, Any]
     result: Any
@@ -93,7 +93,7 @@ class JobPage(BaseModel):
 
 
 class NewJob(BaseModel):
-    """A job to be enqueued. What is left out is taken from the kind's registration where there is one."""
+    """A job to be enqueued. Fields left out are taken from the kind's registration, if there is one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -116,7 +116,7 @@ class NewJob(BaseModel):
 
 
 class CancelReason(BaseModel):
-    """Why a job is cancelled, for those who will wonder."""
+    """The reason of a cancellation, kept with the job."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -131,7 +131,7 @@ class Why(BaseModel):
 
 
 class Pipeline(BaseModel):
-    """How far the jobs of a pipeline have come."""
+    """The progress of the jobs of a pipeline."""
 
     id: UUID
     counts: dict[str, int]
@@ -155,9 +155,9 @@ class Train(BaseModel):
     """Jobs that run strictly one after another."""
 
     name: str
-    head: JobSummary | None = Field(description="The job that goes first.")
+    head: JobSummary | None = Field(description="The first of its jobs.")
     length: int
-    held: bool = Field(description="It waits for a person: retry its head, or release it.")
+    held: bool = Field(description="It waits for an operator: retry its head, or release it.")
 
 
 class Trains(BaseModel):
@@ -168,7 +168,7 @@ class Trains(BaseModel):
 
 
 class Worker(BaseModel):
-    """A worker that has been heard of lately."""
+    """A worker that was seen lately."""
 
     name: str
     queues: list[str] | None
@@ -192,6 +192,6 @@ class Event(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether this process reaches its store, and its worker works."""
+    """Whether this process reaches its store, and its worker is healthy."""
 
     status: Literal["ok", "unhealthy"]

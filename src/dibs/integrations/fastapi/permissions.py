@@ -1,4 +1,4 @@
-"""Who may read, who may change, and whose jobs: what the user of the router decides, as dependencies."""
+"""Permissions of the routes: the caller of `router` passes them as dependencies: read, write, scope."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from dibs.operations.enqueue import NewRow
 Permission = Dependency | Callable[..., Any]
 
 SCOPES = ("queue", "kind", "tags", "train", "slot", "pipeline_id")
-PLACES = {"train": "train", "slot": "slot", "unique": "unique_key", "pipeline_id": "pipeline_id"}
-"""What jobs meet in, whatever their tags and queues, and the columns that say so."""
+SHARED_KEYS = {"train": "train", "slot": "slot", "unique": "unique_key", "pipeline_id": "pipeline_id"}
+"""Options by which jobs affect each other across tags and queues, and their columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guards:
+class RoutePermissions:
     """The dependencies of the routes."""
 
     read: Dependency
@@ -29,30 +29,30 @@ class Guards:
     scope: Dependency
 
 
-def guards(
+def check_permissions(
     read: Permission | None,
     write: Permission | None,
     scope: Permission | None,
     shared: Collection[str],
     *,
     insecure: bool,
-) -> Guards:
-    """Nobody opens their jobs to everybody by forgetting something."""
+) -> RoutePermissions:
+    """Refuse missing permissions, unless `insecure` is set: jobs must not become public by accident."""
     if (read is None or write is None) and not insecure:
         missing = " and ".join(name for name, given in (("read", read), ("write", write)) if given is None)
         raise BadRequest(
             f"router() was given no permission to {missing}: pass read=Depends(…) and write=Depends(…), "
-            "which raise HTTPException(401 or 403) for those who may not; or say insecure=True to let "
-            "everybody in who reaches the port"
+            "which raise HTTPException(401 or 403); or say insecure=True to serve every client that reaches "
+            "the port"
         )
-    if isinstance(shared, str) or not set(shared) <= set(PLACES):
-        raise BadRequest(f"shared={shared!r} must be a list of some of {', '.join(PLACES)}")
-    return Guards(_dependency(read), _dependency(write), _scope(scope, frozenset(shared)))
+    if isinstance(shared, str) or not set(shared) <= set(SHARED_KEYS):
+        raise BadRequest(f"shared={shared!r} must be a list of some of {', '.join(SHARED_KEYS)}")
+    return RoutePermissions(_dependency(read), _dependency(write), _scope(scope, frozenset(shared)))
 
 
 def _dependency(permission: Permission | None) -> Dependency:
     if permission is None:
-        return _depends(_anybody)
+        return _depends(_allow)
     return permission if isinstance(permission, Dependency) else _depends(permission)
 
 
@@ -67,7 +67,7 @@ class Scope:
 
     filter: Mapping[str, Any]
     shared: frozenset[str] = frozenset()
-    """Places that a request may name although jobs outside of its scope may be there."""
+    """Keys that a request may name although jobs outside of its scope may have the same."""
 
     def allows(self, job: Job) -> bool:
         return all(self._matches(job, name, wanted) for name, wanted in self.filter.items())
@@ -79,7 +79,7 @@ class Scope:
         return _plain(name, getattr(job, name)) == _plain(name, wanted)
 
     def narrowed(self, **asked: Any) -> dict[str, Any]:
-        """The filters that were asked for, within the scope; asking outside of it is refused."""
+        """Return the requested filters within the scope; refuse filters outside of it."""
         given = {name: value for name, value in asked.items() if value not in (None, [])}
         for name, wanted in self.filter.items():
             if name == "tags":
@@ -89,14 +89,14 @@ class Scope:
         return given
 
     def may_enqueue(self, row: NewRow) -> None:
-        """Refused where the job could meet jobs of others: supersede them, wait for them, hold them up.
+        """Refuse a job that could affect jobs outside of the scope: supersede them or make them wait.
 
-        Whether there are any is not looked at: they may come later, and who asks would learn of them.
+        Refused without a check whether there are any: one may come later, and the response would reveal it.
         """
         if not self.filter:
             return
         about = dict(zip(NEW_JOB_COLUMNS, row, strict=True))
-        for name, column in PLACES.items():
+        for name, column in SHARED_KEYS.items():
             if about[column] is not None and not (name in self.filter or name in self.shared):
                 raise HTTPException(
                     403,
@@ -105,23 +105,23 @@ class Scope:
                 )
 
     def only_all(self) -> None:
-        """For what concerns the whole store."""
+        """Refuse unless the scope is the whole store."""
         if self.filter:
             raise HTTPException(403, "this is about the whole store, and your scope is a part of it")
 
     def only_queue(self, name: str) -> None:
-        """For what concerns a whole queue."""
+        """Refuse unless the scope has the whole queue."""
         if set(self.filter) - {"queue"} or self.filter.get("queue", name) != name:
             raise HTTPException(403, f"the queue {name!r} is outside of your scope")
 
 
 def _plain(name: str, value: Any) -> str:
-    """One text for all ways to write the same; a slot's is the one that the store has."""
+    """Return the same text for equal values; for a slot the store's name of it."""
     return slot_name(value) if name == "slot" and isinstance(value, tuple) else str(value)
 
 
-# Not plain functions, which FastAPI would call in a thread.
-async def _anybody() -> None: ...
+# Coroutines, since FastAPI would call plain functions in a thread.
+async def _allow() -> None: ...
 
 
 async def _everything() -> Scope:
@@ -143,7 +143,7 @@ def _scope(scope: Permission | None, shared: frozenset[str]) -> Dependency:
 
 
 def _value(name: str, value: Any) -> Any:
-    """A scope that says nothing would be one without limits: it is refused."""
+    """Return the value of a filter; refuse an empty one, which would allow everything."""
     if name == "tags":
         value = [value] if isinstance(value, str) else list(value or ())
     elif name == "slot" and isinstance(value, list):

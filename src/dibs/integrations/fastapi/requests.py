@@ -1,4 +1,4 @@
-"""How a request is received: bounded, and every refusal of dibs answered in the words of HTTP."""
+"""How a request is read, with a limit, and how errors of dibs become HTTP responses."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -45,14 +45,14 @@ def problem(status: int, detail: str) -> Response:
 
 
 class BoundedRoute(APIRoute):
-    """A route that reads no more of a body than `most`, and knows what dibs' errors mean."""
+    """A route that reads at most `most` bytes of a body, and turns errors of dibs into responses."""
 
     most = 1024 * 1024
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return await handle(Request(request.scope, _bounded(request, self.most), request._send))
             except DibsError as error:
@@ -63,11 +63,11 @@ class BoundedRoute(APIRoute):
             except RequestValidationError as error:
                 return json({"detail": [_invalid(each) for each in error.errors()]}, 422)
 
-        return answer
+        return respond
 
 
 def _bounded(request: Request, most: int) -> Receive:
-    """Whatever the client says of its length: counted as it comes."""
+    """Return a `receive` that counts the bytes, whatever length the client announced."""
     received = 0
 
     async def receive() -> Message:
@@ -82,6 +82,6 @@ def _bounded(request: Request, most: int) -> Receive:
 
 
 def _invalid(error: Any) -> dict[str, Any]:
-    """Without the input itself: it may be secret, and need not be anything that JSON can say."""
+    """Return a validation error without the input: it may be secret, and need not fit into JSON."""
     where = [part if isinstance(part, int) else safe(str(part)) for part in error["loc"]]
     return {"loc": where, "msg": safe(str(error["msg"])), "type": error["type"]}

@@ -1,4 +1,4 @@
-"""The routes of API and dashboard makers: look at jobs, act on jobs, follow jobs."""
+"""`router(app, read=…, write=…)`: routes that list, change and watch jobs, behind your permissions."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,17 +12,17 @@ from fastapi import APIRouter, Body, Path, Query, Request, Response
 from dibs.app.dibs import Dibs
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
-from dibs.integrations.fastapi.permissions import Guards, Scope
-from dibs.integrations.fastapi.requests import json, problem
+from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, Scope, check_permissions
+from dibs.integrations.fastapi.requests import BoundedRoute, json, problem
 from dibs.integrations.fastapi.streams import (
     EventStream,
-    FirstSight,
+    FindFirst,
     encode_job,
     encode_summary,
     event_id_of,
     summary,
 )
-from dibs.integrations.prometheus import CONTENT_TYPE, Metrics
+from dibs.integrations.prometheus import CONTENT_TYPE, AppOutbox, HasStandings, JobMetrics
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import slot_from_text
 from dibs.jobs.pipelines import Pipeline
@@ -32,6 +32,17 @@ from dibs.operations.watch import FIRST_SIGHT, LIVE, WatchTarget, watch_target
 
 MOST_PER_PAGE = 200
 MOST_STREAMS = 10_000  # per process
+BODY_ROOM = 64 * 1024  # bytes of a body beside the arguments
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"model": models.Problem, "description": "The request can't be served as it stands"},
+    401: {"description": "No valid credentials"},
+    403: {"description": "Not permitted"},
+    413: {"model": models.Problem, "description": "The body is too long"},
+    422: {"model": models.Invalid, "description": "The request is malformed"},
+    503: {"model": models.Problem, "description": "The store can't be reached; try again"},
+}
+
 
 Id = Annotated[UUID, Path(description="The job's id.")]
 QueueName = Annotated[str, Path(min_length=1, max_length=200)]
@@ -46,23 +57,54 @@ Tags = Annotated[list[str], Query(max_length=20, description="Only jobs with all
 States = Annotated[list[JobState], Query(max_length=20)]
 
 REFUSED: dict[int | str, dict[str, Any]] = {
-    409: {"model": models.Problem, "description": "Refused; says why"}
+    409: {"model": models.Problem, "description": "Refused; the detail has the reason"}
 }
-UNKNOWN: dict[int | str, dict[str, Any]] = {
-    404: {"model": models.Problem, "description": "No such thing here"}
-}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": models.Problem, "description": "Not found"}}
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"text/event-stream": {"schema": models.Event.model_json_schema()}},
         "description": "Events `snapshot`, `change`, `gone`, `end`, `resync`.",
     }
 }
-SEEN_ALL: dict[int | str, dict[str, Any]] = {204: {"description": "Finished, and you have heard all of it"}}
+SEEN_ALL: dict[int | str, dict[str, Any]] = {204: {"description": "Finished, and the client has all events"}}
 
 
-def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
-    InScope = Annotated[Scope, guards.scope]
-    read = [guards.read]
+def router(
+    app: Dibs,
+    *,
+    read: Permission | None = None,
+    write: Permission | None = None,
+    scope: Permission | None = None,
+    shared: Collection[str] = (),
+    outbox: HasStandings | None = None,
+    insecure: bool = False,
+) -> APIRouter:
+    """Return the routes of `app`: `read` protects the routes that read, `write` the routes that change.
+
+    Both are dependencies of yours that raise `HTTPException(401 or 403)`; without them there is no router,
+    unless you say `insecure=True`. If `write` returns a name, it is in the audit log. `scope`, a dependency
+    too, returns filters of `find`, like `{"tags": ["tenant-7"]}`, and the request sees and changes only the
+    jobs that match. It can't enqueue a job with a train, slot, unique key or pipeline that its scope does
+    not name, since jobs outside of the scope could have the same, unless `shared` lists `"train"`, `"slot"`,
+    `"unique"` or `"pipeline_id"`.
+    """
+    permissions = check_permissions(read, write, scope, shared, insecure=insecure)
+    most = app._core.settings.max_payload + BODY_ROOM
+    api = APIRouter(
+        route_class=type("Route", (BoundedRoute,), {"most": most}),
+        responses=RESPONSES,
+        tags=["jobs"],
+        generate_unique_id_function=lambda route: route.name,
+    )
+    for add in (add_job_queries, add_job_changes, add_queues, add_trains, add_events):
+        add(api, app, permissions)
+    add_monitoring(api, app, permissions, JobMetrics(app, outbox or AppOutbox(app)))
+    return api
+
+
+def add_job_queries(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
+    InScope = Annotated[Scope, permissions.scope]
+    read = [permissions.read]
 
     @api.get("/jobs", response_model=models.JobPage, dependencies=read, summary="Find jobs, newest first")
     async def find_jobs(
@@ -91,11 +133,11 @@ def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.get("/jobs/{id}/why", response_model=models.Why, dependencies=read, responses=UNKNOWN)
     async def why_not_running(id: Id, scope: InScope) -> Response:
-        """Why a job is not running, in one sentence and a code."""
+        """Explain why a job is not running, in one sentence and a code."""
         await job_within(app, scope, id)
         why = await app.why(id)
-        told = why.sentence if await _may_hear_of(app, scope, why.others) else why.discreet
-        return json({"code": why.code, "text": told})
+        text = why.sentence if await _may_see(app, scope, why.others) else why.discreet
+        return json({"code": why.code, "text": text})
 
     @api.get("/pipelines/{id}", response_model=models.Pipeline, dependencies=read, responses=UNKNOWN)
     async def get_pipeline(id: Annotated[UUID, Path()], scope: InScope) -> Response:
@@ -103,9 +145,9 @@ def look_at_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         return json({"id": id, "counts": pipeline.counts, "progress": pipeline.progress})
 
 
-def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
-    InScope = Annotated[Scope, guards.scope]
-    By = Annotated[Any, guards.write]
+def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
+    InScope = Annotated[Scope, permissions.scope]
+    By = Annotated[Any, permissions.write]
 
     @api.post(
         "/jobs",
@@ -115,11 +157,11 @@ def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         summary="Enqueue a job",
     )
     async def enqueue_job(new: models.NewJob, scope: InScope, by: By) -> Response:
-        """403 if you see only some jobs, and others could have its train, slot, unique key or pipeline."""
+        """Refuse (403) a train, slot, unique key or pipeline that jobs outside of your scope could have."""
         wanted = _new_job(new, scope)
         scope.may_enqueue(app._core.registry.prepare(wanted))
         [job] = await app.enqueue(wanted)
-        if not scope.allows(job):  # the id or the unique key is that of somebody else's job
+        if not scope.allows(job):  # a job outside of the scope has the id or the unique key
             return problem(409, "another job has this id or this unique key")
         if job.is_new:
             audit(app, "enqueue", job.id, by)
@@ -127,7 +169,7 @@ def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.post("/jobs/{id}/recover", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
     async def recover_job(id: Id, scope: InScope, by: By) -> Response:
-        """Put a job back whose holder is long gone, with all of its attempts.
+        """Take a job back from a worker that is long dead, with all of its attempts.
 
         409 until its lease has been over for the app's `stale_after`, by default 30 minutes.
         """
@@ -155,14 +197,14 @@ def act_on_jobs(api: APIRouter, app: Dibs, guards: Guards) -> None:
         return json(job)
 
 
-def look_at_store(api: APIRouter, app: Dibs, guards: Guards) -> None:
-    InScope = Annotated[Scope, guards.scope]
-    By = Annotated[Any, guards.write]
-    read = [guards.read]
+def add_queues(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
+    InScope = Annotated[Scope, permissions.scope]
+    By = Annotated[Any, permissions.write]
+    read = [permissions.read]
 
     @api.get("/queues", response_model=models.Queues, dependencies=read)
     async def list_queues(scope: InScope) -> Response:
-        """Queues with live jobs or a setting."""
+        """List the queues with live jobs or a setting."""
         if "queue" in scope.filter:
             scope.only_queue(scope.filter["queue"])
         else:
@@ -172,7 +214,7 @@ def look_at_store(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.post("/queues/{name:path}/pause", response_model=models.Queue, responses=UNKNOWN)
     async def pause_queue(name: QueueName, scope: InScope, by: By) -> Response:
-        """Let nobody claim from this queue; what is running goes on."""
+        """Stop workers from claiming jobs of this queue; running jobs continue."""
         scope.only_queue(name)
         await app.pause(name)
         audit(app, "pause", name, by)
@@ -180,7 +222,7 @@ def look_at_store(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.post("/queues/{name:path}/resume", response_model=models.Queue, responses=UNKNOWN)
     async def resume_queue(name: QueueName, scope: InScope, by: By) -> Response:
-        """Let the jobs of a paused queue be claimed again."""
+        """Let workers claim the jobs of a paused queue again."""
         scope.only_queue(name)
         await app.resume(name)
         audit(app, "resume", name, by)
@@ -188,20 +230,20 @@ def look_at_store(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.get("/workers", response_model=models.Workers, dependencies=read)
     async def list_workers(scope: InScope) -> Response:
-        """Workers that have been heard of lately."""
+        """List the workers that were seen lately."""
         scope.only_all()
         return json({"workers": await app.workers()})
 
 
-def look_at_trains(api: APIRouter, app: Dibs, guards: Guards) -> None:
-    InScope = Annotated[Scope, guards.scope]
-    By = Annotated[Any, guards.write]
+def add_trains(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
+    InScope = Annotated[Scope, permissions.scope]
+    By = Annotated[Any, permissions.write]
 
-    @api.get("/trains", response_model=models.Trains, dependencies=[guards.read])
+    @api.get("/trains", response_model=models.Trains, dependencies=[permissions.read])
     async def list_trains(
         scope: InScope, held: bool = False, limit: Limit = 50, after: Named = None
     ) -> Response:
-        """Trains with jobs on them, by name; or only those that wait for a person."""
+        """List the trains that have jobs, by name; or only held ones, which wait for an operator."""
         scope.only_all()
         most = min(limit, MOST_PER_PAGE)
         trains = await app.trains.list(held=held, limit=most, after=after)
@@ -210,20 +252,20 @@ def look_at_trains(api: APIRouter, app: Dibs, guards: Guards) -> None:
 
     @api.post("/trains/{name:path}/release", response_model=models.Train, responses={**UNKNOWN, **REFUSED})
     async def release_train(name: QueueName, scope: InScope, by: By) -> Response:
-        """Let the next job of a held train go."""
+        """Let a held train continue with its next job."""
         train = await app.trains.get(name)
-        if train is None or (scope.filter and _seen(train, scope).head is None):
+        if train is None or (scope.filter and _visible(train, scope).head is None):
             return problem(404, f"no train {name!r}: no job is on it")
         if not await app.trains.release(name):
             return problem(409, f"the train {name!r} is not held: there is nothing to release")
         audit(app, "release", name, by)
         now = await app.trains.get(name)
-        return json(_train(_seen(now or Train(name=name, head=None, length=0, held=False), scope)))
+        return json(_train(_visible(now or Train(name=name, head=None, length=0, held=False), scope)))
 
 
-def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
-    InScope = Annotated[Scope, guards.scope]
-    read = [guards.read]
+def add_events(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
+    InScope = Annotated[Scope, permissions.scope]
+    read = [permissions.read]
 
     def stream(
         request: Request,
@@ -231,18 +273,18 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
         topic: WatchTarget,
         *,
         whole: bool = False,
-        first_sight: FirstSight | None = None,
+        find_first: FindFirst | None = None,
     ) -> Response:
         watching = app._core.watching
         if watching.watchers >= MOST_STREAMS:
-            return problem(503, f"{MOST_STREAMS} clients listen already")
+            return problem(503, f"{MOST_STREAMS} clients are connected already")
         return EventStream(
             watching,
             topic,
             encode=encode_job if whole else encode_summary,
             allows=scope.allows,
             last_event_id=request.headers.get("last-event-id"),
-            first_sight=first_sight,
+            find_first=find_first,
         )
 
     @api.get(
@@ -252,10 +294,10 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
         responses={**EVENTS, **SEEN_ALL, **UNKNOWN},
     )
     async def follow_job(request: Request, id: Id, scope: InScope) -> Response:
-        """Progress and every change of a job's state, as it happens, until it has finished."""
+        """Stream the progress and every change of a job, until it has finished."""
         job = await job_within(app, scope, id)
         if job.is_finished and request.headers.get("last-event-id") == event_id_of(job):
-            return Response(status_code=204)  # tells a browser not to come back
+            return Response(status_code=204)  # a browser then does not reconnect
         return stream(request, scope, watch_target(id, None, None), whole=True)
 
     @api.get(
@@ -265,45 +307,44 @@ def follow(api: APIRouter, app: Dibs, guards: Guards) -> None:
         responses={**EVENTS, **UNKNOWN},
     )
     async def follow_pipeline(request: Request, id: Annotated[UUID, Path()], scope: InScope) -> Response:
-        """The same of all jobs of a pipeline, until all have finished."""
+        """Stream the changes of all jobs of a pipeline, until all have finished."""
         if not await app.find(pipeline_id=id, limit=1, **scope.narrowed()):
             raise NotFound(id, "pipeline")
         return stream(request, scope, watch_target(None, id, None))
 
     @api.get("/events", response_class=Response, dependencies=read, responses=EVENTS)
     async def follow_store(request: Request, scope: InScope, queue: Named = None) -> Response:
-        """Changes of all jobs, or of those of a queue, as they happen; first, the 200 newest that are live.
+        """Stream the changes of all jobs, or of the jobs of a queue; first, the 200 newest live ones.
 
-        These events have no id: who comes back is told anew how things stand.
+        These events have no id: a client that reconnects gets a new snapshot.
         """
         filter = scope.narrowed(queue=queue)
         topic = watch_target(None, None, filter.get("queue"))
         sees_all = set(filter) <= {"queue"}
-        mine = partial(app.find, state=LIVE, limit=FIRST_SIGHT, **filter)
-        return stream(request, scope, topic, first_sight=None if sees_all else mine)
+        visible = partial(app.find, state=LIVE, limit=FIRST_SIGHT, **filter)
+        return stream(request, scope, topic, find_first=None if sees_all else visible)
 
 
-def watch_over(api: APIRouter, app: Dibs, guards: Guards, metrics: Metrics) -> None:
-
+def add_monitoring(api: APIRouter, app: Dibs, permissions: RoutePermissions, metrics: JobMetrics) -> None:
     @api.get(
         "/healthz",
         response_model=models.Health,
-        responses={503: {"model": models.Health, "description": "The store or the worker is not well"}},
+        responses={503: {"model": models.Health, "description": "The store or the worker is unhealthy"}},
     )
     async def health(request: Request) -> Response:
-        """For whatever restarts this process; needs no permission and tells nothing else."""
-        living = getattr(request.app.state, "dibs", None)
+        """Report whether this process is healthy; needs no permission."""
+        state = getattr(request.app.state, "dibs", None)
         try:
             await app.schema_version()
         except DibsError:
             return json({"status": "unhealthy"}, 503)
-        if living is not None and not living.is_well:
+        if state is not None and not state.is_healthy:
             return json({"status": "unhealthy"}, 503)
         return json({"status": "ok"})
 
-    @api.get("/metrics", dependencies=[guards.read], response_class=Response, responses=_METRICS)
-    async def show_metrics(scope: Annotated[Scope, guards.scope]) -> Response:
-        """For Prometheus."""
+    @api.get("/metrics", dependencies=[permissions.read], response_class=Response, responses=_METRICS)
+    async def show_metrics(scope: Annotated[Scope, permissions.scope]) -> Response:
+        """Return the metrics for Prometheus."""
         scope.only_all()
         return Response(await metrics.text(), media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})
 
@@ -311,22 +352,19 @@ def watch_over(api: APIRouter, app: Dibs, guards: Guards, metrics: Metrics) -> N
 _METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-ALL = (look_at_jobs, act_on_jobs, look_at_store, look_at_trains, follow)
-
-
 # -- what the routes share ----------------------------------------------------------------------
 
 
 async def job_within(app: Dibs, scope: Scope, id: UUID) -> Job:
-    """The job; one outside of the scope is as unknown as one that never was."""
+    """Return the job; one outside of the scope is not found."""
     job = await app.get(id)
     if job is None or not scope.allows(job):
         raise NotFound(id)
     return job
 
 
-async def _may_hear_of(app: Dibs, scope: Scope, ids: Collection[UUID]) -> bool:
-    """Of a job that is gone nobody knows whose it was."""
+async def _may_see(app: Dibs, scope: Scope, ids: Collection[UUID]) -> bool:
+    """Return whether the scope has all of these jobs; a deleted job may have been outside of it."""
     if not scope.filter:
         return True
     jobs = [await app.get(id) for id in ids]
@@ -334,7 +372,7 @@ async def _may_hear_of(app: Dibs, scope: Scope, ids: Collection[UUID]) -> bool:
 
 
 async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
-    """The pipeline as far as the scope reaches: jobs of others are neither shown nor counted."""
+    """Return the pipeline with the jobs of the scope; other jobs are neither shown nor counted."""
     pipeline = await app.pipelines.get(id)
     jobs = () if pipeline is None else tuple(job for job in pipeline.jobs if scope.allows(job))
     if pipeline is None or not jobs:
@@ -343,7 +381,7 @@ async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
 
 
 def audit(app: Dibs, verb: str, about: UUID | str, by: Any) -> None:
-    """What a person did is told like everything else that happens; who, if the permission gives a name."""
+    """Log a change as an event, with the user's name if the permission returned one."""
     app._core.events.acted(verb, str(about), by if isinstance(by, str) else None)
 
 
@@ -355,8 +393,8 @@ def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
     return NewJob(**{**given, **scope.narrowed(**wanted)})
 
 
-def _seen(train: Train, scope: Scope) -> Train:
-    """The train without a head that is somebody else's job."""
+def _visible(train: Train, scope: Scope) -> Train:
+    """Return the train, without its head if that job is outside of the scope."""
     return train if train.head is None or scope.allows(train.head) else replace(train, head=None)
 
 

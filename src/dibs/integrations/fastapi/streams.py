@@ -2,14 +2,14 @@
 
 | event      | data                                                                                |
 |------------|-------------------------------------------------------------------------------------|
-| `snapshot` | the job; of a pipeline or the store, `{"jobs": […]}`, be it none                    |
-| `change`   | a job that is no longer as it was told                                              |
+| `snapshot` | the job; of a pipeline or the store, `{"jobs": […]}`, which may be empty            |
+| `change`   | a job that changed since it was last sent                                           |
 | `gone`     | the id of a job that was deleted                                                    |
-| `end`      | everything has finished: close, nothing more will come                              |
-| `resync`   | this reader was too slow, or listened for very long: come back for a new snapshot   |
+| `end`      | everything has finished: close, no event follows                                    |
+| `resync`   | the client was too slow or connected for very long: reconnect for a new snapshot    |
 
-A client that waits costs two tasks and what the server needs for its connection: no thread, no query, no
-connection to the store.
+A waiting client costs two asyncio tasks and its connection to the server: no thread, no query, no connection
+to the store.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from dibs.errors import DibsError, NotFound
 from dibs.jobs.job import Job
 from dibs.operations.watch import Change, WatchTarget, fingerprint, version
 
-KEEP_ALIVE = 15.0  # seconds without a word
-SEND_PATIENCE = 30.0  # seconds for a client to take what it is sent
-LONGEST = 3600.0  # seconds, after which a client has to show again who it is
-RETRY = b"retry: 2000\n\n"  # milliseconds until a browser comes back
+KEEP_ALIVE = 15.0  # seconds without an event
+SEND_LIMIT = 30.0  # seconds for a client to receive what it is sent
+LONGEST = 3600.0  # seconds, after which a client has to authenticate again
+RETRY = b"retry: 2000\n\n"  # milliseconds until a browser reconnects
 
 Encode = Callable[[Job], bytes]
-FirstSight = Callable[[], Awaitable[list[Job]]]
+FindFirst = Callable[[], Awaitable[list[Job]]]
 
 
 class EventStream(Response):
-    """What one client hears of one topic, until it has ended or the client has left."""
+    """The response with the events of one topic, until it has ended or the client has disconnected."""
 
     media_type = "text/event-stream"
 
@@ -48,62 +48,62 @@ class EventStream(Response):
         encode: Encode,
         allows: Callable[[Job], bool],
         last_event_id: str | None = None,
-        first_sight: FirstSight | None = None,
+        find_first: FindFirst | None = None,
     ) -> None:
-        """`first_sight` finds what this client sees of a topic of which it sees only a part."""
+        """Stream a topic; `find_first` finds the jobs for a client that may see only a part of it."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._watching = watching
-        self._first_sight = first_sight
-        self._teller = Teller(topic, encode, allows, last_event_id, partial=first_sight is not None)
+        self._find_first = find_first
+        self._encoder = EventEncoder(topic, encode, allows, last_event_id, partial=find_first is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
-        leaving = asyncio.create_task(_left(receive))
-        leaving.add_done_callback(lambda _: news.set())
+        disconnect = asyncio.create_task(_disconnected(receive))
+        disconnect.add_done_callback(lambda _: news.set())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            topic, whole = self._teller.topic, self._first_sight is None
+            topic, whole = self._encoder.topic, self._find_first is None
             with self._watching.watched(topic, lambda: wake(loop, news), whole=whole) as subscription:
-                await self._tell(subscription, news, leaving, send)
+                await self._send_events(subscription, news, disconnect, send)
         except (OSError, TimeoutError):
-            pass  # the client is gone, or takes nothing
+            pass  # the client disconnected, or receives nothing
         finally:
-            leaving.cancel()
+            disconnect.cancel()
 
-    async def _tell(
-        self, subscription: Subscription, news: asyncio.Event, leaving: "asyncio.Task[None]", send: Send
+    async def _send_events(
+        self, subscription: Subscription, news: asyncio.Event, disconnect: "asyncio.Task[None]", send: Send
     ) -> None:
         await _send(send, RETRY)
         ends_at = asyncio.get_running_loop().time() + LONGEST
-        while not leaving.done():
-            words, over = await self._next_words(subscription)
+        while not disconnect.done():
+            events, over = await self._next_events(subscription)
             if asyncio.get_running_loop().time() > ends_at and not over:
-                words, over = [*words, RESYNC], True
-            if words or over:
-                await _send(send, b"".join(words), more=not over)
+                events, over = [*events, RESYNC], True
+            if events or over:
+                await _send(send, b"".join(events), more=not over)
             if over:
                 return
             if not await _within(KEEP_ALIVE, news):
                 await _send(send, b": keep-alive\n\n")
 
-    async def _next_words(self, subscription: Subscription) -> tuple[list[bytes], bool]:
-        words, over = self._teller.next_words(subscription)
-        if over or self._first_sight is None or not self._teller.has_to_look(subscription):
-            return words, over
+    async def _next_events(self, subscription: Subscription) -> tuple[list[bytes], bool]:
+        events, over = self._encoder.next_events(subscription)
+        if over or self._find_first is None or not self._encoder.has_to_find(subscription):
+            return events, over
         try:
-            return self._teller.begin(await self._first_sight()), False
+            return self._encoder.begin(await self._find_first()), False
         except DibsError:
             return [RESYNC], True
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    async with asyncio.timeout(SEND_PATIENCE):
+    async with asyncio.timeout(SEND_LIMIT):
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
@@ -117,8 +117,8 @@ async def _within(seconds: float, news: asyncio.Event) -> bool:
     return True
 
 
-class Teller:
-    """Turns the changes of a topic into events; knows what its client has heard."""
+class EventEncoder:
+    """The state of one client: what it was sent, from which the next events are made."""
 
     def __init__(
         self,
@@ -134,54 +134,54 @@ class Teller:
         self._allows = allows
         self._last_event_id = last_event_id
         self._partial = partial
-        self._live: set[UUID] = set()  # that a client who sees a part of a queue was told
+        self._live: set[UUID] = set()  # sent to a client that sees a part of a queue
         self._versions: dict[UUID, int] = {}
         self._begun = False
 
-    def next_words(self, subscription: Subscription) -> tuple[list[bytes], bool]:
-        """What to say now, and whether that was the last of it."""
+    def next_events(self, subscription: Subscription) -> tuple[list[bytes], bool]:
+        """Return the events to send now, and whether these were the last."""
         if subscription.fell_behind:
             return [RESYNC], True
-        begun = subscription.begun  # before anything is taken: what stands is put before this is set
+        begun = subscription.begun  # read before `take`: the first jobs are put before it is set
         try:
             changes, over = subscription.take()
         except NotFound:
             return [event("end", b"{}")], True
         except DibsError:
             return [RESYNC], True
-        words = self._words(changes, begun or bool(changes))
+        events = self._events(changes, begun or bool(changes))
         if over:
-            words.append(RESYNC if subscription.interrupted else event("end", b"{}"))
-        return words, over
+            events.append(RESYNC if subscription.interrupted else event("end", b"{}"))
+        return events, over
 
-    def has_to_look(self, subscription: Subscription) -> bool:
-        """From now on all that changes is told, so what is found now is a beginning."""
+    def has_to_find(self, subscription: Subscription) -> bool:
+        """Return whether the first jobs have to be found now; all later changes are sent."""
         return self._partial and not self._begun and subscription.begun
 
     def begin(self, jobs: list[Job]) -> list[bytes]:
         self._begun = True
         for job in jobs:
             self._note(job)
-        is_gone = self.topic.sort == "job" and not jobs  # before it was told at all: the end follows
-        return [] if is_gone or self._heard_before() else [event("snapshot", self._whole(jobs), self._id())]
+        is_gone = self.topic.sort == "job" and not jobs  # deleted before it was ever sent: the end follows
+        return [] if is_gone or self._has_all() else [event("snapshot", self._whole(jobs), self._id())]
 
-    def _words(self, changes: list[Change], begun: bool) -> list[bytes]:
+    def _events(self, changes: list[Change], begun: bool) -> list[bytes]:
         if self._begun:
-            return [self._change(change) for change in changes if self._is_told(change)]
+            return [self._change(change) for change in changes if self._is_visible(change)]
         if self._partial or not begun:
             return []
         jobs = [change.job for change in changes if change.job is not None]
         return self.begin([job for job in jobs if self._allows(job)])
 
-    def _is_told(self, change: Change) -> bool:
-        """Who never heard of a job need not hear that it is gone, and may be one who must not."""
+    def _is_visible(self, change: Change) -> bool:
+        """Return whether the client may see it; a deleted job only if the job was sent before."""
         if change.job is not None:
             return self._allows(change.job)
         if self.topic.sort == "queue":
             return not self._partial or change.id in self._live
         return change.id in self._versions
 
-    def _heard_before(self) -> bool:
+    def _has_all(self) -> bool:
         return self._id() is not None and self._id() == self._last_event_id
 
     def _change(self, change: Change) -> bytes:
@@ -204,7 +204,7 @@ class Teller:
             (self._live.discard if job.is_finished else self._live.add)(job.id)
 
     def _id(self) -> str | None:
-        """All that the client knows in one number, whichever process told it. A queue has no whole."""
+        """Return one id of all that the client was sent, equal in every process; None for a queue."""
         if self.topic.sort == "queue":
             return None
         return event_id(self._versions)
@@ -222,7 +222,7 @@ def event_id_of(job: Job) -> str:
 
 
 def event(name: str, data: bytes, id: str | None = None) -> bytes:
-    """JSON text has no line ends of its own, so one `data:` line always holds it."""
+    """Return the text of one event; JSON has no line ends of its own, so it fits into one `data:` line."""
     number = b"" if id is None else b"id: %s\n" % id.encode()
     return b"event: %s\n%sdata: %s\n\n" % (name.encode(), number, data)
 
@@ -231,7 +231,7 @@ RESYNC = event("resync", b"{}")
 
 
 def summary(job: Job) -> dict[str, Any]:
-    """A job without what may be large: arguments, result, errors."""
+    """Return a job without its large fields: arguments, result, errors."""
     return {name: getattr(job, name) for name in SUMMARY}
 
 

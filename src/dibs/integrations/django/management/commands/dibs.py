@@ -17,12 +17,12 @@ DIBS = [sys.executable, "-m", "dibs.cli"]
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """All of `dibs`: work, jobs, why, queues, migrate, doctor, top …; `manage.py dibs --help`."""
+    """The command line of dibs: work, jobs, why, queues, migrate …; see `manage.py dibs --help`."""
 
     help = "dibs on this project's store: work, jobs, why, queues, migrate, doctor, top …"
 
     def run_from_argv(self, argv: list[str]) -> NoReturn:
-        """Become `dibs`: whatever follows is for it, its options and the signals included."""
+        """Replace this process by `dibs`, which gets all further arguments and signals."""
         sys.stdout.flush()
         environment = _environment(store.app._core.settings)
         os.execve(DIBS[0], [*DIBS, *_for_dibs(argv[2:])], environment)  # noqa: S606
@@ -31,7 +31,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """`call_command("dibs", "jobs", "list")`: the process that calls goes on."""
+        """Run `call_command("dibs", "jobs", "list")` in a process of its own."""
         command = [*DIBS, *options["words"]]
         environment = _environment(store.app._core.settings)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
@@ -41,7 +41,7 @@ class Command(BaseCommand):  # type: ignore[misc]
 
 
 def _for_dibs(words: list[str]) -> list[str]:
-    """Without the options that Django has obeyed by now, wherever they stand."""
+    """Return the words without the options that Django has already applied."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--settings")
     parser.add_argument("--pythonpath")

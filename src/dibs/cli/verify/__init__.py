@@ -1,1 +1,0 @@
-"""`dibs verify`: a torture test on the user's own database."""
