@@ -41,7 +41,7 @@ class OwnOutbox:
             outbox = Outbox(self._settings.url, table=f"{self._settings.prefix}_outbox")
         except UnknownEngine:  # not a database, or SQLAlchemy is not installed
             return []
-        outbox._core.home.make_nothing()
+        outbox._database.create_nothing()
         try:
             return await outbox.standings()
         except SchemaOutdated:
