@@ -14,8 +14,7 @@ import sqlalchemy
 from dibs import BadRequest, LeaseLost, NotFound, Refused, Retry
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.outbox import Outbox, Relay, Status
-from tests.support.internals import core_of
-from tests.support.outboxes import Box, numbers
+from tests.support.outboxes import Box, numbers, statements_of
 
 
 def test_a_message_goes_its_way(box: Box) -> None:
@@ -338,7 +337,7 @@ def test_a_lower_position_that_commits_later_is_found(box: Box) -> None:
 @contextlib.contextmanager
 def _publishing_slowly(box: Box, payload: Any) -> Iterator[Callable[[], None]]:
     driver = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}[
-        core_of(box.outbox).words.database
+        statements_of(box.outbox).database
     ]
     engine = sqlalchemy.create_engine(f"{driver}{box.url[box.url.index(':') :]}")
     with engine.connect() as connection:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dibs.engines.sql.engine import placeholders
-from tests.support.internals import core_of
-from tests.support.outboxes import Box, beside
+from tests.support.outboxes import Box, beside, database_of, statements_of
 
 ROWS, KEYS, LIMIT = 20_000, 50, 100
 MOST_READ = 6 * LIMIT * 4  # of anything: rows by way of an index, or pages
@@ -27,17 +26,17 @@ def deep(box: Box) -> Iterator[Any]:
     """Very many published messages, and as many open ones in a few keys, of which some are held."""
     numbers = f"with recursive n (i) as (select 1 union all select i + 1 from n where i < {ROWS}) "
     now = {"sqlite": "0", "mysql": "utc_timestamp(6)", "postgresql": "now()"}[
-        core_of(box.outbox).words.database
+        statements_of(box.outbox).database
     ]
     columns = (
         "message_id, broker, topic, message_key, payload, headers, status, attempts, max_attempts, "
         "available_at, created_at, published_at"
     )
     key = {"mysql": f"concat('key-', i % {KEYS})"}.get(
-        core_of(box.outbox).words.database, f"'key-' || (i % {KEYS})"
+        statements_of(box.outbox).database, f"'key-' || (i % {KEYS})"
     )
     padded = {"sqlite": "printf('%012d', i)", "mysql": "lpad(i, 12, '0')"}
-    tail = padded.get(core_of(box.outbox).words.database, "lpad(cast(i as text), 12, '0')")
+    tail = padded.get(statements_of(box.outbox).database, "lpad(cast(i as text), 12, '0')")
     with contextlib.closing(beside(box.url)) as connection:
         cursor = connection.cursor()
         if box.url.startswith("mysql"):
@@ -59,12 +58,12 @@ def deep(box: Box) -> Iterator[Any]:
 
 def _soon(box: Box) -> str:
     later = {"sqlite": str(2**62), "mysql": "utc_timestamp(6) + interval 1 hour"}
-    return later.get(core_of(box.outbox).words.database, "now() + interval '1 hour'")
+    return later.get(statements_of(box.outbox).database, "now() + interval '1 hour'")
 
 
 def _claim(box: Box) -> tuple[str, dict[str, Any]]:
     given = {"worker": "w", "limit": LIMIT, "window": 4 * LIMIT, "broker": "default", "lock": 1_000_000}
-    return core_of(box.outbox).words.blocks["claim"], given
+    return statements_of(box.outbox).blocks["claim"], given
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -107,12 +106,12 @@ def test_a_deep_outbox_costs_a_claim_nothing_on_sqlite(box: Box, deep: Any) -> N
 @pytest.mark.parametrize("engine", ["mariadb"], indirect=True)
 def test_a_claim_on_mariadb_reads_what_is_open_at_most_once(box: Box, deep: Any) -> None:
     box.claim_batch("w0", 1, "default")
-    with core_of(box.outbox).home.blocking_engine().connect() as connection:
+    with database_of(box.outbox).sync_engine().connect() as connection:
         before = _reads(connection)
 
     messages = box.claim_batch("w", LIMIT, "default")
 
-    with core_of(box.outbox).home.blocking_engine().connect() as connection:
+    with database_of(box.outbox).sync_engine().connect() as connection:
         assert _reads(connection) - before < ROWS * 1.5
     assert len(messages) > KEYS // 2
 

@@ -319,7 +319,7 @@ def test_a_commit_wakes_the_relay(url: str, driver: str) -> None:
 
     async def wake() -> float:
         relay = Relay(outbox, {"default": sink}, poll=600)
-        relay._routes[0]._rest = 600  # it has been idle for long
+        relay._relays[0]._rest = 600  # it has been idle for long
         task = asyncio.create_task(relay.run())
         loop = asyncio.get_running_loop()
         began = loop.time()

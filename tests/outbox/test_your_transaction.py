@@ -20,8 +20,7 @@ from dibs import SchemaOutdated, UnsupportedConnection
 from dibs.outbox import Inbox, Outbox
 from tests.conformance.test_within import CONNECTIONS, Yours
 from tests.support.faces import Face, open_face
-from tests.support.internals import core_of
-from tests.support.outboxes import Box, beside
+from tests.support.outboxes import Box, beside, statements_of
 from tests.support.servers import PostgreSQL
 
 KINDS = list(CONNECTIONS)
@@ -117,7 +116,7 @@ def _once(app: Face, inbox: Inbox, yours: Yours, id: str) -> bool:
 
 def test_what_an_inbox_noted_stays_noted_until_it_is_pruned(box: Box) -> None:
     inbox, driver = Inbox(box.url), {"sqlite": "sqlite", "mysql": "mysql+pymysql"}
-    scheme = driver.get(core_of(box.outbox).words.database, "postgresql+psycopg")
+    scheme = driver.get(statements_of(box.outbox).database, "postgresql+psycopg")
     engine = sqlalchemy.create_engine(f"{scheme}{box.url[box.url.index(':') :]}")
     with engine.begin() as connection, inbox.sync.once("m1", within=connection) as first:
         assert first

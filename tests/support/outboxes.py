@@ -15,10 +15,19 @@ from typing import Any
 import psycopg
 
 from dibs.outbox import Message, Outbox
-from tests.support.internals import core_of
 from tests.support.servers import mysql_connection
 
 TIMES = ("available_at", "locked_until", "created_at", "published_at")
+
+
+def database_of(outbox: Outbox) -> Any:
+    """Return the database behind both faces of an outbox."""
+    return outbox._database
+
+
+def statements_of(outbox: Outbox) -> Any:
+    """Return the SQL of an outbox."""
+    return database_of(outbox).statements
 
 
 class Box:
@@ -56,7 +65,7 @@ class Box:
             "sqlite": f"{{0}} = {{0}} - {micros}",
             "mysql": f"{{0}} = {{0}} - interval {micros} microsecond",
             "postgresql": f"{{0}} = {{0}} - interval '{micros} microseconds'",
-        }[core_of(self.outbox).words.database]
+        }[statements_of(self.outbox).database]
         self.execute(f"update dibs_outbox set {', '.join(shift.format(name) for name in TIMES)}")
 
     def execute(self, sql: str) -> None:

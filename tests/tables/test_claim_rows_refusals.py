@@ -155,7 +155,7 @@ def test_what_has_no_rows_of_its_own_is_refused(desk: Desk, model: Any, message:
         ({"limit": True}, "limit is a number of rows"),
         ({"strategy": "fast"}, "no strategy 'fast'"),
         ({"order_by": "nothing"}, "Report has no column nothing"),
-        ({"where": Author.name == "Ann"}, r"where= speaks of author beside Report.*exists"),
+        ({"where": Author.name == "Ann"}, r"where= refers to author beside Report.*exists"),
     ],
 )
 def test_a_call_that_can_not_be_meant_is_refused(desk: Desk, how: dict[str, Any], message: str) -> None:

@@ -15,8 +15,8 @@ from sqlalchemy.dialects import mssql, mysql, oracle, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from dibs.tables import errors, strategies, sync
-from dibs.tables.model import wanted
+from dibs.tables import session, strategies, sync
+from dibs.tables.model import row_claim
 from tests.support.table_databases import BLOCKING, Desk
 from tests.support.user_tables import Report, Seat, task
 
@@ -230,7 +230,7 @@ def test_an_error_in_the_middle_undoes_the_whole(desk: Desk, strategy: Any) -> N
 def test_after_many_tries_the_servers_own_error_is_raised(
     desk: Desk, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(session, "PAUSES", (0.0, 0.0, 0.0))
     desk.add(Report(id=1))
 
     with refusing(desk, 1213, times=99) as refused, pytest.raises(OperationalError, match="1213"):
@@ -308,7 +308,7 @@ def _versioned(dialect: Any, version: tuple[int, ...], *, is_mariadb: bool = Fal
     ("dialect", "expected"),
     [
         (postgresql.dialect(), strategies.one_statement),
-        (sqlite.dialect(), strategies.at_once),
+        (sqlite.dialect(), strategies.update_and_sort),
         (_versioned(mysql.dialect(), (8, 0, 30)), strategies.lock_then_update),
         (_versioned(mysql.dialect(), (10, 6, 2), is_mariadb=True), strategies.lock_then_update),
         (_versioned(mysql.dialect(), (5, 7, 40)), strategies.portable),
@@ -319,17 +319,17 @@ def _versioned(dialect: Any, version: tuple[int, ...], *, is_mariadb: bool = Fal
 )
 def test_every_other_database_gets_the_portable_strategy(dialect: Any, expected: Any) -> None:
     dialect.update_returning = True
-    claim = wanted(Report, READY, TAKEN, 3, [Report.rank.desc(), Report.id])
+    claim = row_claim(Report, READY, TAKEN, 3, [Report.rank.desc(), Report.id])
 
     assert strategies.strategy_for(dialect, claim) is expected
 
 
 @pytest.mark.parametrize("dialect", [oracle.dialect(), mssql.dialect()], ids=lambda dialect: dialect.name)
 def test_what_the_portable_strategy_asks_can_be_said_elsewhere(dialect: Any) -> None:
-    claim = wanted(Seat, Seat.holder.is_(None), {"holder": "Ann"}, 3, [Seat.number.desc(), Seat.hall])
+    claim = row_claim(Seat, Seat.holder.is_(None), {"holder": "Ann"}, 3, [Seat.number.desc(), Seat.hall])
 
     for statement in (
-        strategies._picked(claim),
+        strategies._selected(claim),
         strategies._update(claim).where(claim.target.matching([("A", 1), ("B", 2)]), claim.where),
     ):
         assert str(statement.compile(dialect=dialect))
@@ -339,7 +339,7 @@ def test_only_what_was_undone_is_tried_again() -> None:
     def error(code: int) -> DBAPIError:
         return DBAPIError("", None, pymysql.err.OperationalError(code, "x"))
 
-    assert [errors.may_try_again(error(code)) for code in (1213, 1205, 1020, 1064, 2013)] == [
+    assert [session.may_try_again(error(code)) for code in (1213, 1205, 1020, 1064, 2013)] == [
         True,
         True,
         True,

@@ -312,9 +312,9 @@ def test_claims_want_an_engine() -> None:
 
 
 def test_both_faces_of_claims_take_the_same_arguments() -> None:
-    names = [name for name in vars(sync.Claims) if not name.startswith("_")]
+    names = [name for name in dir(sync.Claims) if not name.startswith("_")]
 
-    assert names == [name for name in vars(tables.Claims) if not name.startswith("_")]
+    assert names == [name for name in dir(tables.Claims) if not name.startswith("_")]
     for name in names:
         ours, theirs = getattr(tables.Claims, name), getattr(sync.Claims, name)
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)

@@ -13,12 +13,12 @@ import sqlalchemy
 from dibs.outbox import Inbox, Outbox
 from dibs.outbox import operations as verbs
 from dibs.outbox.inbox import SyncInbox
-from dibs.outbox.operations import Wish
-from dibs.outbox.statements import Place, Statements
-from dibs.outbox.sync import SyncOutbox
+from dibs.outbox.operations import BatchRequest
+from dibs.outbox.outbox import SyncOutbox
+from dibs.outbox.statements import Statements, TableNames
 from tests.support.servers import PostgreSQL
 
-WISH = Wish(worker="w1", limit=10, broker="default", lock=60_000_000)
+REQUEST = BatchRequest(worker="w1", limit=10, broker="default", lock=60_000_000)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
@@ -38,7 +38,7 @@ def _missed(position: int, key: str) -> dict[str, Any]:
 
 def _claim(answers: list[dict[str, Any]]) -> tuple[list[int], list[Any]]:
     """What is claimed when the database answers this, and what is asked after the claim."""
-    script = verbs.claim(Statements("postgresql", Place()), WISH)
+    script = verbs.claim(Statements("postgresql", TableNames()), REQUEST)
     next(script)
     asked: list[Any] = []
     try:

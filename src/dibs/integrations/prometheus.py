@@ -45,7 +45,7 @@ class AppOutbox:
             outbox = Outbox(self._settings.url, table=f"{self._settings.prefix}_outbox")
         except UnknownEngine:  # not a database, or SQLAlchemy is not installed
             return []
-        outbox._core.home.make_nothing()
+        outbox._database.create_nothing()
         try:
             return await outbox.standings()
         except SchemaOutdated:

@@ -8,7 +8,7 @@ from dibs.outbox.inbox import Inbox
 from dibs.outbox.messages import Message, Standing, Status
 from dibs.outbox.outbox import Outbox
 from dibs.outbox.relay import Relay
-from dibs.outbox.statements import Place
+from dibs.outbox.statements import TableNames
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData, Table
@@ -30,14 +30,14 @@ __all__ = [
 
 
 def table(metadata: "MetaData", name: str = "dibs_outbox", schema: str | None = None) -> "Table":
-    """The table of an outbox, described in your metadata: your migrations make it then."""
+    """Describe the table of an outbox in your metadata, so that your migrations create it."""
     from dibs.outbox.tables import outbox_table
 
-    return outbox_table(metadata, Place(outbox=name, schema=schema))
+    return outbox_table(metadata, TableNames(outbox=name, schema=schema))
 
 
 def inbox_table(metadata: "MetaData", name: str = "dibs_inbox", schema: str | None = None) -> "Table":
-    """The table of an inbox, described in your metadata."""
+    """Describe the table of an inbox in your metadata, so that your migrations create it."""
     from dibs.outbox.tables import inbox_table
 
-    return inbox_table(metadata, Place(inbox=name, schema=schema))
+    return inbox_table(metadata, TableNames(inbox=name, schema=schema))

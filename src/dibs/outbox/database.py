@@ -1,7 +1,7 @@
-"""Where an outbox lives: run its scripts on the database, in either colour, through our connections or yours.
+"""The database of an outbox: run operations on it, sync or async, on its own or the caller's connection.
 
-Ours are SQLAlchemy's, from an engine that you gave or that a URL names. What goes wrong on them is sorted
-here, as in every store: run the whole of it again, or say clearly what is the matter.
+Its own connections are SQLAlchemy's, from an engine that the caller passed or that a URL names. Errors on
+them are sorted as in every store: run the whole operation again, or say clearly what is wrong.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from dibs import faces
 from dibs.engines.mysql import errors as mysql
 from dibs.engines.postgresql import errors as postgresql
 from dibs.engines.sql.engine import Query
@@ -17,19 +18,20 @@ from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries, check_same
 from dibs.engines.sqlite import file as sqlite
 from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
+from dibs.faces import Call, Calls, make
 from dibs.operations.scripts import Rows, run, run_async
-from dibs.outbox.statements import QUOTES, Place, Statements
+from dibs.outbox.statements import QUOTES, Statements, TableNames
 
 T = TypeVar("T")
 
-Operation = Callable[[], Generator[Query, Rows, T]]  # a script is started anew for every try
+Operation = Callable[[], Generator[Query, Rows, T]]  # each try starts it anew
 
 SYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 ASYNC_DRIVERS = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy"}
 DATABASES = {"postgresql": "postgresql", "postgres": "postgresql", "sqlite": "sqlite"}
 DATABASES |= {"mysql": "mysql", "mariadb": "mysql"}
 
-SQLITE_PATIENCE = 30  # seconds for another writer to finish
+SQLITE_TIMEOUT = 30  # seconds for another writer to finish
 NO_SUCH_TABLE = 1146  # as MySQL counts
 
 
@@ -44,209 +46,221 @@ class NoOutboxTable(SchemaOutdated):
         )
 
 
-def home(engine_or_url: Any, place: Place) -> "Home":
-    """The database that an engine or a URL leads to; nothing is opened yet."""
+def find_database(engine_or_url: Any, names: TableNames) -> "OutboxDatabase":
+    """Return the database of an engine or a URL; nothing is opened yet."""
     try:
         import sqlalchemy
         from sqlalchemy.ext.asyncio import AsyncEngine
     except ImportError:
         raise UnknownEngine("SQLAlchemy is not installed; run: pip install 'dibs[outbox]'") from None
     if isinstance(engine_or_url, str):
-        return Home(_database(engine_or_url.split("://", 1)[0]), place, url=_url(engine_or_url))
+        return OutboxDatabase(_database(engine_or_url.split("://", 1)[0]), names, url=_url(engine_or_url))
     if isinstance(engine_or_url, AsyncEngine):
-        return Home(_database(engine_or_url.dialect.name), place, awaited=engine_or_url)
+        return OutboxDatabase(_database(engine_or_url.dialect.name), names, async_engine=engine_or_url)
     if isinstance(engine_or_url, sqlalchemy.Engine):
-        return Home(_database(engine_or_url.dialect.name), place, blocking=engine_or_url)
+        return OutboxDatabase(_database(engine_or_url.dialect.name), names, sync_engine=engine_or_url)
     raise BadRequest(
         f"an outbox is made from an SQLAlchemy engine, sync or async, or from a URL, not from a "
         f"{type(engine_or_url).__qualname__}"
     )
 
 
-class Home:
-    """One database with its tables for messages."""
+class OutboxDatabase:
+    """One database with an outbox and an inbox."""
 
     def __init__(
-        self, database: str, place: Place, *, url: Any = None, blocking: Any = None, awaited: Any = None
+        self,
+        database: str,
+        names: TableNames,
+        *,
+        url: Any = None,
+        sync_engine: Any = None,
+        async_engine: Any = None,
     ) -> None:
-        self.statements = Statements(database, place, _making(database, place))
-        self.place = place
-        self._url = url if url is not None else (awaited or blocking).url
-        self._given = blocking, awaited
-        self._blocking = None if blocking is None else _committed_reads(blocking, database)
-        self._awaited = None if awaited is None else _committed_reads(awaited, database)
+        self.statements = Statements(database, names, _creation(database, names))
+        self.names = names
+        self._url = url if url is not None else (async_engine or sync_engine).url
+        self._given = sync_engine, async_engine
+        self._sync = None if sync_engine is None else _read_committed(sync_engine, database)
+        self._async = None if async_engine is None else _read_committed(async_engine, database)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._made = database != "sqlite"
+        self._created = database != "sqlite"
 
     @property
     def name(self) -> str:
-        """The database for people, without a password."""
+        """The URL of the database, without a password."""
         return str(self._url.set(password=None)) if self._url.password else str(self._url)
 
     # -- running --------------------------------------------------------------------------------
 
-    def run(self, script: Operation[T], within: Any = None) -> T:
-        if within is not None:
-            return self._run_within(script, within)
+    def call(self, operation: Operation[T], within: Any = None) -> Calls[T]:
+        """Run an operation in a transaction of its own, or `within` the caller's; return its result."""
+        return self._call_within(operation, within) if within is not None else self._call(operation)
+
+    def run(self, operation: Operation[T]) -> T:
+        return faces.run(self._call(operation))
+
+    async def run_async(self, operation: Operation[T]) -> T:
+        return await faces.run_async(self._call(operation))
+
+    def repeat(self, operation: Operation[int], *, least: int) -> Calls[int]:
+        """Run an operation until it changes fewer rows than `least`; return how many it changed in all."""
+        total = changed = yield from self._call(operation)
+        while changed >= least:
+            total += (changed := (yield from self._call(operation)))
+        return total
+
+    def open(self) -> Calls[None]:
+        """Check that the tables can be read; on SQLite they are created."""
+        yield from self._call(_oldest)
+
+    def _call(self, operation: Operation[T]) -> Calls[T]:
+        attempt = Call(lambda: self._attempt(operation), lambda: self._attempt_async(operation))
         tries = Tries()
         while True:
             try:
-                return self._attempt(script)
-            except TryAgain as trouble:
-                time.sleep(tries.pause(trouble))
+                return (yield from make(attempt))
+            except TryAgain as failure:
+                pause = tries.pause(failure)
+            yield from make(_sleep(pause))
 
-    async def run_async(self, script: Operation[T], within: Any = None) -> T:
-        if within is not None:
-            return await self._run_within_async(script, within)
-        if self.lends_threads:
-            return await asyncio.to_thread(self.run, script)
-        tries = Tries()
-        while True:
-            try:
-                return await self._attempt_async(script)
-            except TryAgain as trouble:
-                await asyncio.sleep(tries.pause(trouble))
-
-    def _run_within(self, script: Operation[T], within: Any) -> T:
+    def _call_within(self, operation: Operation[T], within: Any) -> Calls[T]:
+        ask = Call(
+            lambda: run(self._with_tables(operation), bind_queries(within, self.statements, "sync")),
+            lambda: run_async(self._with_tables(operation), bind_queries(within, self.statements, "async")),
+        )
         try:
-            return run(self._with_tables(script), bind_queries(within, self.statements, "sync"))
+            return (yield from make(ask))
         except NoTables:
-            self.run(_look)  # they may be nowhere, and not only where this connection leads
+            yield from self.open()  # raises if our own connections find no tables either
             raise
 
-    async def _run_within_async(self, script: Operation[T], within: Any) -> T:
-        try:
-            return await run_async(self._with_tables(script), bind_queries(within, self.statements, "async"))
-        except NoTables:
-            await self.run_async(_look)
-            raise
+    def _with_tables(self, operation: Operation[T]) -> Generator[Query, Rows, T]:
+        """Create SQLite's tables in the caller's transaction: no other connection could write beside it.
 
-    def _with_tables(self, script: Operation[T]) -> Generator[Query, Rows, T]:
-        """SQLite's are made in the transaction that needs them first: none could write beside it.
-
-        If that is rolled back they are gone again, so every such transaction looks for them.
+        A rollback removes them again, so every such transaction checks for them.
         """
         if self._sqlite:
             check_same_file((yield Query("files", {})), self._url.database or "")
             [tables] = yield Query("tables", {})
-            for number in range(0 if tables["found"] == 2 else len(self.statements.making)):
-                yield Query(f"make {number}", {})
-        return (yield from script())
+            for number in range(0 if tables["found"] == 2 else len(self.statements.creation)):
+                yield Query(f"create {number}", {})
+        return (yield from operation())
 
-    def _attempt(self, script: Operation[T]) -> T:
-        engine = self.blocking_engine()
+    def _attempt(self, operation: Operation[T]) -> T:
+        engine = self.sync_engine()
         query = ADAPTERS["sqlalchemy.engine.base.Connection"].query
         try:
-            self._make_tables(engine)
+            self._create_tables(engine)
             with engine.begin() as connection:
-                return run(script(), query(connection, self.statements))
+                return run(operation(), query(connection, self.statements))
         except Exception as error:
-            raise self._sorted(error) from error
+            raise self._explained(error) from error
 
-    async def _attempt_async(self, script: Operation[T]) -> T:
-        engine = self.awaited_engine()
+    async def _attempt_async(self, operation: Operation[T]) -> T:
+        if self.uses_threads:
+            return await asyncio.to_thread(self._attempt, operation)
+        engine = self.async_engine()
         query = ADAPTERS["sqlalchemy.ext.asyncio.engine.AsyncConnection"].query
         try:
-            if not self._made:
+            if not self._created:
                 async with engine.begin() as connection:
-                    await connection.run_sync(self._make_tables)
+                    await connection.run_sync(self._create_tables)
             async with engine.begin() as connection:
-                return await run_async(script(), query(connection, self.statements))
+                return await run_async(operation(), query(connection, self.statements))
         except Exception as error:
-            raise self._sorted(error) from error
+            raise self._explained(error) from error
 
-    def _make_tables(self, connection: Any) -> None:
-        """SQLite's are made at first use, like those of the jobs."""
-        if self._made:
+    def _create_tables(self, connection: Any) -> None:
+        """Create SQLite's tables at first use, as the tables of the jobs are."""
+        if self._created:
             return
         from sqlalchemy import MetaData
 
         from dibs.outbox.tables import inbox_table, outbox_table
 
         metadata = MetaData()
-        outbox_table(metadata, self.place)
-        inbox_table(metadata, self.place)
+        outbox_table(metadata, self.names)
+        inbox_table(metadata, self.names)
         metadata.create_all(connection)
-        self._made = True
+        self._created = True
 
-    def make_nothing(self) -> None:
-        """For those who only look: a table that isn't there stays so, on SQLite as well."""
-        self._made = True
+    def create_nothing(self) -> None:
+        """Leave missing tables missing, on SQLite as well; for callers that only read."""
+        self._created = True
 
     # -- opening and closing --------------------------------------------------------------------
 
-    async def open_async(self) -> None:
-        await self.run_async(_look)
+    def close(self) -> Calls[None]:
+        """Close the connections of the engines that were made here; the caller's engine stays open."""
+        yield from make(Call(self._close, self._close_async))
 
-    def open(self) -> None:
-        self.run(_look)
+    def _close(self) -> None:
+        if self._sync is not None and self._given[0] is None:
+            self._sync.dispose()
+            self._sync = None
 
-    def close(self) -> None:
-        """End the connections of the engines that we made; yours are yours."""
-        if self._blocking is not None and self._given[0] is None:
-            self._blocking.dispose()
-            self._blocking = None
-
-    async def close_async(self) -> None:
-        if self._awaited is not None and self._given[1] is None:
+    async def _close_async(self) -> None:
+        if self._async is not None and self._given[1] is None:
             if self._loop is asyncio.get_running_loop():
-                await self._awaited.dispose()
-            self._awaited = None
-        await asyncio.to_thread(self.close)
+                await self._async.dispose()
+            self._async = None
+        await asyncio.to_thread(self._close)
 
     @property
-    def lends_threads(self) -> bool:
-        """Awaited calls block in a thread: on an engine that blocks, and on SQLite, which always does."""
+    def uses_threads(self) -> bool:
+        """Whether async calls block in a thread: on a sync engine, and on SQLite, which has no other."""
         return self._given[1] is None and (self._given[0] is not None or self._sqlite)
 
     @property
     def _sqlite(self) -> bool:
         return self.statements.database == "sqlite"
 
-    def blocking_engine(self) -> Any:
-        if self._blocking is None:
+    def sync_engine(self) -> Any:
+        if self._sync is None:
             from sqlalchemy import create_engine
 
-            self._blocking = create_engine(self._driven(SYNC_DRIVERS), **self._options())
-        return self._blocking
+            self._sync = create_engine(self._url_for(SYNC_DRIVERS), **self._options())
+        return self._sync
 
-    def awaited_engine(self) -> Any:
-        """Connections belong to the event loop that made them, so another loop has another engine."""
+    def async_engine(self) -> Any:
+        """Return an engine of this event loop: connections can't be used in another."""
         if self._given[1] is not None:
-            return self._awaited
+            return self._async
         loop = asyncio.get_running_loop()
-        if self._awaited is None or self._loop is not loop:
+        if self._async is None or self._loop is not loop:
             from sqlalchemy.ext.asyncio import create_async_engine
 
-            if self._awaited is not None:
-                self._awaited.sync_engine.dispose(close=False)
-            self._awaited = create_async_engine(self._driven(ASYNC_DRIVERS), **self._options())
+            if self._async is not None:
+                self._async.sync_engine.dispose(close=False)
+            self._async = create_async_engine(self._url_for(ASYNC_DRIVERS), **self._options())
             self._loop = loop
-        return self._awaited
+        return self._async
 
-    def _driven(self, drivers: dict[str, str]) -> Any:
-        """The URL with a driver of the colour that is wanted."""
+    def _url_for(self, drivers: dict[str, str]) -> Any:
+        """Return the URL with one of these drivers."""
         wanted = drivers[self.statements.database]
         asked = self._url.drivername if self._url.drivername in drivers.values() else wanted
         query = dict(self._url.query)
         if asked.endswith("asyncpg") and "sslmode" in query:
-            query["ssl"] = query.pop("sslmode")  # libpq's name for it, which is in most people's URLs
+            query["ssl"] = query.pop("sslmode")  # libpq's name for it, common in URLs
         return self._url.set(drivername=asked, query=query)
 
     def _options(self) -> dict[str, Any]:
         if self._sqlite:
-            return {"connect_args": {"timeout": SQLITE_PATIENCE}}
+            return {"connect_args": {"timeout": SQLITE_TIMEOUT}}
         return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True}
 
-    # -- what can go wrong ----------------------------------------------------------------------
+    # -- errors ---------------------------------------------------------------------------------
 
-    def _sorted(self, error: Exception) -> BaseException:
+    def _explained(self, error: Exception) -> BaseException:
+        """Return what to raise for an error of the driver: `TryAgain`, one of our own errors, or itself."""
         driver = getattr(error, "orig", None) or error
         origins = (error, driver, error.__cause__)
         states = {getattr(one, "sqlstate", None) for one in origins} - {None}
         codes = {one.args[0] for one in origins if one is not None and one.args}
         if "no such table" in str(error) or "42P01" in states or NO_SUCH_TABLE in codes:
-            return NoOutboxTable(self.place.outbox)
+            return NoOutboxTable(self.names.outbox)
         if postgresql.NOT_PERMITTED in states:
             return postgresql.forbidden(driver, self.name)
         if codes & set(mysql.NOT_PERMITTED):
@@ -262,7 +276,7 @@ class Home:
         return error
 
     def _refused(self, error: BaseException, states: set[Any], codes: set[Any]) -> StoreUnavailable | None:
-        """Why the database does not let us in, if it is that."""
+        """Return why the database refuses the connection, if it is that."""
         match self.statements.database:
             case "sqlite":
                 return sqlite.unusable(self._url.database, error)
@@ -274,20 +288,24 @@ class Home:
         return None
 
 
-def _making(database: str, place: Place) -> list[str]:
+def _sleep(seconds: float) -> Call[None]:
+    return Call(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
+
+
+def _creation(database: str, names: TableNames) -> list[str]:
     if database != "sqlite":
         return []
     from dibs.outbox.tables import sqlite_tables
 
-    return sqlite_tables(place)
+    return sqlite_tables(names)
 
 
-def _look() -> Any:
-    return (yield Query("oldest", {"broker": None}))
+def _oldest() -> Generator[Query, Rows, None]:
+    yield Query("oldest", {"broker": None})
 
 
 def _is_unreachable(error: Exception, states: set[Any]) -> bool:
-    """psycopg has no SQLSTATE for a server that isn't there; PyMySQL has numbers of the client's."""
+    """Recognise a server that is away: psycopg has no SQLSTATE for it, PyMySQL has client error numbers."""
     from sqlalchemy.exc import InterfaceError, OperationalError
 
     origin = getattr(error, "orig", None)
@@ -299,8 +317,8 @@ def _is_unreachable(error: Exception, states: set[Any]) -> bool:
     return False
 
 
-def _committed_reads(engine: Any, database: str) -> Any:
-    """The engine as we use it: each statement sees what is committed, whatever the engine's own level is."""
+def _read_committed(engine: Any, database: str) -> Any:
+    """Return the engine with READ COMMITTED, whatever its own isolation level is."""
     return engine if database == "sqlite" else engine.execution_options(isolation_level="READ COMMITTED")
 
 
@@ -309,7 +327,7 @@ def _database(scheme: str) -> str:
     if (database := DATABASES.get(name)) is not None:
         return database
     raise UnknownEngine(
-        f"an outbox lives in the database where your data is, and {name!r} has no transactions of yours to "
+        f"an outbox belongs into the database of your data, and {name!r} has no transactions of yours to "
         f"write messages in; use one of: {', '.join(QUOTES)}"
     )
 

@@ -1,6 +1,6 @@
-"""What happens to messages is told here: one seam for log lines, metrics and alerts.
+"""Events of an outbox: one seam for log lines, metrics and alerts.
 
-A subscriber is called with an `OutboxEvent` once the database has it; one that raises changes nothing.
+A subscriber is called with an `OutboxEvent` after the commit; an exception of a subscriber is only logged.
 """
 
 import logging
@@ -20,7 +20,7 @@ NAMES = ("claimed", "published", "failed", "abandoned", "lost", "broker_down", "
 
 @dataclass(frozen=True, slots=True)
 class OutboxEvent:
-    """What happened, and to which messages."""
+    """Something that happened, and the messages that it concerns."""
 
     name: str
     messages: Sequence[Message] = ()
@@ -38,44 +38,46 @@ class OutboxEvents:
         self._subscribers: list[Subscriber] = []
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Hear what happens from now on; call the answer to stop."""
+        """Call `subscriber` with every event from now on; return a function that ends this."""
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
     def claimed(self, messages: Sequence[Message]) -> None:
-        self._tell(logging.DEBUG, OutboxEvent("claimed", messages))
+        self._report(logging.DEBUG, OutboxEvent("claimed", messages))
 
     def published(self, messages: Sequence[Message], took: Sequence[float] = ()) -> None:
-        """`took`: for each of them, how many seconds its broker took to accept it."""
-        self._tell(logging.DEBUG, OutboxEvent("published", messages, {"took": took}))
+        """Report messages and, in `took`, the seconds that the broker needed for each."""
+        self._report(logging.DEBUG, OutboxEvent("published", messages, {"took": took}))
 
     def failed(self, messages: Sequence[Message], error: str, seconds: float | None = None) -> None:
-        self._tell(logging.INFO, OutboxEvent("failed", messages, {"error": error, "seconds": seconds}))
+        self._report(logging.INFO, OutboxEvent("failed", messages, {"error": error, "seconds": seconds}))
 
     def abandoned(self, messages: Sequence[Message], error: str = "relay died") -> None:
-        self._tell(NOTICE, OutboxEvent("abandoned", messages, {"error": error}))
+        self._report(NOTICE, OutboxEvent("abandoned", messages, {"error": error}))
 
     def lost(self, messages: Sequence[Message]) -> None:
-        self._tell(logging.WARNING, OutboxEvent("lost", messages))
+        self._report(logging.WARNING, OutboxEvent("lost", messages))
 
     def broker_down(self, broker: str, error: str, pause: float) -> None:
-        about = {"broker": broker, "error": error, "seconds": pause}
-        self._tell(logging.WARNING, OutboxEvent("broker_down", (), about))
+        self._away("broker_down", broker, error, pause)
 
     def store_down(self, broker: str, error: str, pause: float) -> None:
-        about = {"broker": broker, "error": error, "seconds": pause}
-        self._tell(logging.WARNING, OutboxEvent("store_down", (), about))
+        self._away("store_down", broker, error, pause)
 
     def broker_up(self, broker: str) -> None:
-        self._tell(logging.INFO, OutboxEvent("broker_up", (), {"broker": broker}))
+        self._report(logging.INFO, OutboxEvent("broker_up", (), {"broker": broker}))
 
-    def _tell(self, level: int, event: OutboxEvent) -> None:
+    def _away(self, name: str, broker: str, error: str, pause: float) -> None:
+        about = {"broker": broker, "error": error, "seconds": pause}
+        self._report(logging.WARNING, OutboxEvent(name, (), about))
+
+    def _report(self, level: int, event: OutboxEvent) -> None:
         number = len(event.messages)
         if not number and not event.about.get("broker"):
             return
         self.counts[event.name] += number or 1
         if log.isEnabledFor(level):
-            log.log(level, "%s", line(event), extra={"fields": _fields(event)})
+            log.log(level, "%s", log_line(event), extra={"fields": _fields(event)})
         for subscriber in list(self._subscribers):
             try:
                 subscriber(event)
@@ -83,8 +85,8 @@ class OutboxEvents:
                 log.exception("a subscriber failed at the event %r", event.name)
 
 
-def line(event: OutboxEvent) -> str:
-    """The event as people like to read it."""
+def log_line(event: OutboxEvent) -> str:
+    """Return the log line of an event."""
     about, number = event.about, len(event.messages)
     which = f"{number:,} messages" if number > 1 else "".join(_named(one) for one in event.messages)
     match event.name:
@@ -101,7 +103,7 @@ def line(event: OutboxEvent) -> str:
         case "abandoned":
             return f"✗ {which}  abandoned, {_attempts(event)}: {one_line(about['error'])}"
         case "lost":
-            return f"✗ {which}  lock lost: somebody else may publish {'it' if number == 1 else 'them'}, too"
+            return f"✗ {which}  lock lost: another relay may publish {'it' if number == 1 else 'them'}, too"
         case "claimed":
             return f"→ {which}"
         case _:
@@ -120,5 +122,5 @@ def _attempts(event: OutboxEvent) -> str:
 def _fields(event: OutboxEvent) -> dict[str, Any]:
     ids = [str(one.id) for one in event.messages]
     about = {name: value for name, value in event.about.items() if name != "took"}
-    told = {"event": f"outbox_{event.name}", "messages": ids or None, **about}
-    return {name: value for name, value in told.items() if value is not None}
+    fields = {"event": f"outbox_{event.name}", "messages": ids or None, **about}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,11 +1,12 @@
-"""The verbs of the outbox as scripts: each yields queries and judges their answers.
+"""The verbs of the outbox as scripts: each yields queries, decides by their rows, and is one transaction.
 
-A verb is one transaction. What it decides is decided here; a guard stands in every statement that writes.
+Every statement that writes checks again that it may: other relays work at the same time.
 """
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -20,12 +21,12 @@ from dibs.outbox.statements import Statements
 T = TypeVar("T")
 Script = Generator[Query, Rows, T]
 
-WINDOW = 4  # times the limit: how many of the oldest open messages a claim looks at first
+WINDOW = 4  # times the limit: how many of the oldest open messages a claim reads first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a relay wants to claim."""
+class BatchRequest:
+    """What a relay asks for: how many messages of which broker, and for how long (microseconds)."""
 
     worker: str
     limit: int
@@ -34,8 +35,8 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """What it got, and what it found to be beyond hope."""
+class ClaimedBatch:
+    """The messages that were claimed, and messages out of attempts that the claim abandoned."""
 
     messages: list[Message]
     abandoned: list[Message]
@@ -45,7 +46,7 @@ class Claimed:
 
 
 def publish(stored: Mapping[str, Any], brokers: Sequence[str]) -> Script[None]:
-    """One row per broker; those that are there already stay as they are."""
+    """Store one row per broker; a row that exists stays as it is."""
     for broker in brokers:
         yield Query("publish", {**stored, "broker": broker})
 
@@ -53,18 +54,20 @@ def publish(stored: Mapping[str, Any], brokers: Sequence[str]) -> Script[None]:
 # -- claim --------------------------------------------------------------------------------------
 
 
-def claim(words: Statements, wish: Wish) -> Script[Claimed]:
-    """The oldest messages of keys that nobody holds, several of a key in a row where there is room."""
-    brokers = [wish.broker] if wish.broker is not None else (yield from _open_brokers())
+def claim(statements: Statements, request: BatchRequest) -> Script[ClaimedBatch]:
+    """Claim the oldest messages of keys that no relay holds, several of one key in a row if there is room."""
+    if request.limit <= 0:
+        return ClaimedBatch([], [])
+    brokers = [request.broker] if request.broker is not None else (yield from _open_brokers())
     rows: list[Row] = []
     for broker in brokers:
-        if len(rows) < wish.limit:
-            one = replace(wish, broker=broker, limit=wish.limit - len(rows))
-            rows += yield from _claim_for_one(words, one)
-    taken = [message(row) for row in sorted(rows, key=_position)]
-    return Claimed(
-        [one for one in taken if one.status == Status.processing],
-        [one for one in taken if one.status == Status.abandoned],
+        if len(rows) < request.limit:
+            one = replace(request, broker=broker, limit=request.limit - len(rows))
+            rows += yield from _claim_for_broker(statements, one)
+    claimed = [message(row) for row in sorted(rows, key=_position)]
+    return ClaimedBatch(
+        [one for one in claimed if one.status == Status.processing],
+        [one for one in claimed if one.status == Status.abandoned],
     )
 
 
@@ -72,93 +75,100 @@ def _open_brokers() -> Script[list[str]]:
     return [row["broker"] for row in (yield Query("brokers", {}))]
 
 
-def _claim_for_one(words: Statements, wish: Wish) -> Script[list[Row]]:
-    if words.returning:
-        rows, missed = yield from _claim_at_once(words, wish)
+def _claim_for_broker(statements: Statements, request: BatchRequest) -> Script[list[Row]]:
+    if statements.returning:
+        rows, missed = yield from _claim_in_one_statement(statements, request)
     else:
-        rows, missed = yield from _lock_then_take(wish)
-    kept, stranded = _split(rows, missed)
-    if stranded:
-        yield Query("release", {"held": _held(stranded)})
+        rows, missed = yield from _lock_then_claim(request)
+    kept, released = _split(rows, missed)
+    if released:
+        yield Query("release", {"held": _held(released)})
     return kept
 
 
-def _claim_at_once(words: Statements, wish: Wish) -> Script[tuple[list[Row], list[Row]]]:
-    params = {"worker": wish.worker, "limit": wish.limit, "broker": wish.broker, "lock": wish.lock}
-    answers = yield Query("claim", {**params, "window": WINDOW * wish.limit})
-    rows = [row for row in answers if row["position"] is not None]
+def _claim_in_one_statement(
+    statements: Statements, request: BatchRequest
+) -> Script[tuple[list[Row], list[Row]]]:
+    params = {
+        "worker": request.worker,
+        "limit": request.limit,
+        "broker": request.broker,
+        "lock": request.lock,
+    }
+    selected = yield Query("claim", {**params, "window": WINDOW * request.limit})
+    rows = [row for row in selected if row["position"] is not None]
     missed: list[Row] = [
         {"position": row["wanted"], "broker": row["wanted_broker"], "message_key": row["wanted_key"]}
-        for row in answers
+        for row in selected
         if row["position"] is None
     ]
-    if rows and words.counts_by_hand:
-        yield Query("count_on", {})
+    if rows and statements.counts_by_hand:
+        yield Query("advance_tokens", {})
     return rows, missed
 
 
-def _lock_then_take(wish: Wish) -> Script[tuple[list[Row], list[Row]]]:
-    heads = yield from _heads(wish)
+def _lock_then_claim(request: BatchRequest) -> Script[tuple[list[Row], list[Row]]]:
+    heads = yield from _heads(request)
     if not heads:
         return [], []
-    wanted = [*heads, *(yield from _followers(heads, wish))]
-    given = _json([row["position"] for row in wanted])
-    yield Query("take", {"positions": given, "worker": wish.worker, "lock": wish.lock})
-    rows = yield Query("taken", {"positions": given, "worker": wish.worker})
-    got = {row["position"] for row in rows}
-    return list(rows), [row for row in wanted if row["position"] not in got]
+    wanted = [*heads, *(yield from _followers(heads, request))]
+    positions = _json([row["position"] for row in wanted])
+    params = {"positions": positions, "worker": request.worker, "lock": request.lock}
+    yield Query("claim_positions", params)
+    rows = yield Query("claimed", params)
+    claimed = {row["position"] for row in rows}
+    return list(rows), [row for row in wanted if row["position"] not in claimed]
 
 
-def _heads(wish: Wish) -> Script[list[Row]]:
-    """Look first, then lock: what is locked while looking would make others wait."""
-    asked = {"broker": wish.broker, "window": WINDOW * wish.limit}
-    found = {row["position"] for row in (yield Query("old", asked))}
-    if len(found) < wish.limit:
-        found |= {row["position"] for row in (yield Query("oldest_of_keys", asked))}
-        found |= {row["position"] for row in (yield Query("loose", asked))}
+def _heads(request: BatchRequest) -> Script[list[Row]]:
+    """Search without locks, then lock what was found: a locking search would make other relays wait."""
+    params = {"broker": request.broker, "window": WINDOW * request.limit}
+    found = {row["position"] for row in (yield Query("oldest_free", params))}
+    if len(found) < request.limit:
+        found |= {row["position"] for row in (yield Query("oldest_of_keys", params))}
+        found |= {row["position"] for row in (yield Query("free_without_key", params))}
     if not found:
         return []
-    return list((yield Query("heads", {"positions": _json(sorted(found)), "limit": wish.limit})))
+    return list((yield Query("heads", {"positions": _json(sorted(found)), "limit": request.limit})))
 
 
-def _followers(heads: Sequence[Row], wish: Wish) -> Script[list[Row]]:
-    """The messages right behind the heads, as long as each one is free: an equal share for each key."""
-    places = wish.limit // len(heads) - 1
+def _followers(heads: Sequence[Row], request: BatchRequest) -> Script[list[Row]]:
+    """Return the messages right behind the heads while each is free, an equal share for each key."""
+    share = request.limit // len(heads) - 1
     keyed = [row["position"] for row in heads if row["message_key"] is not None]
-    if places <= 0 or not keyed:
+    if share <= 0 or not keyed:
         return []
-    params = {"positions": _json(keyed), "places": places}
-    lines: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    params = {"positions": _json(keyed), "share": share}
+    by_key: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in (yield Query("followers", params)):
-        lines[row["broker"], row["message_key"]].append(row)
-    return [row for line in lines.values() for row in _while_free(line)]
+        by_key[row["broker"], row["message_key"]].append(row)
+    return [row for rows in by_key.values() for row in takewhile(_is_free, rows)]
 
 
-def _while_free(line: Sequence[Row]) -> Sequence[Row]:
-    stop = next((place for place, row in enumerate(line) if not row["free"]), len(line))
-    return line[:stop]
+def _is_free(row: Row) -> bool:
+    return bool(row["free"])
 
 
 def _split(rows: Sequence[Row], missed: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """What may be published, and what must go back because one before it slipped away to somebody else."""
+    """Return the rows to keep, and the rows to release: an earlier message of their key was not claimed."""
     gaps: dict[Any, int] = {}
     for row in missed:
-        line = row["broker"], row["message_key"]
-        gaps[line] = min(gaps.get(line, row["position"]), row["position"])
+        key = row["broker"], row["message_key"]
+        gaps[key] = min(gaps.get(key, row["position"]), row["position"])
     kept: list[Row] = []
-    stranded: list[Row] = []
+    released: list[Row] = []
     for row in rows:
         gap = gaps.get((row["broker"], row["message_key"])) if row["message_key"] is not None else None
         behind = gap is not None and row["position"] > gap and row["status"] == Status.processing
-        (stranded if behind else kept).append(row)
-    return kept, stranded
+        (released if behind else kept).append(row)
+    return kept, released
 
 
 # -- mark, renew, release -----------------------------------------------------------------------
 
 
 def mark_published(messages: Sequence[Message]) -> Script[list[Message]]:
-    """Those that were not ours any more; to say it twice is no harm."""
+    """Mark messages as published; return the messages that were lost. Safe to repeat."""
     return (yield from _fenced("mark_published", messages, Status.published))
 
 
@@ -178,18 +188,18 @@ def renew(messages: Sequence[Message], lock: int) -> Script[list[Message]]:
 
 
 def _fenced(block: str, messages: Sequence[Message], leads_to: Status, **more: Any) -> Script[list[Message]]:
-    """Do this to those that are ours; answer the rest."""
+    """Update the messages that are still held under their tokens; return the others."""
     if not messages:
         return []
     held = _json([[one.position, one.token] for one in messages])
     done = {row["position"] for row in (yield Query(block, {"held": held, **more}))}
     if len(done) < len({one.position for one in messages}):
-        standing = yield Query("standing", {"held": held, "status": leads_to.value})
-        done |= {row["position"] for row in standing}
+        already = yield Query("in_status", {"held": held, "status": leads_to.value})
+        done |= {row["position"] for row in already}
     return [one for one in messages if one.position not in done]
 
 
-# -- look and act -------------------------------------------------------------------------------
+# -- query and redrive -------------------------------------------------------------------------------
 
 
 def find(block: str, **params: Any) -> Script[list[Message]]:
@@ -202,7 +212,7 @@ def counts(broker: str | None) -> Script[dict[str, int]]:
 
 
 def standings() -> Script[list[Standing]]:
-    """Each broker that has messages, by its name."""
+    """Return counts and lag of each broker that has messages, in the order of their names."""
     found: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
     for row in (yield Query("counts_by_broker", {})):
         found[row["broker"]][row["status"]] = int(row["number"])
@@ -217,28 +227,28 @@ def oldest(broker: str | None) -> Script[float]:
     return max(int(rows[0]["age"]), 0) / 1_000_000 if rows else 0.0
 
 
-def redrive(words: Statements, id: UUID, broker: str | None) -> Script[int]:
-    moved = yield from _moved(words, "redrive", "reopen", {"id": str(id), "broker": broker})
-    if moved:
-        return moved
-    stored = [one for one in (yield from find("look", id=str(id))) if broker in (None, one.broker)]
+def redrive(statements: Statements, id: UUID, broker: str | None) -> Script[int]:
+    redriven = yield from _write(statements, "redrive", "reopen", {"id": str(id), "broker": broker})
+    if redriven:
+        return redriven
+    stored = [one for one in (yield from find("get", id=str(id))) if broker in (None, one.broker)]
     if not stored:
         raise NotFound(id, what="message")
     states = ", ".join(f"{one.status} at {one.broker}" for one in stored)
     raise Refused(f"message {id} is {states}: only an abandoned one can be redriven")
 
 
-def redrive_many(words: Statements, **params: Any) -> Script[int]:
-    return (yield from _moved(words, "redrive_many", "reopen", params))
+def redrive_many(statements: Statements, **params: Any) -> Script[int]:
+    return (yield from _write(statements, "redrive_many", "reopen", params))
 
 
-def prune(words: Statements, block: str, age: int, batch: int) -> Script[int]:
-    return (yield from _moved(words, block, "remove", {"age": age, "batch": batch}))
+def prune(statements: Statements, block: str, age: int, batch: int) -> Script[int]:
+    return (yield from _write(statements, block, "remove", {"age": age, "batch": batch}))
 
 
-def _moved(words: Statements, block: str, then: str, params: Mapping[str, Any]) -> Script[int]:
-    """How many rows a statement wrote; MySQL, which doesn't say, is asked to lock them first."""
-    if words.returning:
+def _write(statements: Statements, block: str, then: str, params: Mapping[str, Any]) -> Script[int]:
+    """Return how many rows a statement wrote; MySQL can't return them, so there they are locked first."""
+    if statements.returning:
         return len((yield Query(block, params)))
     found = yield Query(f"{block}_find", params)
     if found:
@@ -249,19 +259,19 @@ def _moved(words: Statements, block: str, then: str, params: Mapping[str, Any]) 
 # -- inbox --------------------------------------------------------------------------------------
 
 
-def first_time(words: Statements, consumer: str, id: str, mark: str) -> Script[bool]:
-    """Whether this is the first time that the consumer sees the message; it is noted in the same breath."""
+def first_time(statements: Statements, consumer: str, id: str, mark: str) -> Script[bool]:
+    """Record that the consumer has the message; return whether this is the first time."""
     given = {"consumer": consumer, "id": id, "mark": mark}
     rows = yield Query("inbox_once", given)
-    if words.returning:
+    if statements.returning:
         return bool(rows)
     [seen] = yield Query("inbox_seen", given)
     return bool(seen["mark"] == mark)
 
 
-def inbox_prune(words: Statements, age: int, batch: int) -> Script[int]:
+def inbox_prune(statements: Statements, age: int, batch: int) -> Script[int]:
     given = {"age": age, "batch": batch}
-    if words.returning:
+    if statements.returning:
         return len((yield Query("inbox_prune", given)))
     [old] = yield Query("inbox_old", given)
     yield Query("inbox_prune", given)

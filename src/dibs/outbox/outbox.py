@@ -1,30 +1,316 @@
-"""The outbox as people use it: messages written with their data, published after the commit."""
+"""The outbox: messages stored with the caller's data and published after the commit. One verb per method."""
 
+import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from dibs.errors import LeaseLost
+from dibs.faces import AsyncFace, Calls, SyncFace, run, run_async, verb
+from dibs.jobs import payload as checks
+from dibs.jobs.ids import parse_id
 from dibs.jobs.states import Retry
-from dibs.outbox.core import DEFAULT_BROKER, Messages, OutboxCore
-from dibs.outbox.database import home
+from dibs.outbox import operations
+from dibs.outbox.database import Operation, OutboxDatabase, find_database
 from dibs.outbox.events import OutboxEvents
-from dibs.outbox.messages import Message, Standing
-from dibs.outbox.statements import Place
-from dibs.outbox.sync import SyncOutbox
-from dibs.settings import Duration
+from dibs.outbox.messages import (
+    Message,
+    Messages,
+    Standing,
+    after_failure,
+    check_attempts,
+    check_claimed,
+    error_text,
+    new_message,
+)
+from dibs.outbox.operations import BatchRequest
+from dibs.outbox.statements import TableNames
+from dibs.settings import Duration, lease_micros, span
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData, Table
 
+DEFAULT_BROKER = "default"
 DEFAULT_RETRY = Retry.exponential(base=2, cap=300, jitter=0.1)
 DEFAULT_ATTEMPTS = 10
+MOST_CLAIMED = 10_000
+MOST_FOUND = 10_000
 
 
-class Outbox:
-    """Messages that live and die with your transaction, in a table of your database.
+class OutboxVerbs:
+    """The verbs of an outbox, for both faces."""
 
-    `engine_or_url` is an SQLAlchemy engine, sync or async, or a URL. Everything here is awaited; the same,
-    blocking, is on `sync`.
+    def __init__(
+        self, database: OutboxDatabase, events: OutboxEvents, *, max_attempts: int, retry: Retry
+    ) -> None:
+        self._database = database
+        self._events = events
+        self._max_attempts = check_attempts(max_attempts)
+        self._retry = retry
+
+    @verb
+    def close(self) -> Calls[None]:
+        """Close the connections that the outbox opened by itself; an engine of yours stays open."""
+        yield from self._database.close()
+
+    @verb
+    def publish(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        brokers: Sequence[str] = (DEFAULT_BROKER,),
+        id: UUID | str | None = None,
+        max_attempts: int | None = None,
+        within: Any = None,
+    ) -> Calls[UUID]:
+        """Store a message in your transaction, to be published once that is committed; return its id.
+
+        Messages of one key are published in the order in which they were stored. The same id again stores
+        nothing new. Without `within=` the message is committed at once.
+        """
+        attempts = self._max_attempts if max_attempts is None else max_attempts
+        new = new_message(
+            topic, payload, key=key, headers=headers, brokers=brokers, id=id, max_attempts=attempts
+        )
+        yield from self._database.call(lambda: operations.publish(new.stored, new.brokers), within)
+        return new.id
+
+    # -- claim and settle -----------------------------------------------------------------------
+
+    @verb
+    def claim_batch(
+        self, worker_id: str, limit: int = 50, target_broker: str | None = None, lock_for: Duration = 60
+    ) -> Calls[list[Message]]:
+        """Lock up to `limit` messages, oldest first; no other worker gets them until the lock ends.
+
+        Of each key only the oldest ones, in a row, and only while no other worker holds the key's oldest.
+        """
+        request = BatchRequest(
+            worker=checks.check_name(worker_id, "worker_id"),
+            limit=checks.check_whole(limit, "limit", -(10**9), MOST_CLAIMED),
+            broker=_optional(target_broker, "target_broker"),
+            lock=lease_micros(lock_for),
+        )
+        claimed = yield from self._database.call(lambda: operations.claim(self._database.statements, request))
+        self._events.abandoned(claimed.abandoned)
+        self._events.claimed(claimed.messages)
+        return claimed.messages
+
+    @verb
+    def mark_published(self, messages: Messages) -> Calls[None]:
+        """Record that they reached their broker; `LeaseLost` if another worker may hold one by now."""
+        claimed = check_claimed(messages)
+        yield from self._settle("marked as published", lambda: operations.mark_published(claimed))
+
+    @verb
+    def mark_failed(
+        self, messages: Messages, error: str | BaseException, *, retry: bool = True
+    ) -> Calls[None]:
+        """Try them again after a back-off, or abandon them if this was the last attempt."""
+        claimed, text = check_claimed(messages), error_text(error)
+        policy = self._retry if retry else Retry.never()
+        lost: list[Message] = []
+        for one in claimed:
+            status, delay = after_failure(one, policy, random.random())  # noqa: S311
+            failed = partial(operations.mark_failed, [one], status=status, delay=delay, error=text)
+            lost += yield from self._database.call(failed)
+        _refuse_lost(lost, "marked as failed")
+
+    @verb
+    def renew(self, messages: Messages, lock_for: Duration = 60) -> Calls[None]:
+        """Lock them for so long from now on; `LeaseLost` if another worker may hold one by now."""
+        claimed, lock = check_claimed(messages), lease_micros(lock_for)
+        yield from self._settle("renewed", lambda: operations.renew(claimed, lock))
+
+    @verb
+    def release(self, messages: Messages) -> Calls[None]:
+        """Give them back untried: their attempt does not count."""
+        claimed = check_claimed(messages)
+        yield from self._settle("released", lambda: operations.release(claimed))
+
+    # -- query ----------------------------------------------------------------------------------
+
+    @verb
+    def get(self, id: UUID | str) -> Calls[list[Message]]:
+        """Return the message as each of its brokers sees it; nothing if it isn't kept."""
+        text = str(parse_id(id, "message"))
+        return (yield from self._database.call(lambda: operations.find("get", id=text)))
+
+    @verb
+    def find_unprocessed(
+        self,
+        limit: int = 50,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> Calls[list[Message]]:
+        """Return messages that are still to be published and not locked, oldest first."""
+        return (yield from self._find("find_unprocessed", limit, target_broker, topic, key))
+
+    @verb
+    def find_pending(
+        self,
+        limit: int = 50,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> Calls[list[Message]]:
+        """Return messages that were never tried."""
+        return (yield from self._find("find_open", limit, target_broker, topic, key, status="pending"))
+
+    @verb
+    def find_failed(
+        self,
+        limit: int = 50,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> Calls[list[Message]]:
+        """Return messages that are in back-off after a failed attempt, or due again."""
+        return (yield from self._find("find_open", limit, target_broker, topic, key, status="failed"))
+
+    @verb
+    def find_abandoned(
+        self,
+        limit: int = 50,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> Calls[list[Message]]:
+        """Return messages that are out of attempts and wait for an operator to redrive them."""
+        return (yield from self._find("find_abandoned", limit, target_broker, topic, key))
+
+    @verb
+    def find_published(
+        self,
+        limit: int = 50,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> Calls[list[Message]]:
+        """Return published messages that are not pruned yet, the latest first."""
+        return (yield from self._find("find_published", limit, target_broker, topic, key))
+
+    @verb
+    def find_processing(
+        self,
+        limit: int = 50,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> Calls[list[Message]]:
+        """Return messages that relays hold now, including messages with an expired lock."""
+        return (yield from self._find("find_open", limit, target_broker, topic, key, status="processing"))
+
+    @verb
+    def counts(self, target_broker: str | None = None) -> Calls[dict[str, int]]:
+        """Return how many messages are in each status."""
+        broker = _optional(target_broker, "target_broker")
+        return (yield from self._database.call(lambda: operations.counts(broker)))
+
+    @verb
+    def lag(self, target_broker: str | None = None) -> Calls[float]:
+        """Return for how many seconds the oldest unpublished message has been waiting; 0 if there is none."""
+        broker = _optional(target_broker, "target_broker")
+        return (yield from self._database.call(lambda: operations.oldest(broker)))
+
+    @verb
+    def standings(self) -> Calls[list[Standing]]:
+        """Return counts and lag for each broker that has messages: `broker`, `counts`, `lag`."""
+        return (yield from self._database.call(operations.standings))
+
+    # -- redrive and prune ----------------------------------------------------------------------
+
+    @verb
+    def redrive(self, message: Message | UUID | str, target_broker: str | None = None) -> Calls[int]:
+        """Publish an abandoned message after all, with new attempts; return for how many brokers."""
+        if isinstance(message, Message):
+            target_broker = target_broker or message.broker
+            message = message.id
+        id, broker = parse_id(message, "message"), _optional(target_broker, "target_broker")
+        redrive = partial(operations.redrive, self._database.statements, id, broker)
+        return (yield from self._database.call(redrive))
+
+    @verb
+    def redrive_many(
+        self,
+        target_broker: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        batch: int = 1000,
+    ) -> Calls[int]:
+        """Redrive all abandoned messages that match, in bounded batches; return how many."""
+        most = _check_batch(batch)
+        params = {**_filter(target_broker, topic, key), "batch": most}
+        redrive = partial(operations.redrive_many, self._database.statements, **params)
+        return (yield from self._database.repeat(redrive, least=most))
+
+    @verb
+    def prune(
+        self,
+        published_older_than: Duration,
+        *,
+        abandoned_older_than: Duration | None = None,
+        batch: int = 5000,
+    ) -> Calls[int]:
+        """Remove messages that were published that long ago, in bounded batches; return how many.
+
+        Abandoned messages stay, unless an age is given for them, too.
+        """
+        most = _check_batch(batch)
+        prunes = [("prune_published", span(published_older_than, what="published_older_than"))]
+        if abandoned_older_than is not None:
+            prunes.append(("prune_abandoned", span(abandoned_older_than, what="abandoned_older_than")))
+        total = 0
+        for block, age in prunes:
+            prune = partial(operations.prune, self._database.statements, block, age, most)
+            total += yield from self._database.repeat(prune, least=most)
+        return total
+
+    # -- shared ---------------------------------------------------------------------------------
+
+    def _settle(self, done: str, operation: Operation[list[Message]]) -> Calls[None]:
+        _refuse_lost((yield from self._database.call(operation)), done)
+
+    def _find(
+        self, block: str, limit: int, broker: str | None, topic: str | None, key: str | None, **more: Any
+    ) -> Calls[list[Message]]:
+        most = checks.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        params = {**_filter(broker, topic, key), "limit": max(most, 0), **more}
+        return (yield from self._database.call(lambda: operations.find(block, **params)))
+
+
+class SyncOutbox(OutboxVerbs, SyncFace):
+    """What `Outbox` does, for code that does not await."""
+
+    def open(self) -> Self:
+        """Check that the table is there; on SQLite it is created."""
+        run(self._database.open())
+        return self
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Outbox(OutboxVerbs, AsyncFace):
+    """Messages that are committed or rolled back with your transaction, in a table of your database.
+
+    `engine_or_url` is an SQLAlchemy engine, sync or async, or a URL. Everything here is async; `sync` has the
+    same for code that does not await.
     """
 
     def __init__(
@@ -36,35 +322,30 @@ class Outbox:
         max_attempts: int = DEFAULT_ATTEMPTS,
         retry: Retry = DEFAULT_RETRY,
     ) -> None:
-        place = Place(outbox=table, schema=schema)
-        self._core = OutboxCore(home(engine_or_url, place), max_attempts=max_attempts, retry=retry)
-        self._place = place
-        self.sync = SyncOutbox(self._core)
+        database = find_database(engine_or_url, TableNames(outbox=table, schema=schema))
+        super().__init__(database, OutboxEvents(), max_attempts=max_attempts, retry=retry)
+        self.sync = SyncOutbox(database, self._events, max_attempts=max_attempts, retry=retry)
 
     @property
     def events(self) -> OutboxEvents:
         """Subscribe here for alerts and metrics."""
-        return self._core.events
+        return self._events
 
     @property
     def name(self) -> str:
-        """The database for people, without a password."""
-        return self._core.home.name
+        """The URL of the database, without a password."""
+        return self._database.name
 
     def table(self, metadata: "MetaData") -> "Table":
-        """The table of this outbox, described in your metadata: your migrations make it then."""
+        """Describe the table of this outbox in your metadata, so that your migrations create it."""
         from dibs.outbox.tables import outbox_table
 
-        return outbox_table(metadata, self._place)
+        return outbox_table(metadata, self._database.names)
 
     async def open(self) -> Self:
-        """Make sure that the table is there; on SQLite it is made."""
-        await self._core.home.open_async()
+        """Check that the table is there; on SQLite it is created."""
+        await run_async(self._database.open())
         return self
-
-    async def close(self) -> None:
-        """End the connections that the outbox opened by itself; an engine of yours stays open."""
-        await self._core.home.close_async()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -72,180 +353,26 @@ class Outbox:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def publish(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        brokers: Sequence[str] = (DEFAULT_BROKER,),
-        id: UUID | str | None = None,
-        max_attempts: int | None = None,
-        within: Any = None,
-    ) -> UUID:
-        """Write a message in your transaction, to be published once that is committed; its id.
 
-        Messages of one key are published in the order in which they were written. The same id again writes
-        nothing new. Without `within=` the message is committed at once.
-        """
-        new = self._core.new_message(topic, payload, key, headers, brokers, id, max_attempts)
-        await self._core.home.run_async(self._core.publish(new), within)
-        return new.id
+def _refuse_lost(lost: Sequence[Message], done: str) -> None:
+    if lost:
+        raise LeaseLost(
+            f"{len(lost)} of these messages can't be {done}: their locks ran out, and another worker has or "
+            f"had them, the first is {lost[0].id}; nothing was changed, it may be published twice"
+        )
 
-    async def claim_batch(
-        self, worker_id: str, limit: int = 50, target_broker: str | None = None, lock_for: Duration = 60
-    ) -> list[Message]:
-        """Lock up to `limit` messages, oldest first; nobody else gets them until the lock ends.
 
-        Of each key only the oldest ones, in a row, and only while nobody holds the key's oldest.
-        """
-        operation = self._core.claim(worker_id, limit, target_broker, lock_for)
-        return self._core.claimed(await self._core.home.run_async(operation))
+def _filter(broker: str | None, topic: str | None, key: str | None) -> dict[str, str | None]:
+    return {
+        "broker": _optional(broker, "target_broker"),
+        "topic": _optional(topic, "topic"),
+        "key": _optional(key, "key"),
+    }
 
-    async def mark_published(self, messages: Messages) -> None:
-        """They reached their broker. `LeaseLost` names those that somebody else holds by now."""
-        lost = await self._core.home.run_async(self._core.mark_published(messages))
-        self._core.told(lost, "marked as published")
 
-    async def mark_failed(
-        self, messages: Messages, error: str | BaseException, *, retry: bool = True
-    ) -> None:
-        """They are tried again after a back-off, or are abandoned if this was the last attempt."""
-        lost: list[Message] = []
-        for operation in self._core.mark_failed(messages, error, retry):
-            lost += await self._core.home.run_async(operation)
-        self._core.told(lost, "marked as failed")
+def _optional(name: str | None, what: str) -> str | None:
+    return None if name is None else checks.check_name(name, what)
 
-    async def renew(self, messages: Messages, lock_for: Duration = 60) -> None:
-        """Lock them for so long from now on; `LeaseLost` if one of them is somebody else's."""
-        self._core.told(await self._core.home.run_async(self._core.renew(messages, lock_for)), "renewed")
 
-    async def release(self, messages: Messages) -> None:
-        """Give them back untried: their attempt does not count."""
-        self._core.told(await self._core.home.run_async(self._core.release(messages)), "released")
-
-    async def get(self, id: UUID | str) -> list[Message]:
-        """The message as each of its brokers sees it; nothing if it isn't kept."""
-        return await self._core.home.run_async(self._core.get(id))
-
-    async def find_unprocessed(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-    ) -> list[Message]:
-        """What is still to be published and in nobody's hands, oldest first."""
-        return await self._find("unprocessed", limit, target_broker, topic, key)
-
-    async def find_pending(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-    ) -> list[Message]:
-        """What was never tried yet."""
-        return await self._find("pending", limit, target_broker, topic, key)
-
-    async def find_failed(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-    ) -> list[Message]:
-        """What waits out a back-off after a failed attempt, or is due again."""
-        return await self._find("failed", limit, target_broker, topic, key)
-
-    async def find_abandoned(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-    ) -> list[Message]:
-        """What was tried as often as allowed, and waits for somebody to redrive it."""
-        return await self._find("abandoned", limit, target_broker, topic, key)
-
-    async def find_published(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-    ) -> list[Message]:
-        """What was published and is not pruned yet, the latest first."""
-        return await self._find("published", limit, target_broker, topic, key)
-
-    async def find_processing(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-    ) -> list[Message]:
-        """What relays hold at this moment, those with an expired lock included."""
-        return await self._find("processing", limit, target_broker, topic, key)
-
-    async def _find(
-        self, what: str, limit: int, broker: str | None, topic: str | None, key: str | None
-    ) -> list[Message]:
-        return await self._core.home.run_async(self._core.find(what, limit, broker, topic, key))
-
-    async def counts(self, target_broker: str | None = None) -> dict[str, int]:
-        """How many messages are in each status."""
-        return await self._core.home.run_async(self._core.counts(target_broker))
-
-    async def lag(self, target_broker: str | None = None) -> float:
-        """For how many seconds the oldest unpublished message has been waiting; 0 if there is none."""
-        return await self._core.home.run_async(self._core.oldest(target_broker))
-
-    async def standings(self) -> list[Standing]:
-        """The same for each broker that has messages: `broker`, `counts`, `lag`."""
-        return await self._core.home.run_async(self._core.standings())
-
-    async def redrive(self, message: Message | UUID | str, target_broker: str | None = None) -> int:
-        """Publish an abandoned message after all, with fresh attempts; for how many brokers."""
-        return await self._core.home.run_async(self._core.redrive(message, target_broker))
-
-    async def redrive_many(
-        self,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        batch: int = 1000,
-    ) -> int:
-        """Redrive all abandoned messages that match, in bounded batches; how many."""
-        operation = self._core.redrive_many(target_broker, topic, key, batch)
-        total = moved = await self._core.home.run_async(operation)
-        while moved >= batch:
-            moved = await self._core.home.run_async(operation)
-            total += moved
-        return total
-
-    async def prune(
-        self,
-        published_older_than: Duration,
-        *,
-        abandoned_older_than: Duration | None = None,
-        batch: int = 5000,
-    ) -> int:
-        """Remove what was published that long ago, in bounded batches; how many.
-
-        Abandoned messages stay, unless an age is given for them, too.
-        """
-        total = 0
-        for operation in self._core.prunes(published_older_than, abandoned_older_than, batch):
-            total += (removed := await self._core.home.run_async(operation))
-            while removed >= batch:
-                total += (removed := await self._core.home.run_async(operation))
-        return total
+def _check_batch(batch: int) -> int:
+    return checks.check_whole(batch, "batch", 1, 1_000_000)

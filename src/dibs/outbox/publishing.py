@@ -1,32 +1,36 @@
-"""One batch on its way: keys side by side, the messages of a key one after the other.
+"""Publish one claimed batch: keys side by side, the messages of a key one after the other.
 
-While it is under way its locks are renewed and what has been published is marked, once a second. When the
-locks can't be renewed in time, nothing more is published: somebody else may have the messages by then.
+Meanwhile the locks are renewed, and once a second the published messages are marked. If the locks can't be
+renewed in time, nothing more is published: another relay may hold the messages by then.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from dibs.clock import SECOND, monotonic
 from dibs.errors import StoreUnavailable
+from dibs.outbox import operations
 from dibs.outbox.brokers import Broker, BrokerUnavailable
-from dibs.outbox.core import OutboxCore, said
 from dibs.outbox.database import Operation
-from dibs.outbox.messages import Message, Status
+from dibs.outbox.messages import Message, Status, after_failure, error_text
+from dibs.outbox.outbox import Outbox
+from dibs.settings import lease_micros
 from dibs.text import spoken
 
-FLUSH_EVERY = 1.0  # seconds between two times that the published ones are marked
+FLUSH_EVERY = 1.0  # seconds between two updates that mark published messages
 ASK_AGAIN = 0.5  # seconds between two tries to reach the database
-MARGIN = 0.1  # of the lock: so long before its end nothing more is sent
+MARGIN = 0.1  # the last part of the lock, in which nothing more is sent
 
 
-class Batch:
-    """Messages that one relay holds for one broker."""
+class BatchPublisher:
+    """The messages that one relay holds for one broker, and what became of each."""
 
     def __init__(
         self,
-        core: OutboxCore,
+        outbox: Outbox,
         broker: Broker,
         messages: Sequence[Message],
         *,
@@ -38,7 +42,7 @@ class Batch:
         self.messages = messages
         self.outage: BrokerUnavailable | None = None
         self.due: list[float] = []
-        self._core = core
+        self._outbox = outbox
         self._broker = broker
         self._lock = lock
         self._timeout = timeout
@@ -49,10 +53,10 @@ class Batch:
         self._took: dict[int, float] = {}
         self._settled: set[int] = set()
         self._lost: set[int] = set()
-        self._limits: set[Limit] = set()
+        self._deadlines: set[PublishDeadline] = set()
 
     async def publish(self, is_over: Callable[[], bool]) -> None:
-        """Publish them all, or as many as can be until `is_over`; then nothing of them is held any more."""
+        """Publish as many as possible until `is_over`, and mark or release them all."""
         self._is_over = is_over
         try:
             await self._publish_all()
@@ -62,17 +66,17 @@ class Batch:
         await self._end()
 
     async def _publish_all(self) -> None:
-        keeper = asyncio.get_running_loop().create_task(self._keep())
+        heartbeat = asyncio.get_running_loop().create_task(self._keep_locks())
         try:
-            async with asyncio.TaskGroup() as lanes:
-                for lane in _lanes(self.messages):
-                    lanes.create_task(self._publish_lane(lane))
+            async with asyncio.TaskGroup() as tasks:
+                for messages in _by_key(self.messages):
+                    tasks.create_task(self._publish_in_order(messages))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            keeper.cancel()
+            heartbeat.cancel()
             with suppress(asyncio.CancelledError):
-                await keeper
+                await heartbeat
 
     async def _end(self) -> None:
         await self._flush()
@@ -80,9 +84,9 @@ class Batch:
 
     # -- publishing -----------------------------------------------------------------------------
 
-    async def _publish_lane(self, lane: Sequence[Message]) -> None:
-        """One after the other; whoever fails keeps those behind it from being published before it."""
-        for message in lane:
+    async def _publish_in_order(self, messages: Sequence[Message]) -> None:
+        """Publish one after the other; stop at a failure, so that no later message overtakes it."""
+        for message in messages:
             if not self._may_publish(message) or not await self._publish_one(message):
                 return
 
@@ -92,59 +96,60 @@ class Batch:
 
     async def _publish_one(self, message: Message) -> bool:
         began = monotonic()
-        limit = Limit(began + self._timeout)
+        deadline = PublishDeadline(began + self._timeout)
         try:
-            async with limit.watch, self._limited(limit):
-                await self._broker.publish(message)
+            async with deadline.timeout:
+                with self._within_lock(deadline):
+                    await self._broker.publish(message)
         except BrokerUnavailable as error:
             self.outage = error
             return False
         except Exception as error:
-            if self._time_left() > 0:  # else it is not for us to say any more
-                await self._fail(message, limit.words() or said(error))
+            if self._time_left() > 0:  # otherwise another relay may hold it already
+                await self._fail(message, deadline.error() or error_text(error))
             return False
         self._took[message.position] = monotonic() - began
         self._published.append(message)
         return True
 
-    @asynccontextmanager
-    async def _limited(self, limit: "Limit") -> AsyncIterator[None]:
-        """Nothing is under way for longer than the locks are ours, however often they are renewed."""
-        self._limits.add(limit)
-        limit.set(self._time_left())
+    @contextmanager
+    def _within_lock(self, deadline: "PublishDeadline") -> Iterator[None]:
+        """End the call to the broker when the lock ends; each renewal moves the deadline."""
+        self._deadlines.add(deadline)
+        deadline.reschedule(self._time_left())
         try:
             yield
         finally:
-            self._limits.remove(limit)
+            self._deadlines.remove(deadline)
 
     def _time_left(self) -> float:
         return self._renewed + self._lock * (1 - MARGIN) - monotonic()
 
-    # -- keeping and marking --------------------------------------------------------------------
+    # -- renewing and marking --------------------------------------------------------------------
 
-    async def _keep(self) -> None:
+    async def _keep_locks(self) -> None:
         while True:
             await asyncio.sleep(min(FLUSH_EVERY, self._lock / 3))
-            with suppress(StoreUnavailable):  # there is time to try again, and `_time_left` knows how much
+            with suppress(StoreUnavailable):  # tried again until `_time_left` is 0
                 await self._flush()
                 if monotonic() - self._renewed > self._lock / 3:
                     await self._renew()
 
     async def _renew(self) -> None:
         asked_at, held = monotonic(), self._held()
-        lost = await self._ask(self._core.renew(held, self._lock))
+        lost = await self._ask(partial(operations.renew, held, lease_micros(self._lock)))
         self._renewed = asked_at
-        for limit in self._limits:
-            limit.set(self._time_left())
+        for deadline in self._deadlines:
+            deadline.reschedule(self._time_left())
         self._lose(lost)
 
     async def _flush(self) -> None:
-        """Mark what was published so far."""
+        """Mark the messages that were published so far."""
         done, self._published = self._published, []
         if not done:
             return
         try:
-            lost = await self._ask(self._core.mark_published(done))
+            lost = await self._ask(partial(operations.mark_published, done))
         except BaseException:
             self._published = [*done, *self._published]
             raise
@@ -152,34 +157,36 @@ class Batch:
         self._lose(lost)
         gone = {one.position for one in lost}
         ours = [one for one in done if one.position not in gone]
-        self._core.events.published(ours, [self._took[one.position] for one in ours])
+        self._outbox.events.published(ours, [self._took[one.position] for one in ours])
 
     async def _fail(self, message: Message, error: str) -> None:
-        operation, status, delay = self._core.failure(message, error)
-        lost = await self._ask(operation)
+        status, delay = after_failure(message, self._outbox._retry, random.random())  # noqa: S311
+        failed = partial(operations.mark_failed, [message], status=status, delay=delay, error=error)
+        lost = await self._ask(failed)
         self._settle([message])
         self._lose(lost)
         if lost:
             return
         if status == Status.abandoned:
-            self._core.events.abandoned([message], error)
+            self._outbox.events.abandoned([message], error)
         else:
             self.due.append(monotonic() + delay / SECOND)
-            self._core.events.failed([message], error, delay / SECOND)
+            self._outbox.events.failed([message], error, delay / SECOND)
 
     async def _give_back(self) -> None:
-        """What was not published: untried, but with the reason if it was the broker's."""
+        """Release what was not published, with its attempt; note the error if the broker is away."""
         left = self._held()
         if not left:
             return
         if self.outage is None:
-            self._lose(await self._ask(self._core.release(left)))
+            self._lose(await self._ask(partial(operations.release, left)))
             return
         pause = self._pause()
-        given_back = self._core.settle_failed(
-            left, status=Status.failed, delay=round(pause * SECOND), error=str(self.outage), refund=True
+        delay, error = round(pause * SECOND), str(self.outage)
+        refund = partial(
+            operations.mark_failed, left, status=Status.failed, delay=delay, error=error, refund=True
         )
-        self._lose(await self._ask(given_back))
+        self._lose(await self._ask(refund))
         self.due.append(monotonic() + pause)
 
     def _held(self) -> list[Message]:
@@ -191,40 +198,40 @@ class Batch:
 
     def _lose(self, lost: Sequence[Message]) -> None:
         self._lost |= {one.position for one in lost}
-        self._core.events.lost(lost)
+        self._outbox.events.lost(lost)
 
     async def _ask(self, operation: Operation[list[Message]]) -> list[Message]:
-        """As long as the locks are ours the database may come back; after that others will see to it."""
+        """Run an operation; while the locks hold, try again if the database is away."""
         while True:
             try:
-                return await self._core.home.run_async(operation)
+                return await self._outbox._database.run_async(operation)
             except StoreUnavailable:
                 if self._time_left() <= 0:
                     raise
             await asyncio.sleep(ASK_AGAIN)  # a refusal comes at once
 
 
-class Limit:
-    """Until when one message may be under way: its own time, and not a moment longer than its lock."""
+class PublishDeadline:
+    """The time at which a call to a broker is given up: after its timeout, or when the lock ends."""
 
     def __init__(self, deadline: float) -> None:
-        self.watch = asyncio.timeout(None)
+        self.timeout = asyncio.timeout(None)
         self._deadline = deadline
         self._began = monotonic()
 
-    def set(self, time_left: float) -> None:
+    def reschedule(self, time_left: float) -> None:
         left = min(time_left, self._deadline - monotonic())
-        self.watch.reschedule(asyncio.get_running_loop().time() + left)
+        self.timeout.reschedule(asyncio.get_running_loop().time() + left)
 
-    def words(self) -> str | None:
-        """What to say if it was this that ended it."""
+    def error(self) -> str | None:
+        """Return the error to store if the deadline has passed."""
         took = spoken(self._deadline - self._began)
-        return f"the broker did not answer within {took}" if self.watch.expired() else None
+        return f"the broker did not answer within {took}" if self.timeout.expired() else None
 
 
-def _lanes(messages: Sequence[Message]) -> list[list[Message]]:
-    """The messages of each key in their order; each one without a key by itself."""
-    lanes: dict[object, list[Message]] = {}
+def _by_key(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return the messages of each key in their order; each one without a key by itself."""
+    groups: dict[object, list[Message]] = {}
     for message in messages:
-        lanes.setdefault(message.position if message.key is None else message.key, []).append(message)
-    return list(lanes.values())
+        groups.setdefault(message.position if message.key is None else message.key, []).append(message)
+    return list(groups.values())

@@ -1,4 +1,4 @@
-"""The outbox's SQL: the blocks of a database with the names of the tables filled in."""
+"""The SQL of the outbox: the blocks of one database, with the names of its tables filled in."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,21 @@ from dibs.outbox.messages import COLUMNS
 _SPELLING = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")
 
-_FREE = "($1.available_at <= {now} and ($1.locked_until is null or $1.locked_until <= {now}))"
-_OF_BROKER = "(cast(:broker as {text}) is null or $1.broker = cast(:broker as {text}))"
-_ONLY = (
-    "{of_broker:$1} and (cast(:topic as {text}) is null or $1.topic = cast(:topic as {text}))"
-    " and (cast(:key as {text}) is null or $1.message_key = cast(:key as {text}))"
-)
+COMMON = {
+    "free": "($1.available_at <= {now} and ($1.locked_until is null or $1.locked_until <= {now}))",
+    "of_broker": "(cast(:broker as {text}) is null or $1.broker = cast(:broker as {text}))",
+    "only": (
+        "{of_broker:$1} and (cast(:topic as {text}) is null or $1.topic = cast(:topic as {text}))"
+        " and (cast(:key as {text}) is null or $1.message_key = cast(:key as {text}))"
+    ),
+    # A settled row must still have the token of its claim: an update after the lock was lost changes nothing.
+    "claimed_rows": "{outbox}",
+    "is_held": "(position, token) in (select held.position, held.token from {held} as held)",
+    "returning": "returning position",
+    "least": "least",
+    "lock": "for update",
+    "skip_locked": "for update skip locked",
+}
 
 SPELLINGS: dict[str, dict[str, str]] = {
     "postgresql": {
@@ -29,7 +38,6 @@ SPELLINGS: dict[str, dict[str, str]] = {
         "earlier": "{now} - cast(:$1 as bigint) * interval '1 microsecond'",
         "age": "cast(extract(epoch from ({now} - $1)) * 1000000 as bigint)",
         "text": "text",
-        "skip_locked": "for update skip locked",
         "held": (
             "(select cast(pair ->> 0 as bigint) as position, cast(pair ->> 1 as bigint) as token"
             " from json_array_elements(cast(:held as json)) as pair)"
@@ -41,6 +49,8 @@ SPELLINGS: dict[str, dict[str, str]] = {
         "earlier": "{now} - :$1",
         "age": "{now} - $1",
         "text": "text",
+        "least": "min",
+        "lock": "",
         "skip_locked": "",
         "held": (
             "(select json_extract(pair.value, '$[0]') as position, json_extract(pair.value, '$[1]') as token"
@@ -53,7 +63,13 @@ SPELLINGS: dict[str, dict[str, str]] = {
         "earlier": "{now} - interval :$1 microsecond",
         "age": "timestampdiff(microsecond, $1, {now})",
         "text": "char",
-        "held": ("json_table(:held, '$[*]' columns (position bigint path '$[0]', token bigint path '$[1]'))"),
+        "held": "json_table(:held, '$[*]' columns (position bigint path '$[0]', token bigint path '$[1]'))",
+        "claimed_rows": (
+            "{held} as held straight_join {outbox} as message force index (primary)"
+            " on message.position = held.position"
+        ),
+        "is_held": "message.token = held.token",
+        "returning": "",
         "positions": "json_table(:positions, '$[*]' columns (position bigint path '$'))",
     },
 }
@@ -61,8 +77,8 @@ QUOTES = {"postgresql": '"', "sqlite": '"', "mysql": "`"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the tables are: their names and, where they don't lie on the usual path, their schema."""
+class TableNames:
+    """The names of the two tables and, if they are not on the search path, of their schema."""
 
     outbox: str = "dibs_outbox"
     inbox: str = "dibs_inbox"
@@ -78,11 +94,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """One database's words for one place; also what an adapter of `within=` asks of an engine."""
+    """The SQL of one database for tables of these names; an adapter of `within=` takes it for an engine."""
 
     database: str
-    place: Place
-    making: Sequence[str] = ()  # what makes the tables, where that is our business
+    names: TableNames
+    creation: Sequence[str] = ()  # the statements that create the tables, where dibs does that
     blocks: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +108,7 @@ class Statements:
             for file in ("common.sql", f"{self.database}.sql")
         ]
         blocks = {name: self._spell(body) for name, body in read_blocks(*texts).items()}
-        blocks |= {f"make {number}": text for number, text in enumerate(self.making)}
+        blocks |= {f"create {number}": text for number, text in enumerate(self.creation)}
         object.__setattr__(self, "blocks", blocks)
 
     @property
@@ -105,48 +121,45 @@ class Statements:
 
     @property
     def returning(self) -> bool:
-        """Whether a statement that writes can answer what it wrote."""
+        """Whether a statement that writes can return the rows that it wrote."""
         return self.database != "mysql"
 
     @property
     def counts_by_hand(self) -> bool:
-        """Whether the counter of the tokens has to be moved by a statement of its own."""
+        """Whether the counter of the tokens needs an update of its own."""
         return self.database == "sqlite"
 
     @property
     def channel(self) -> str:
-        """Where hints to relays are told, on a database that can."""
-        return f"{self.place.outbox}_wake"
+        """The channel of the hints to relays, on a database that has NOTIFY."""
+        return f"{self.names.outbox}_wake"
 
     def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _spell(self, text: str) -> str:
+        spellings = {**COMMON, **SPELLINGS[self.database], **self._spelled_names()}
         while _SPELLING.search(text):
-            text = _SPELLING.sub(lambda match: self._word(match[1], match[2]), text)
+            text = _SPELLING.sub(lambda match: _spelled(spellings, match[1], match[2]), text)
         return text
 
-    def _word(self, name: str, given: str | None) -> str:
-        match name:
-            case "outbox" | "inbox":
-                return self._table(getattr(self.place, name))
-            case "master":
-                return self._table("sqlite_master")
-            case "name":
-                return self.place.outbox
-            case "inbox_name":
-                return self.place.inbox
-            case "channel":
-                return self.channel
-            case "columns":
-                return ", ".join(f"{given}.{column}" if given else column for column in COLUMNS)
-            case _:
-                return _COMMON.get(name, SPELLINGS[self.database].get(name, "")).replace("$1", given or "")
+    def _spelled_names(self) -> dict[str, str]:
+        return {
+            "outbox": self._table(self.names.outbox),
+            "inbox": self._table(self.names.inbox),
+            "master": self._table("sqlite_master"),
+            "name": self.names.outbox,
+            "inbox_name": self.names.inbox,
+            "channel": self.channel,
+        }
 
     def _table(self, name: str) -> str:
         quote = QUOTES[self.database]
-        parts = [name] if self.place.schema is None else [self.place.schema, name]
+        parts = [name] if self.names.schema is None else [self.names.schema, name]
         return ".".join(f"{quote}{part}{quote}" for part in parts)
 
 
-_COMMON = {"free": _FREE, "of_broker": _OF_BROKER, "only": _ONLY}
+def _spelled(spellings: Mapping[str, str], name: str, given: str | None) -> str:
+    if name == "columns":
+        return ", ".join(f"{given}.{column}" if given else column for column in COLUMNS)
+    return spellings[name].replace("$1", given or "")

@@ -1,6 +1,6 @@
-"""The tables of the outbox as SQLAlchemy describes them, for those whose own migrations make them.
+"""The tables of the outbox and the inbox for SQLAlchemy, for users with migrations of their own.
 
-The same tables as `dibs migrate` makes; a test compares the two.
+They equal what `dibs migrate` creates; a test compares the two.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from dibs.outbox.statements import Place
+from dibs.outbox.statements import TableNames
 
 _MYSQL: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -36,10 +36,10 @@ _PUBLISHED = "published_at is not null"
 _ABANDONED = "open_broker is null and published_at is null"
 
 
-def outbox_table(metadata: MetaData, place: Place) -> Table:
-    """Describe the outbox in this metadata; the same one again if it is there already."""
-    name = place.outbox
-    if (known := _known(metadata, name, place.schema)) is not None:
+def outbox_table(metadata: MetaData, names: TableNames) -> Table:
+    """Return the outbox as a table of this metadata, described once."""
+    name = names.outbox
+    if (known := _known(metadata, name, names.schema)) is not None:
         return known
     return Table(
         name,
@@ -56,10 +56,10 @@ def outbox_table(metadata: MetaData, place: Place) -> Table:
         Column("max_attempts", Integer, nullable=False),
         Column("token", _number()),
         Column("locked_by", String(200)),
-        Column("locked_until", _moment()),
-        Column("available_at", _moment(), nullable=False),
-        Column("created_at", _moment(), nullable=False),
-        Column("published_at", _moment()),
+        Column("locked_until", _time()),
+        Column("available_at", _time(), nullable=False),
+        Column("created_at", _time(), nullable=False),
+        Column("published_at", _time()),
         Column("error", _long_text()),
         Column("open_broker", String(200), Computed(_OPEN_BROKER, persisted=True)),
         Index(f"{name}_message", "message_id", "broker", unique=True),
@@ -67,42 +67,42 @@ def outbox_table(metadata: MetaData, place: Place) -> Table:
         Index(f"{name}_key", "open_broker", "message_key", "position", **_where(_OPEN)),
         Index(f"{name}_published", "published_at", "position", **_where(_PUBLISHED)),
         Index(f"{name}_abandoned", "open_broker", "published_at", "position", **_where(_ABANDONED)),
-        schema=place.schema,
+        schema=names.schema,
         sqlite_autoincrement=True,
         **_MYSQL,
         **_MARIADB,
     )
 
 
-def inbox_table(metadata: MetaData, place: Place) -> Table:
-    """Describe the inbox in this metadata; the same one again if it is there already."""
-    if (known := _known(metadata, place.inbox, place.schema)) is not None:
+def inbox_table(metadata: MetaData, names: TableNames) -> Table:
+    """Return the inbox as a table of this metadata, described once."""
+    if (known := _known(metadata, names.inbox, names.schema)) is not None:
         return known
     return Table(
-        place.inbox,
+        names.inbox,
         metadata,
         Column("consumer", String(200), primary_key=True),
         Column("message_id", String(200), primary_key=True),
         Column("mark", String(36), nullable=False),
-        Column("seen_at", _moment(), nullable=False),
-        Index(f"{place.inbox}_seen", "seen_at"),
-        schema=place.schema,
+        Column("seen_at", _time(), nullable=False),
+        Index(f"{names.inbox}_seen", "seen_at"),
+        schema=names.schema,
         **_MYSQL,
         **_MARIADB,
     )
 
 
-def sqlite_tables(place: Place) -> list[str]:
-    """The statements that make both tables in a file where they are not there yet."""
+def sqlite_tables(names: TableNames) -> list[str]:
+    """Return the statements that create both tables and their indexes if they do not exist."""
     metadata, dialect = MetaData(), sqlite.dialect()
-    tables = [outbox_table(metadata, place), inbox_table(metadata, place)]
-    making: list[Any] = [CreateTable(table, if_not_exists=True) for table in tables]
+    tables = [outbox_table(metadata, names), inbox_table(metadata, names)]
+    creation: list[Any] = [CreateTable(table, if_not_exists=True) for table in tables]
     indexing: list[Any] = [
         CreateIndex(index, if_not_exists=True)
         for table in tables
         for index in sorted(table.indexes, key=lambda index: str(index.name))
     ]
-    return [str(one.compile(dialect=dialect)) for one in (*making, *indexing)]
+    return [str(one.compile(dialect=dialect)) for one in (*creation, *indexing)]
 
 
 def _known(metadata: MetaData, name: str, schema: str | None) -> Table | None:
@@ -113,7 +113,7 @@ def _number() -> Any:
     return BigInteger().with_variant(Integer(), "sqlite")
 
 
-def _moment() -> Any:
+def _time() -> Any:
     return (
         DateTime(timezone=True)
         .with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
@@ -126,5 +126,5 @@ def _long_text() -> Any:
 
 
 def _where(condition: str) -> dict[str, Any]:
-    """A partial index, where the database has them."""
+    """Make an index partial, where the database has partial indexes."""
     return {"postgresql_where": text(condition), "sqlite_where": text(condition)}

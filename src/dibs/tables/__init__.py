@@ -1,4 +1,4 @@
-"""Find and claim rows of your own tables. The same, blocking, is `dibs.tables.sync`.
+"""Find and claim rows of your own tables, async. `dibs.tables.sync` has the same for sync code.
 
 Needs SQLAlchemy: `pip install 'dibs[sqlalchemy]'`.
 """
@@ -10,7 +10,7 @@ if importlib.util.find_spec("sqlalchemy") is None:
         "dibs.tables needs SQLAlchemy: pip install 'dibs[sqlalchemy]'", name="sqlalchemy"
     )
 
-from dibs.tables.asynchronous import Claims, claim_rows
+from dibs.tables.claims import Claims, claim_rows
 from dibs.tables.clock import Moment, store_time
 from dibs.tables.leases import Claimable, RowsLost
 

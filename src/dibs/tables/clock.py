@@ -1,4 +1,4 @@
-"""Times on the user's rows: always the database's own clock, always UTC."""
+"""Times on the user's rows: by the database's own clock, in UTC."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -32,8 +32,8 @@ class Moment(TypeDecorator[datetime]):
             return None
         if value.tzinfo is None:
             raise BadRequest(f"{value!r} has no time zone: use datetime.now(UTC) or the like")
-        moved = value.astimezone(UTC)
-        return moved if dialect.name in WITH_ZONE else moved.replace(tzinfo=None)
+        utc = value.astimezone(UTC)
+        return utc if dialect.name in WITH_ZONE else utc.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
@@ -50,14 +50,14 @@ class StoreTime(FunctionElement[datetime]):
 
 
 class NaiveStoreTime(StoreTime):
-    """The same without its zone, for columns that have none."""
+    """The database's clock without a zone, for columns that have none."""
 
     type = DateTime()  # type: ignore[assignment]
     inherit_cache = True
 
 
 def store_time(after: Duration = 0, *, like: Column[Any] | None = None) -> StoreTime:
-    """Now, by the database's clock, or so many seconds later; `like` a column that may have no zone."""
+    """Return the time of the database's clock plus `after`, with a zone if the column `like` has one."""
     element = StoreTime if like is None or _has_zone(like) else NaiveStoreTime
     return element(literal(micros(after, what="after") / SECOND, Float()))
 
@@ -66,7 +66,7 @@ def _has_zone(column: Column[Any]) -> bool:
     return isinstance(column.type, Moment) or bool(getattr(column.type, "timezone", False))
 
 
-# -- how each database says it ----------------------------------------------------------------------
+# -- the clock of each database -------------------------------------------------------------------
 
 
 @compiles(StoreTime)
@@ -89,7 +89,7 @@ def _naive_postgresql(element: NaiveStoreTime, compiler: Any, **kw: Any) -> str:
 
 
 def _postgresql_time(element: StoreTime) -> Any:
-    """Not `now()`, which is when the transaction began."""
+    """Return the time of the statement: `now()` would be the start of the transaction."""
     none: list[Any] = [literal_column("0")] * 6
     return func.statement_timestamp().op("+")(func.make_interval(*none, *element.clauses))
 
@@ -103,7 +103,7 @@ def _mysql(element: StoreTime, compiler: Any, **kw: Any) -> str:
 
 @compiles(StoreTime, "sqlite")
 def _sqlite(element: StoreTime, compiler: Any, **kw: Any) -> str:
-    """As SQLAlchemy stores a time there: text, with six digits after the point."""
+    """Return the text that SQLAlchemy stores for a time: six digits after the point."""
     later = func.printf(literal_column("'%+.3f seconds'"), *element.clauses)
     form: Any = literal_column("'%Y-%m-%d %H:%M:%f000'")
     return str(compiler.process(func.strftime(form, literal_column("'now'"), later), **kw))

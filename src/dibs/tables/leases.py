@@ -1,7 +1,7 @@
-"""Leases on the user's own rows: who holds a row, until when, and under which token.
+"""Leases on the user's own rows: the holder of a row, the end of its lease, and its token.
 
-Everything that both faces of `Claims` decide is decided here. A row is held by its `claim_token`: each claim
-adds one to it, and renewing, releasing and finishing are written only while the token is the claim's.
+Each claim adds one to the `claim_token` of a row; renew, release and done write only while the row still has
+the token of the claim.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from sqlalchemy import (
     Column,
     Connection,
     Dialect,
-    Engine,
+    Row,
     String,
     and_,
     inspect,
@@ -22,20 +22,20 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import Mapped, Session, mapped_column, scoped_session
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from dibs.clock import SECOND, monotonic
-from dibs.errors import BadRequest, LeaseLost, UnsupportedConnection
-from dibs.settings import Duration, lease_micros, span
+from dibs.errors import BadRequest, LeaseLost
+from dibs.settings import Duration, lease_micros
 from dibs.tables.clock import Moment, store_time
-from dibs.tables.model import Key, Target, order_of, target_of
+from dibs.tables.model import Key, order_of, user_table
 from dibs.tables.strategies import batches
 
 TOKEN = "_dibs_token"  # noqa: S105
 
 
 class Claimable:
-    """Mixin for your models: the columns that a lease needs."""
+    """A mixin for your models with the columns that a lease needs."""
 
     locked_by: Mapped[str | None] = mapped_column(String(200))
     locked_until: Mapped[datetime | None] = mapped_column(Moment)
@@ -44,20 +44,20 @@ class Claimable:
 
 
 class RowsLost(LeaseLost):
-    """Some rows are no longer held by this claim: `rows`. The others were changed as asked."""
+    """The error that names, in `rows`, rows no longer held by their claim. The others were changed."""
 
     def __init__(self, name: str, rows: Sequence[Any], keys: Sequence[Key]) -> None:
         self.rows = list(rows)
         which = ", ".join("/".join(map(str, key)) for key in keys[:5]) + (", …" if len(keys) > 5 else "")
         super().__init__(
-            f"{name} {which}: the lease was lost or given up, and somebody else may hold it; nothing was "
+            f"{name} {which}: the lease was lost or released, and another worker may hold it; nothing was "
             "changed there. Drop what you did for it, and use a longer lease= or renew() in time"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One row that was claimed, as its holder knows it."""
+class HeldRow:
+    """A row that was claimed, with its key and the token of the claim."""
 
     row: Any
     key: Key
@@ -65,11 +65,11 @@ class Held:
 
 
 class Leases:
-    """What a lease means for one table: when a row is free, and what each verb writes."""
+    """The rules of leases for one table: when a row is free, and what each verb writes."""
 
     def __init__(self, model: Any, ready: Any, lease: Duration, order_by: Any) -> None:
         self.model = model
-        self.target = target_of(model)
+        self.target = user_table(model)
         self.lease = lease_micros(lease) / SECOND
         self.ready = ready
         self.order = order_of(self.target, order_by)
@@ -77,7 +77,7 @@ class Leases:
         self.attempts = self._optional("attempts")
 
     def where(self) -> list[Any]:
-        """Ready, and nobody's: never locked, or its lock has run out by the database's clock."""
+        """Return the conditions of a free row: ready, and never locked or its lease over."""
         free = or_(self.until.is_(None), self.until <= store_time(like=self.until))
         ready = self.ready if isinstance(self.ready, list | tuple) else [self.ready]
         return [*(one for one in ready if one is not None), free]
@@ -92,7 +92,7 @@ class Leases:
         return {self.until: self._end(lease)}
 
     def releasing(self, also: Mapping[Any, Any] | None) -> dict[Any, Any]:
-        """The attempt is given back: nothing was tried."""
+        """Return the values of a released row; its attempt does not count."""
         values: dict[Any, Any] = {self.by: None, self.until: None}
         if self.attempts is not None:
             values[self.attempts] = self.attempts - 1
@@ -108,30 +108,27 @@ class Leases:
         return {self.by: None, self.until: None, **values}
 
     def claimed(self, rows: list[Any]) -> list[Any]:
-        """The token stays with the instance as it was claimed: reloaded it could be a later holder's."""
+        """Keep the token on each instance: a reloaded one could have the token of a later claim."""
         if self.target.mapper is not None:
             for row in rows:
                 setattr(row, TOKEN, self.target.value(row, self.token))
         return rows
 
-    def held(self, rows: Any) -> list[Held]:
-        """What the caller says it holds: one row or several."""
-        several = rows if isinstance(rows, list | tuple) and not hasattr(rows, "_mapping") else [rows]
+    def held(self, rows: Any) -> list[HeldRow]:
+        """Return one row or several with the tokens under which the caller claimed them."""
+        several = rows if isinstance(rows, list | tuple) and not isinstance(rows, Row) else [rows]
         return [self._held(row) for row in several]
 
     def is_stale(self, since: float) -> bool:
-        """A third of the lease has passed: time to renew what is still waiting."""
+        """Check whether a third of the lease has passed, and it is time to renew."""
         return monotonic() - since > self.lease / 3
 
-    def pause(self, poll: Duration) -> float:
-        return span(poll, what="poll") / SECOND
-
-    def _held(self, row: Any) -> Held:
+    def _held(self, row: Any) -> HeldRow:
         if self.target.mapper is None:
-            return Held(row, self.target.key_of(row), self.target.value(row, self.token))
+            return HeldRow(row, self.target.key_of(row), self.target.value(row, self.token))
         if not isinstance(row, self.target.mapper.class_) or not hasattr(row, TOKEN):
             raise BadRequest(f"{row!r} is not a {self.target.name} that was claimed here")
-        return Held(row, tuple(inspect(row).identity), getattr(row, TOKEN))
+        return HeldRow(row, tuple(inspect(row).identity), getattr(row, TOKEN))
 
     def _end(self, lease: Duration | None) -> Any:
         after = self.lease if lease is None else lease_micros(lease) / SECOND
@@ -159,52 +156,55 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class HeldWrite:
-    """Values for rows that are still held under the given tokens; tried on one place."""
+    """Values to write into the rows that are still held under their tokens."""
 
     leases: Leases
-    held: list[Held]
+    held: list[HeldRow]
     values: dict[Any, Any]
 
-    def on(self, given: Engine | Connection) -> None:
-        """In a transaction of our own, whose end is not the caller's to wait for."""
-        with given.begin() as begun:
-            lost = self._lost(begun if isinstance(begun, Connection) else begun.connection)
+    def on(self, connection: Connection) -> None:
+        """Write in a transaction of its own; raise `RowsLost` after its commit."""
+        with connection.begin():
+            lost = self._write(connection)
         self._refuse(lost)
 
-    def within(self, given: Any) -> None:
-        """In the caller's transaction, which they commit or roll back."""
-        self._refuse(self._lost(_connection_of(given, self.leases.target)))
+    def within(self, given: Connection | Session) -> None:
+        """Write in the caller's transaction."""
+        target = self.leases.target
+        if isinstance(given, Session):
+            given = given.connection(bind_arguments={"mapper": target.mapper, "clause": target.table})
+        self._refuse(self._write(given))
 
-    def _lost(self, connection: Connection) -> list[Held]:
+    def _write(self, connection: Connection) -> list[HeldRow]:
         write = _way_to_write(connection.dialect)
         written: set[Key] = set()
         for some in batches(self.held):
             written |= write(connection, self.leases, some, self.values)
         return [one for one in self.held if one.key not in written]
 
-    def _refuse(self, lost: list[Held]) -> None:
+    def _refuse(self, lost: list[HeldRow]) -> None:
         if lost:
             raise RowsLost(self.leases.target.name, [one.row for one in lost], [one.key for one in lost])
 
 
-Write = Callable[[Connection, Leases, list[Held], dict[Any, Any]], set[Key]]
+Write = Callable[[Connection, Leases, list[HeldRow], dict[Any, Any]], set[Key]]
 
 
 def _way_to_write(dialect: Dialect) -> Write:
     if dialect.update_returning:
-        return _write_and_answer
+        return _write_and_return
     return _lock_and_write if dialect.name in ("mysql", "mariadb") else _write_each
 
 
-def _write_and_answer(
-    connection: Connection, leases: Leases, held: list[Held], values: dict[Any, Any]
+def _write_and_return(
+    connection: Connection, leases: Leases, held: list[HeldRow], values: dict[Any, Any]
 ) -> set[Key]:
     statement = update(leases.target.table).values(values).where(*_are_ours(leases, held))
     return {tuple(row) for row in connection.execute(statement.returning(*leases.target.key))}
 
 
 def _lock_and_write(
-    connection: Connection, leases: Leases, held: list[Held], values: dict[Any, Any]
+    connection: Connection, leases: Leases, held: list[HeldRow], values: dict[Any, Any]
 ) -> set[Key]:
     ours = select(*leases.target.key).where(*_are_ours(leases, held)).with_for_update()
     keys = {tuple(row) for row in connection.execute(ours)}
@@ -213,28 +213,20 @@ def _lock_and_write(
     return keys
 
 
-def _write_each(connection: Connection, leases: Leases, held: list[Held], values: dict[Any, Any]) -> set[Key]:
+def _write_each(
+    connection: Connection, leases: Leases, held: list[HeldRow], values: dict[Any, Any]
+) -> set[Key]:
     statements = {
         one.key: update(leases.target.table).values(values).where(_is_ours(leases, one)) for one in held
     }
     return {key for key, statement in statements.items() if connection.execute(statement).rowcount == 1}
 
 
-def _are_ours(leases: Leases, held: list[Held]) -> list[Any]:
-    """The keys once more by themselves: a list of them is looked up in an index, pairs are not."""
+def _are_ours(leases: Leases, held: list[HeldRow]) -> list[Any]:
+    """Return the conditions of held rows. The keys come separately, too: only that form uses an index."""
     keys = leases.target.matching([one.key for one in held])
     return [keys, or_(*(_is_ours(leases, one) for one in held))]
 
 
-def _is_ours(leases: Leases, held: Held) -> Any:
+def _is_ours(leases: Leases, held: HeldRow) -> Any:
     return and_(leases.target.matching([held.key]), leases.token == held.token, leases.by.is_not(None))
-
-
-def _connection_of(given: Any, target: Target) -> Connection:
-    given = given() if isinstance(given, scoped_session) else given
-    if isinstance(given, Session):
-        return given.connection(bind_arguments={"mapper": target.mapper, "clause": target.table})
-    if isinstance(given, Connection):
-        return given
-    name = f"{type(given).__module__}.{type(given).__qualname__}"
-    raise UnsupportedConnection(f"can't write within {name}: pass SQLAlchemy's Connection or Session")

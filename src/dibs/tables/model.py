@@ -1,23 +1,24 @@
-"""What rows are claimed of: a table or a mapped class, its key, and the columns that a call names."""
+"""The table that rows are claimed from, and a claim that was checked against it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
-from sqlalchemy import Column, Table, UnaryExpression, and_, inspect, or_, true
+from sqlalchemy import Column, ColumnElement, Table, UnaryExpression, and_, inspect, or_, true
 from sqlalchemy.exc import ArgumentError, NoInspectionAvailable
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapper, QueryableAttribute
 from sqlalchemy.sql import operators
 
 from dibs.errors import BadRequest
 
 Expression = Any
 Key = tuple[Any, ...]
+StrategyName = Literal["portable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One table of the user's, and the class that is mapped to it, if any."""
+class UserTable:
+    """A table of the user, and the class that is mapped to it, if any."""
 
     table: Table
     key: tuple[Column[Any], ...]
@@ -28,37 +29,37 @@ class Target:
         return self.mapper.class_.__name__ if self.mapper is not None else self.table.fullname
 
     def column(self, named: object) -> Column[Any]:
-        """The column that is meant by an attribute, a column, or the name of either."""
-        found = self.found(named)
+        """Return the column of an attribute, a column, or the name of either; else `BadRequest`."""
+        found = self.find(named)
         if found is None:
             raise BadRequest(f"{self.name} has no column {named}; it has {', '.join(sorted(self._names()))}")
         return found
 
-    def found(self, named: object) -> Column[Any] | None:
-        """The same, or None."""
+    def find(self, named: object) -> Column[Any] | None:
+        """Return the column that is meant, or None."""
         return self._by_name(named) if isinstance(named, str) else self._by_expression(named)
 
     def attribute(self, column: Column[Any]) -> str:
-        """The name under which an instance has this column."""
+        """Return the attribute of an instance that has this column."""
         assert self.mapper is not None
         return self.mapper.get_property_by_column(column).key
 
     def value(self, row: Any, column: Column[Any]) -> Any:
-        """What a row or an instance of ours has in this column."""
+        """Return what a row or an instance has in this column."""
         return row._mapping[column] if self.mapper is None else getattr(row, self.attribute(column))
 
     def key_of(self, row: Any) -> Key:
         return tuple(self.value(row, column) for column in self.key)
 
     def matching(self, keys: Iterable[Key]) -> Expression:
-        """Exactly the rows with these keys."""
+        """Return the condition for exactly the rows with these keys."""
         if len(self.key) == 1:
             return self.key[0].in_([key[0] for key in keys])
-        # Not `(a, b) in (…)`: some databases don't know it, and MariaDB reads the whole table for it.
+        # Not `(a, b) in (…)`: some databases lack it, and MariaDB reads the whole table for it.
         return or_(*(and_(*(c == v for c, v in zip(self.key, key, strict=True))) for key in keys))
 
-    def kind(self) -> Expression:
-        """Only the rows of this class, where several classes share the table."""
+    def of_class(self) -> Expression:
+        """Return the condition for the rows of this class, where several classes share the table."""
         mapper = self.mapper
         if mapper is None or not mapper.single or mapper.polymorphic_on is None:
             return true()
@@ -71,23 +72,28 @@ class Target:
         return column if isinstance(column, Column) else None
 
     def _by_expression(self, named: Any) -> Column[Any] | None:
-        expression = named.__clause_element__() if hasattr(named, "__clause_element__") else named
-        if not hasattr(expression, "proxy_set"):
+        expression = _clause(named)
+        if not isinstance(expression, ColumnElement):
             return None
-        column = self.table.corresponding_column(expression)
+        column = self.table.corresponding_column(cast("Any", expression))
         return column if isinstance(column, Column) else None
 
     def _names(self) -> list[str]:
         return list(self.table.c.keys() if self.mapper is None else self.mapper.columns.keys())
 
 
-def target_of(model: object) -> Target:
-    """The table behind what was given, or why its rows can't be claimed."""
+def user_table(model: object) -> UserTable:
+    """Return the table of a model; `BadRequest` says why its rows can't be claimed."""
     if isinstance(model, Table):
-        return Target(model, _key(model.fullname, model.primary_key.columns))
+        return UserTable(model, _key(model.fullname, model.primary_key.columns))
     mapper = _mapper(model)
     _refuse_several_tables(mapper)
-    return Target(mapper.local_table, _key(mapper.class_.__name__, mapper.primary_key), mapper)  # type: ignore[arg-type]
+    return UserTable(mapper.local_table, _key(mapper.class_.__name__, mapper.primary_key), mapper)  # type: ignore[arg-type]
+
+
+def _clause(named: Any) -> Any:
+    """Return the column expression of a mapped attribute; anything else as it is."""
+    return named.__clause_element__() if isinstance(named, QueryableAttribute) else named
 
 
 def _mapper(model: object) -> Mapper[Any]:
@@ -101,7 +107,7 @@ def _mapper(model: object) -> Mapper[Any]:
         f"{model.__module__}.{model.__qualname__}" if isinstance(model, type) else f"a {type(model).__name__}"
     )
     raise BadRequest(
-        f"can't claim rows of {what}: pass a Table or a mapped class, as it stands in your database"
+        f"can't claim rows of {what}: pass a Table or a mapped class that exists in your database"
     )
 
 
@@ -123,37 +129,49 @@ def _refuse_several_tables(mapper: Mapper[Any]) -> None:
 def _key(name: str, columns: Iterable[Any]) -> tuple[Column[Any], ...]:
     key = tuple(columns)
     if not key:
-        raise BadRequest(f"can't claim rows of {name}: without a primary key none can be told from another")
+        raise BadRequest(
+            f"can't claim rows of {name}: without a primary key one row can't be told from another"
+        )
     return key
 
 
-# -- what a claim says about its rows -------------------------------------------------------------
+# -- a claim --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which rows, what to write into them, how many, and in which order."""
+class RowClaim:
+    """Which rows to claim, what to write into them, how many, and in which order."""
 
-    target: Target
+    target: UserTable
     where: Expression
     values: Mapping[Column[Any], Any]
     limit: int
     order_by: tuple[Expression, ...]
+    strategy: StrategyName | None = None
 
 
-def wanted(model: object, where: Any, set: Mapping[Any, Any], limit: int, order_by: Any) -> Wanted:
-    """A claim that can be made as it stands; `BadRequest` where it can't."""
-    target = target_of(model)
+def row_claim(
+    model: object,
+    where: Any,
+    set: Mapping[Any, Any],
+    limit: int,
+    order_by: Any,
+    strategy: StrategyName | None = None,
+) -> RowClaim:
+    """Check the arguments of a claim; `BadRequest` says what is wrong with them."""
+    if strategy not in (None, "portable"):
+        raise BadRequest(f"no strategy {strategy!r}: leave it out for the best one, or say 'portable'")
+    target = user_table(model)
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise BadRequest(f"limit is a number of rows, not {limit!r}")
     criteria = _criteria(where, target)
     _refuse_other_tables(target, criteria)
-    return Wanted(target, criteria, _values(target, set), limit, order_of(target, order_by))
+    return RowClaim(target, criteria, _values(target, set), limit, order_of(target, order_by), strategy)
 
 
-def _criteria(where: Any, target: Target) -> Expression:
+def _criteria(where: Any, target: UserTable) -> Expression:
     try:
-        return and_(true(), *_several(where), target.kind())
+        return and_(true(), *_several(where), target.of_class())
     except ArgumentError as error:
         raise BadRequest(f"where={where!r} is not a condition: {error}") from None
 
@@ -164,26 +182,26 @@ def _several(given: Any) -> Sequence[Any]:
     return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
-def _refuse_other_tables(target: Target, criteria: Expression) -> None:
-    # Not `get_final_froms()`, which compiles the whole for a database that is nobody's.
+def _refuse_other_tables(target: UserTable, criteria: Expression) -> None:
+    # Not `get_final_froms()`, which compiles the statement for no particular database.
     others = [one for one in criteria._from_objects if not target.table.is_derived_from(one)]
     if others:
         raise BadRequest(
-            f"where= speaks of {', '.join(str(one) for one in others)} beside {target.name}; "
+            f"where= refers to {', '.join(str(one) for one in others)} beside {target.name}; "
             "rows are claimed of one table: put the other into exists(…) or a subquery"
         )
 
 
-def _values(target: Target, given: Mapping[Any, Any]) -> dict[Column[Any], Any]:
+def _values(target: UserTable, given: Mapping[Any, Any]) -> dict[Column[Any], Any]:
     values = {target.column(named): value for named, value in given.items()}
     if not values:
-        raise BadRequest("set= is empty: a claim must change something that where= looks at")
+        raise BadRequest("set= is empty: a claim must change something that where= checks")
     if keys := [column.name for column in values if column in target.key]:
         raise BadRequest(f"set= would change the primary key of {target.name}: {', '.join(keys)}")
     return values
 
 
-def order_of(target: Target, given: Any) -> tuple[Expression, ...]:
+def order_of(target: UserTable, given: Any) -> tuple[Expression, ...]:
     return tuple(target.column(one) if isinstance(one, str) else one for one in _several(given))
 
 
@@ -191,23 +209,23 @@ def order_of(target: Target, given: Any) -> tuple[Expression, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """One column of an order, as a database without opinions would sort it."""
+class OrderColumn:
+    """One column of an order."""
 
     column: Column[Any]
     descending: bool = False
     nulls_first: bool | None = None
 
 
-def terms(target: Target, order_by: Iterable[Expression]) -> list[Term] | None:
-    """The order as plain columns; None when there is more to it."""
-    found = [_term(target, one) for one in order_by]
+def order_columns(target: UserTable, order_by: Iterable[Expression]) -> list[OrderColumn] | None:
+    """Return the order as plain columns; None if it has other expressions."""
+    found = [_order_column(target, one) for one in order_by]
     return None if None in found else [one for one in found if one is not None]
 
 
-def _term(target: Target, expression: Any) -> Term | None:
+def _order_column(target: UserTable, expression: Any) -> OrderColumn | None:
     descending, nulls_first = False, None
-    expression = expression.__clause_element__() if hasattr(expression, "__clause_element__") else expression
+    expression = _clause(expression)
     while isinstance(expression, UnaryExpression):
         if expression.modifier is operators.desc_op:
             descending = True
@@ -216,5 +234,5 @@ def _term(target: Target, expression: Any) -> Term | None:
         elif expression.modifier is not operators.asc_op:
             return None
         expression = expression.element
-    column = target.found(expression)
-    return None if column is None else Term(column, descending, nulls_first)
+    column = target.find(expression)
+    return None if column is None else OrderColumn(column, descending, nulls_first)

@@ -1,4 +1,4 @@
-"""What a table that exists already lacks for leases: the columns, and the index that serves the order."""
+"""The columns and the index that an existing table lacks for leases."""
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -20,13 +20,14 @@ from sqlalchemy.schema import CreateIndex, ExecutableDDLElement
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
+from dibs.tables.claims import ClaimsVerbs
 from dibs.tables.clock import Moment
 from dibs.tables.leases import Leases
-from dibs.tables.model import Target, target_of, terms
+from dibs.tables.model import UserTable, order_columns, user_table
 
 
 class AddColumn(ExecutableDDLElement):
-    """`alter table … add column …`, which SQLAlchemy leaves to its migrations."""
+    """The statement `alter table … add column …`, which SQLAlchemy does not have."""
 
     def __init__(self, column: Column[Any]) -> None:
         self.column = column
@@ -41,9 +42,8 @@ def _add_column(element: AddColumn, compiler: Any, **kw: Any) -> str:
 def statements(
     described: Any, dialect: Dialect, *, columns: Collection[str] = (), indexes: Collection[str] = ()
 ) -> list[str]:
-    """The SQL for a model, a table or `Claims`; without the columns and indexes that are there already."""
-    leases: Leases | None = getattr(described, "leases", None)
-    target = leases.target if leases is not None else target_of(described)
+    """Return the SQL for a model, a table or `Claims`, without the columns and indexes that exist."""
+    leases, target = _leases_and_table(described)
     ours = target.table.to_metadata(MetaData())
     wanted = [AddColumn(column) for column in _columns(ours) if column.name not in columns]
     index = _index(target, leases, ours)
@@ -52,10 +52,8 @@ def statements(
 
 
 def missing(described: Any, connection: Connection) -> list[str]:
-    """What this database lacks for them."""
-    leases: Leases | None = getattr(described, "leases", None)
-    table = (leases.target if leases is not None else target_of(described)).table
-    found = inspect(connection)
+    """Return the SQL for what this database lacks."""
+    table, found = _leases_and_table(described)[1].table, inspect(connection)
     return statements(
         described,
         connection.dialect,
@@ -64,8 +62,14 @@ def missing(described: Any, connection: Connection) -> list[str]:
     )
 
 
+def _leases_and_table(described: Any) -> tuple[Leases | None, UserTable]:
+    if isinstance(described, ClaimsVerbs):
+        return described.leases, described.leases.target
+    return None, user_table(described)
+
+
 def _columns(table: Table) -> Iterator[Column[Any]]:
-    """Those of the mixin, as the model has them, or as it would."""
+    """Yield the columns of `Claimable`, as the model has them or as the mixin would add them."""
     for column in (
         Column("locked_by", String(200)),
         Column("locked_until", Moment),
@@ -77,21 +81,21 @@ def _columns(table: Table) -> Iterator[Column[Any]]:
         yield table.c[column.name]
 
 
-def _index(target: Target, leases: Leases | None, table: Table) -> Index:
-    """What `ready` compares with one value, then the order: read as far as needed, and no further."""
+def _index(target: UserTable, leases: Leases | None, table: Table) -> Index:
+    """Return an index on the columns that `ready` compares with one value, then on the order."""
     compared = _compared(target, leases.where()) if leases is not None else []
-    order = terms(target, leases.order) if leases is not None else []
-    by = [(table.c[term.column.key], term.descending) for term in order or []]
+    order = order_columns(target, leases.order) if leases is not None else []
+    by = [(table.c[one.column.key], one.descending) for one in order or []]
     first = [table.c[key] for key in dict.fromkeys(column.key for column in compared)]
     rest = [column.desc() if descending else column for column, descending in by if column not in first]
     return Index(f"ix_{table.name[:50]}_claim", *first, *(rest or [table.c.locked_until]))
 
 
-def _compared(target: Target, criteria: Iterable[Any]) -> Iterator[Column[Any]]:
+def _compared(target: UserTable, criteria: Iterable[Any]) -> Iterator[Column[Any]]:
     for one in criteria:
         if isinstance(one, BooleanClauseList) and one.operator is operators.and_:
             yield from _compared(target, one.clauses)
         elif isinstance(one, BinaryExpression) and one.operator is operators.eq:
-            column = target.found(one.left)
+            column = target.find(one.left)
             if column is not None:
                 yield column

@@ -1,27 +1,34 @@
-"""Where a claim runs: on a connection from the caller's engine, or on their own between transactions.
+"""The session of a claim, on a connection or a session that has no transaction open; and when to try again.
 
-Whatever was given, there is one `Session` to work with. With a Session of the caller's the claimed instances
-are attached to it; otherwise they are detached, loaded and free to use.
+With a Session of the caller the claimed instances are attached to it; with a connection they are detached,
+loaded and free to use.
 """
 
+import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
-from dibs.errors import ClaimInTransaction, UnsupportedConnection
-from dibs.tables.model import Target
+from dibs.errors import ClaimInTransaction
+from dibs.tables.model import UserTable
 
 AUTOCOMMIT = "AUTOCOMMIT"
-Given = Engine | Connection | Session | scoped_session[Any]
+
+PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0)  # seconds between tries
+
+# A deadlock, a lock wait that timed out, a changed record: MySQL and MariaDB undo at least the statement.
+MYSQL_AGAIN = {1213, 1205, 1020}
+SQLITE_AGAIN = {5, 6}  # busy, locked; the low byte of the extended codes
 
 
-class Place:
+class ClaimSession:
     """A session for the length of one claim, and the transactions in it."""
 
-    def __init__(self, session: Session, target: Target, options: dict[str, Any]) -> None:
+    def __init__(self, session: Session, target: UserTable, options: dict[str, Any]) -> None:
         self.session = session
         self.target = target
         self._bind: dict[str, Any] = {"clause": target.table}
@@ -31,7 +38,7 @@ class Place:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Durable when this is left; undone on an exception."""
+        """Begin a transaction: committed on leaving, rolled back on an exception."""
         with self.session.begin():
             yield self.session.connection(bind_arguments=self._bind, execution_options=self._options)
 
@@ -39,66 +46,43 @@ class Place:
     def engine(self) -> Engine:
         return self.session.get_bind(**self._bind).engine
 
-    @property
-    def dialect(self) -> Dialect:
-        return self.engine.dialect
+
+def dialect_of(given: Connection | Session, target: UserTable) -> Dialect:
+    """Return the dialect of a connection, or of the engine that a session has for this table."""
+    if isinstance(given, Connection):
+        return given.dialect
+    return given.get_bind(mapper=target.mapper, clause=target.table).engine.dialect
 
 
 @contextmanager
-def place_for(given: Given, target: Target, *, quick: bool) -> Iterator[Place]:
-    """A place to claim in; refused where a transaction is open. `quick`: each statement commits itself."""
-    given = given() if isinstance(given, scoped_session) else given
-    if isinstance(given, Session):
-        with _in_session(given, target, quick=quick) as place:
-            yield place
-    elif isinstance(given, Connection):
-        with _on_connection(given, target, quick=quick) as place:
-            yield place
-    elif isinstance(given, Engine):
-        with given.connect() as connection, _on_connection(connection, target, quick=quick) as place:
-            yield place
-    else:
-        raise UnsupportedConnection(_refusal(given))
-
-
-def engine_of(given: Given, target: Target) -> Engine:
-    """The engine behind what was given."""
-    given = given() if isinstance(given, scoped_session) else given
-    if isinstance(given, Session):
-        return given.get_bind(mapper=target.mapper, clause=target.table).engine
-    if isinstance(given, Engine | Connection):
-        return given.engine
-    raise UnsupportedConnection(_refusal(given))
-
-
-@contextmanager
-def _in_session(session: Session, target: Target, *, quick: bool) -> Iterator[Place]:
-    if session.in_transaction():
+def claim_session(
+    given: Connection | Session, target: UserTable, *, autocommit: bool
+) -> Iterator[ClaimSession]:
+    """Open a session for a claim; refuse it if a transaction is open."""
+    if isinstance(given, Connection):
+        _refuse_transaction(given)
+        with (
+            _autocommit(given) if autocommit else nullcontext(),
+            Session(bind=given, expire_on_commit=False) as session,
+        ):
+            yield ClaimSession(session, target, {})
+            session.expunge_all()
+        return
+    if given.in_transaction():
         raise _in_transaction("session", "session.commit()")
-    bind = session.get_bind(mapper=target.mapper, clause=target.table)
+    bind = given.get_bind(mapper=target.mapper, clause=target.table)
     if isinstance(bind, Connection):
         _refuse_transaction(bind)
-        with _quick(bind) if quick else _as_it_is(), _kept_fresh(session):
-            yield Place(session, target, {})
+        with _autocommit(bind) if autocommit else nullcontext(), _kept_fresh(given):
+            yield ClaimSession(given, target, {})
     else:
         _know_the_server(bind)
-        with _kept_fresh(session):
-            yield Place(session, target, {"isolation_level": AUTOCOMMIT} if quick else {})
-
-
-@contextmanager
-def _on_connection(connection: Connection, target: Target, *, quick: bool) -> Iterator[Place]:
-    _refuse_transaction(connection)
-    with (
-        _quick(connection) if quick else _as_it_is(),
-        Session(bind=connection, expire_on_commit=False) as session,
-    ):
-        yield Place(session, target, {})
-        session.expunge_all()
+        with _kept_fresh(given):
+            yield ClaimSession(given, target, {"isolation_level": AUTOCOMMIT} if autocommit else {})
 
 
 def _know_the_server(engine: Engine) -> None:
-    """An engine learns which server it has with its first connection."""
+    """Connect once if needed: an engine learns the version of its server with its first connection."""
     if engine.dialect.server_version_info is None:
         engine.connect().close()
 
@@ -106,13 +90,10 @@ def _know_the_server(engine: Engine) -> None:
 def _refuse_transaction(connection: Connection) -> None:
     if connection.in_transaction():
         raise _in_transaction("connection", "connection.commit()")
-    # An engine may have one connection for everybody, as in-memory SQLite does.
-    if connection.dialect.name == "sqlite" and _driver_of(connection).in_transaction:
-        raise _in_transaction("connection that this engine shares", "the commit of whoever uses it")
-
-
-def _driver_of(connection: Connection) -> Any:
-    return connection.connection.driver_connection
+    # An engine may have one connection for all its users, as in-memory SQLite does.
+    driver: Any = connection.connection.driver_connection if connection.dialect.name == "sqlite" else None
+    if driver is not None and driver.in_transaction:
+        raise _in_transaction("connection that this engine shares", "the commit of its other user")
 
 
 def _in_transaction(what: str, remedy: str) -> ClaimInTransaction:
@@ -124,7 +105,7 @@ def _in_transaction(what: str, remedy: str) -> ClaimInTransaction:
 
 @contextmanager
 def _kept_fresh(session: Session) -> Iterator[None]:
-    """Our commit must not expire what we have just loaded: reading it would cost another query."""
+    """Keep loaded instances through the commit: an expired one costs another query."""
     expires, session.expire_on_commit = session.expire_on_commit, False
     try:
         yield
@@ -133,7 +114,7 @@ def _kept_fresh(session: Session) -> Iterator[None]:
 
 
 @contextmanager
-def _quick(connection: Connection) -> Iterator[None]:
+def _autocommit(connection: Connection) -> Iterator[None]:
     """Let each statement commit itself, and leave the connection as it was."""
     before = _isolation_of(connection)
     connection.execution_options(isolation_level=AUTOCOMMIT)
@@ -145,26 +126,42 @@ def _quick(connection: Connection) -> Iterator[None]:
 
 
 def _isolation_of(connection: Connection) -> Any:
-    """As it was asked for on the connection, on its engine, or when that was made; else the server's."""
+    """Return the level set on the connection, its engine or its dialect; otherwise the server's."""
     asked = connection.get_execution_options().get("isolation_level")
     made: Any = getattr(connection.dialect, "_on_connect_isolation_level", None)
     return asked or made or connection.default_isolation_level
 
 
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
+# -- trying again ---------------------------------------------------------------------------------
 
 
-def _refusal(given: object) -> str:
-    name = f"{type(given).__module__}.{type(given).__qualname__}"
-    if name.startswith("sqlalchemy.ext.asyncio"):
-        return f"{name} is awaited: import claim_rows and Claims from dibs.tables, not from dibs.tables.sync"
-    return f"can't claim through {name}: pass SQLAlchemy's Engine, Connection or Session"
+def may_try_again(error: DBAPIError) -> bool:
+    """Recognise that the database undid a statement because of another transaction."""
+    origin: Any = error.orig
+    if error.connection_invalidated:
+        return False
+    state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None) or ""
+    if str(state).startswith("40"):  # serialization failure, deadlock
+        return True
+    if (code := getattr(origin, "sqlite_errorcode", None)) is not None:
+        return code & 0xFF in SQLITE_AGAIN
+    return origin is not None and origin.args[:1] != () and origin.args[0] in MYSQL_AGAIN
 
 
-def check_engine(given: object, needed: type) -> None:
-    """Leases are renewed and given up at any time, which takes connections of their own."""
-    if not isinstance(given, needed):
-        name = f"{type(given).__module__}.{type(given).__qualname__}"
-        raise UnsupportedConnection(f"Claims need a {needed.__name__} of SQLAlchemy, not {name}")
+class RetryPauses:
+    """The pauses between the tries of one call."""
+
+    def __init__(self) -> None:
+        self._pauses = iter(PAUSES)
+
+    def after(self, error: DBAPIError) -> float:
+        """Return the seconds to wait; raise the error if another try is useless, or there were enough."""
+        pause = next(self._pauses, None) if may_try_again(error) else None
+        if pause is None:
+            raise error
+        return pause * (0.5 + random.random())  # noqa: S311
+
+
+def pause_after_lost_race() -> float:
+    """Return the seconds to wait after other callers were faster with every row."""
+    return 0.02 * random.random()  # noqa: S311

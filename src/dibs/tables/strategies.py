@@ -1,18 +1,17 @@
-"""How rows are picked and marked so that no two callers get the same one.
+"""How rows are selected and updated so that no two callers get the same one.
 
-one_statement     PostgreSQL: lock what is free, update it, answer it, in one round trip
-at_once           SQLite, where the order can be told from the rows: one statement
-lock_then_update  MySQL, MariaDB, and SQLite otherwise: lock what is free, update it by its key
-portable          any database: look without locking, then update what was seen under the same condition
+one_statement     PostgreSQL: lock free rows, update and return them, in one round trip
+update_and_sort   SQLite, if the returned rows can be sorted here: one statement
+lock_then_update  MySQL, MariaDB, and SQLite otherwise: lock free rows, update them by key
+portable          any database: select without locks, then update these rows under the same condition
 
-Each answers the rows as they are after the claim, in the order in which they were picked: `set=` may well
-change what `order_by` looks at.
+Each returns the rows as they are after the claim, in the order in which they were selected: `set=` may change
+the columns of `order_by`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
@@ -37,6 +36,7 @@ from sqlalchemy import (
     exists,
     false,
     func,
+    inspect,
     literal_column,
     select,
     text,
@@ -46,14 +46,13 @@ from sqlalchemy import (
 from sqlalchemy import table as sql_table
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Session, aliased
 
 from dibs.errors import BadRequest, DibsError
-from dibs.tables.errors import may_try_again, refuse_view
-from dibs.tables.model import Key, Target, Term, Wanted, terms, wanted
-from dibs.tables.session import Given, Place, engine_of, place_for
+from dibs.tables.model import Key, OrderColumn, RowClaim, UserTable, order_columns
+from dibs.tables.session import ClaimSession, claim_session, dialect_of, may_try_again
 
-Strategy = Callable[[Place, Wanted], list[Any] | None]
+Strategy = Callable[[ClaimSession, RowClaim], list[Any] | None]
 
 T = TypeVar("T")
 
@@ -61,20 +60,15 @@ KEYS_PER_STATEMENT = 500
 REFRESHED = {"populate_existing": True, "synchronize_session": False}
 
 
-def strategy_for(dialect: Dialect, claim: Wanted) -> Strategy:
-    """The best that this database can do, without help from its planner."""
+def strategy_for(dialect: Dialect, claim: RowClaim) -> Strategy:
+    """Return the best strategy for this database; it does not rely on the query planner."""
     if dialect.name == "postgresql":
         return one_statement
     if dialect.name == "sqlite" and dialect.update_returning:
-        return at_once if _is_plain(claim.target) and _sortable_here(claim) else lock_then_update
+        return update_and_sort if _is_plain(claim.target) and _sortable_here(claim) else lock_then_update
     if dialect.name in ("mysql", "mariadb") and _skips_locked(dialect):
         return lock_then_update
     return portable
-
-
-def is_quick(dialect: Dialect) -> bool:
-    """One statement is all there is, so it may commit itself."""
-    return dialect.name == "postgresql"
 
 
 def _skips_locked(dialect: Any) -> bool:
@@ -85,36 +79,36 @@ def _skips_locked(dialect: Any) -> bool:
 # -- one statement ----------------------------------------------------------------------------------
 
 
-def one_statement(place: Place, claim: Wanted) -> list[Any]:
+def one_statement(session: ClaimSession, claim: RowClaim) -> list[Any]:
     target, table = claim.target, claim.target.table
-    # Materialized: joined as a plain subquery it may be run again for every row, and each run locks more.
-    # No view has a tableoid, so what isn't a table fails before anything is locked.
-    picked = (
-        _picked(claim)
+    # Materialized: PostgreSQL may run a plain subquery again for every row, and each run locks more.
+    # Only tables have a tableoid, so a view fails before anything is locked.
+    selected = (
+        _selected(claim)
         .add_columns(literal_column("tableoid"))
         .with_for_update(skip_locked=True, of=table)
-        .cte("dibs_picked")
+        .cte("dibs_selected")
         .prefix_with("MATERIALIZED")
     )
-    placed = select(picked, func.row_number().over().label("dibs_place")).cte("dibs_placed")
+    numbered = select(selected, func.row_number().over().label("dibs_number")).cte("dibs_numbered")
     statement = (
         _update(claim)
-        .where(*(column == placed.c[column.key] for column in target.key))
-        .returning(*table.c, placed.c.dibs_place)
+        .where(*(column == numbered.c[column.key] for column in target.key))
+        .returning(*table.c, numbered.c.dibs_number)
     )
-    with place.transaction() as connection:
-        return _checked(_read_placed(place, connection, statement), claim)
+    with session.transaction() as connection:
+        return _checked(_read_numbered(session, connection, statement), claim)
 
 
-def _read_placed(place: Place, connection: Connection, statement: Any) -> list[Any]:
-    """What the claim answered, by its place in the order, which is then forgotten."""
-    target = place.target
+def _read_numbered(session: ClaimSession, connection: Connection, statement: Any) -> list[Any]:
+    """Return the claimed rows in the order of their numbers, without the numbers."""
+    target = session.target
     if target.mapper is None:
-        placed = sorted(connection.execute(statement), key=_last)
-        return _rows(target.table, [tuple(row)[:-1] for row in placed])
+        numbered = sorted(connection.execute(statement), key=_last)
+        return _rows(target.table, [tuple(row)[:-1] for row in numbered])
     claimed = statement.cte("dibs_claimed")
-    instances = select(aliased(target.mapper, claimed)).order_by(claimed.c.dibs_place)
-    return list(place.session.scalars(instances, execution_options=REFRESHED).unique())
+    instances = select(aliased(target.mapper, claimed)).order_by(claimed.c.dibs_number)
+    return list(session.session.scalars(instances, execution_options=REFRESHED).unique())
 
 
 def _last(row: Any) -> Any:
@@ -122,7 +116,7 @@ def _last(row: Any) -> Any:
 
 
 def _rows(table: Table, values: list[tuple[Any, ...]]) -> list[Any]:
-    """As if the table had been selected: found by name and by column."""
+    """Return the values as rows that can be read by name and by column."""
     columns = list(table.c)
     described = SimpleResultMetaData([one.key for one in columns], extra=[(one,) for one in columns])
     return list(IteratorResult(described, iter(values)))
@@ -131,31 +125,31 @@ def _rows(table: Table, values: list[tuple[Any, ...]]) -> list[Any]:
 # -- one statement, sorted here ---------------------------------------------------------------------
 
 SORTED_ALIKE = (Integer, Numeric, Float, Double, DateTime, Date, Time, Boolean, Uuid)
-"""What Python and SQLite sort alike. Not text, whose collation may be known to the database alone."""
+"""What Python and SQLite sort alike. Not text: only the database knows its collation."""
 
 
-def at_once(place: Place, claim: Wanted) -> list[Any]:
+def update_and_sort(session: ClaimSession, claim: RowClaim) -> list[Any]:
     target = claim.target
-    picked = _among(target, _picked(claim))
-    statement = _update(claim).where(picked, *_is_no_view(target.table)).returning(*target.table.c)
-    with place.transaction() as connection:
-        claimed = _checked(_read(place, connection, statement), claim)
-    return _in_order(claimed, terms(target, claim.order_by) or [], target)
+    selected = _among(target, _selected(claim))
+    statement = _update(claim).where(selected, *_is_no_view(target.table)).returning(*target.table.c)
+    with session.transaction() as connection:
+        claimed = _checked(_read(session, connection, statement), claim)
+    return _in_order(claimed, order_columns(target, claim.order_by) or [], target)
 
 
-def _among(target: Target, picked: Select[Any]) -> Any:
-    return (target.key[0] if len(target.key) == 1 else tuple_(*target.key)).in_(picked)
+def _among(target: UserTable, keys: Select[Any]) -> Any:
+    return (target.key[0] if len(target.key) == 1 else tuple_(*target.key)).in_(keys)
 
 
 def _is_no_view(table: Table) -> list[Any]:
-    """SQLite answers an update of a view as if it had done it, and does nothing."""
+    """Return conditions that no view meets: SQLite reports an update of a view as done, and does nothing."""
     lists = ["sqlite_master"] if table.schema else ["sqlite_master", "sqlite_temp_master"]
     known = [sql_table(one, column("name"), column("type"), schema=table.schema) for one in lists]
     return [~exists().where(one.c.name == table.name, one.c.type == "view") for one in known]
 
 
-def _is_plain(target: Target) -> bool:
-    """An instance is made of the columns of its row: nothing computed, nothing joined to it."""
+def _is_plain(target: UserTable) -> bool:
+    """Check that an instance consists of the columns of its row: nothing computed, nothing joined."""
     if target.mapper is None:
         return True
     columns = [column for known in target.mapper.column_attrs for column in known.columns]
@@ -164,18 +158,18 @@ def _is_plain(target: Target) -> bool:
     )
 
 
-def _sortable_here(claim: Wanted) -> bool:
-    """The order is over columns that the claim leaves alone and that are sorted alike everywhere."""
-    order = terms(claim.target, claim.order_by)
+def _sortable_here(claim: RowClaim) -> bool:
+    """Check that the claim leaves the columns of the order alone, and that Python sorts them alike."""
+    order = order_columns(claim.target, claim.order_by)
     return order is not None and all(
-        term.column not in claim.values
-        and isinstance(term.column.type, SORTED_ALIKE)
-        and _is_loaded(claim.target, term.column)
-        for term in order
+        one.column not in claim.values
+        and isinstance(one.column.type, SORTED_ALIKE)
+        and _is_loaded(claim.target, one.column)
+        for one in order
     )
 
 
-def _is_loaded(target: Target, column: Any) -> bool:
+def _is_loaded(target: UserTable, column: Any) -> bool:
     if target.mapper is None:
         return True
     known: Any = target.mapper.columns.contains_column(column) and target.mapper.get_property_by_column(
@@ -184,14 +178,14 @@ def _is_loaded(target: Target, column: Any) -> bool:
     return bool(known) and not known.deferred
 
 
-def _in_order(rows: Sequence[Any], order: Iterable[Term], target: Target) -> list[Any]:
+def _in_order(rows: Sequence[Any], order: Iterable[OrderColumn], target: UserTable) -> list[Any]:
     ordered = list(rows)
-    for term in reversed(list(order)):
-        values = [(target.value(row, term.column), row) for row in ordered]
+    for by in reversed(list(order)):
+        values = [(target.value(row, by.column), row) for row in ordered]
         nulls = [row for value, row in values if value is None]
-        others = sorted((one for one in values if one[0] is not None), key=_first, reverse=term.descending)
+        others = sorted((one for one in values if one[0] is not None), key=_first, reverse=by.descending)
         found = [row for _, row in others]
-        ordered = nulls + found if _nulls_first(term) else found + nulls
+        ordered = nulls + found if _nulls_first(by) else found + nulls
     return ordered
 
 
@@ -199,32 +193,32 @@ def _first(pair: tuple[Any, Any]) -> Any:
     return pair[0]
 
 
-def _nulls_first(term: Term) -> bool:
-    """To SQLite null is smaller than anything."""
-    return not term.descending if term.nulls_first is None else term.nulls_first
+def _nulls_first(by: OrderColumn) -> bool:
+    """Sort as SQLite does, where null is smaller than anything."""
+    return not by.descending if by.nulls_first is None else by.nulls_first
 
 
 # -- lock, then update ------------------------------------------------------------------------------
 
 
-def lock_then_update(place: Place, claim: Wanted) -> list[Any]:
+def lock_then_update(session: ClaimSession, claim: RowClaim) -> list[Any]:
     target = claim.target
-    with place.transaction() as connection:
+    with session.transaction() as connection:
         _begin_to_write(connection, target)
-        picked = _picked(claim).with_for_update(skip_locked=True)
-        keys = [tuple(row) for row in connection.execute(picked)]
+        selected = _selected(claim).with_for_update(skip_locked=True)
+        keys = [tuple(row) for row in connection.execute(selected)]
         for some in batches(keys):
             connection.execute(_update(claim).where(target.matching(some)))
-        return _read_by_key(place, connection, keys)
+        return _read_by_key(session, connection, keys)
 
 
-def _begin_to_write(connection: Connection, target: Target) -> None:
-    """Nothing may be read before the lock is ours: what was read could be old by then."""
+def _begin_to_write(connection: Connection, target: UserTable) -> None:
+    """Take the write lock before the first read: rows that were read earlier could be outdated."""
     if connection.dialect.name == "sqlite":
         first = target.key[0]
         connection.execute(update(target.table).values({first: first}).where(false()))
     else:
-        # At the default level an open claim, even of nothing, keeps everybody from inserting.
+        # At the default level an open claim, even of no row, blocks inserts of other transactions.
         connection.execute(text("set transaction isolation level read committed"))
         connection.execute(text("start transaction"))
 
@@ -232,78 +226,78 @@ def _begin_to_write(connection: Connection, target: Target) -> None:
 # -- portable ---------------------------------------------------------------------------------------
 
 
-def portable(place: Place, claim: Wanted) -> list[Any] | None:
-    """None when somebody else was faster with every row: look again, there may be more."""
-    with place.transaction() as connection:
-        candidates = [tuple(row) for row in connection.execute(_picked(claim))]
+def portable(session: ClaimSession, claim: RowClaim) -> list[Any] | None:
+    """Claim; return None if other callers were faster with every row: select again, there may be more."""
+    with session.transaction() as connection:
+        candidates = [tuple(row) for row in connection.execute(_selected(claim))]
     if not candidates:
         return []
     try:
-        return _win_all(place, claim, candidates)
-    except _WonSome:
-        return _win_each(place, claim, candidates)
+        return _win_all(session, claim, candidates)
+    except _SomeLost:
+        return _win_each(session, claim, candidates)
 
 
-class _WonSome(Exception):
-    """Some of the rows were somebody else's by then, and nobody says which."""
+class _SomeLost(Exception):
+    """Other callers had claimed some of the rows by then; the database does not say which."""
 
 
-def _win_all(place: Place, claim: Wanted, candidates: list[Key]) -> list[Any] | None:
-    """All of them by one update, or none; undone when it was only some."""
-    with place.transaction() as connection:
+def _win_all(session: ClaimSession, claim: RowClaim, candidates: list[Key]) -> list[Any] | None:
+    """Claim all candidates by one update; undo it if it changed only some of them."""
+    with session.transaction() as connection:
         won = sum(_update_guarded(connection, claim, some) for some in batches(candidates))
         if won == len(candidates):
-            return _read_by_key(place, connection, candidates)
+            return _read_by_key(session, connection, candidates)
         if won:
-            raise _WonSome
+            raise _SomeLost
         return None
 
 
-def _win_each(place: Place, claim: Wanted, candidates: list[Key]) -> list[Any] | None:
-    with place.transaction() as connection:
-        # Everybody takes the rows in one order, whatever theirs is: two that met crosswise would deadlock.
+def _win_each(session: ClaimSession, claim: RowClaim, candidates: list[Key]) -> list[Any] | None:
+    with session.transaction() as connection:
+        # All callers update rows in the same order: crosswise updates would deadlock.
         won = {key for key in sorted(candidates, key=repr) if _update_guarded(connection, claim, [key])}
-        return _read_by_key(place, connection, [key for key in candidates if key in won]) or None
+        return _read_by_key(session, connection, [key for key in candidates if key in won]) or None
 
 
-def _update_guarded(connection: Connection, claim: Wanted, keys: list[Key]) -> int:
-    """How many of these rows still matched, and are ours now."""
+def _update_guarded(connection: Connection, claim: RowClaim, keys: list[Key]) -> int:
+    """Update the rows that still match; return how many."""
     return connection.execute(_update(claim).where(claim.target.matching(keys), claim.where)).rowcount
 
 
-# -- what they share --------------------------------------------------------------------------------
+# -- shared by the strategies --------------------------------------------------------------------------------
 
 
-def _picked(claim: Wanted) -> Select[Any]:
-    # The limit is spelled out: as a parameter it would be a guess to a planner that keeps its plan.
+def _selected(claim: RowClaim) -> Select[Any]:
+    # The limit is a literal: a planner that keeps its plan would have to guess a parameter.
     limit: Any = bindparam("dibs_limit", claim.limit, type_=Integer(), literal_execute=True)
     return select(*claim.target.key).where(claim.where).order_by(*claim.order_by).limit(limit)
 
 
-def _update(claim: Wanted) -> Update:
+def _update(claim: RowClaim) -> Update:
     return update(claim.target.table).values(dict(claim.values))
 
 
-def _read_by_key(place: Place, connection: Connection, keys: list[Key]) -> list[Any]:
-    """The rows as they are now, in the order of their keys."""
-    target = place.target
+def _read_by_key(session: ClaimSession, connection: Connection, keys: list[Key]) -> list[Any]:
+    """Read the rows as they are now, in the order of the keys."""
+    target = session.target
     found: dict[Key, Any] = {}
     for some in batches(keys):
         statement = select(target.mapper or target.table).where(target.matching(some))
-        rows = _read(place, connection, statement)
+        rows = _read(session, connection, statement)
         found |= {target.key_of(row): row for row in rows}
     return [found[key] for key in keys if key in found]
 
 
-def _read(place: Place, connection: Connection, statement: Any) -> list[Any]:
-    target = place.target
+def _read(session: ClaimSession, connection: Connection, statement: Any) -> list[Any]:
+    target = session.target
     if target.mapper is None:
         return list(connection.execute(statement))
     entities = statement if isinstance(statement, Select) else select(target.mapper).from_statement(statement)
-    return list(place.session.scalars(entities, execution_options=REFRESHED).unique())
+    return list(session.session.scalars(entities, execution_options=REFRESHED).unique())
 
 
-def _checked(rows: list[Any], claim: Wanted) -> list[Any]:
+def _checked(rows: list[Any], claim: RowClaim) -> list[Any]:
     if len(rows) > claim.limit:
         raise DibsError(
             f"asked for {claim.limit} rows of {claim.target.name} and got {len(rows)}: please report it"
@@ -317,66 +311,55 @@ def batches(keys: Sequence[T]) -> Iterator[list[T]]:
         yield some
 
 
-StrategyName = Literal["portable"]
+# -- the claim ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Claiming:
-    """A claim that was understood, to be tried on one place."""
-
-    claim: Wanted
-    strategy: StrategyName | None
-
-    @classmethod
-    def asked(
-        cls, model: object, where: Any, set: Mapping[Any, Any], limit: int, order_by: Any, strategy: Any
-    ) -> "Claiming":
-        if strategy not in (None, "portable"):
-            raise BadRequest(f"no strategy {strategy!r}: leave it out for the best one, or say 'portable'")
-        return cls(wanted(model, where, set, limit, order_by), strategy)
-
-    @property
-    def is_empty(self) -> bool:
-        return self.claim.limit <= 0
-
-    def on(self, given: Given) -> list[Any] | None:
-        """Claim once; None when every race was lost. Nothing has changed when this raises."""
-        target = self.claim.target
-        if self.is_empty and isinstance(given, Engine):
+def claim_once(given: Connection | Session, claim: RowClaim) -> list[Any] | None:
+    """Claim; return None if other callers were faster with every row. An exception means no change."""
+    best = claim.strategy is None
+    is_postgresql = dialect_of(given, claim.target).name == "postgresql"  # one statement: it commits itself
+    with claim_session(given, claim.target, autocommit=best and is_postgresql) as session:
+        if claim.limit <= 0:
             return []
-        quick = self.strategy is None and is_quick(engine_of(given, target).dialect)
-        with place_for(given, target, quick=quick) as place:
-            if self.is_empty:
-                return []
-            chosen = portable if self.strategy == "portable" else strategy_for(place.dialect, self.claim)
-            if chosen in (lock_then_update, portable):
-                _must_be_a_table(place)
-            return _explained(place, chosen, self.claim)
+        strategy = strategy_for(session.engine.dialect, claim) if best else portable
+        if strategy in (lock_then_update, portable):
+            _require_table(session)
+        return _claim_by(strategy, session, claim)
 
 
-def _explained(place: Place, strategy: Strategy, claim: Wanted) -> list[Any] | None:
+def _claim_by(strategy: Strategy, session: ClaimSession, claim: RowClaim) -> list[Any] | None:
     try:
-        rows = strategy(place, claim)
+        rows = strategy(session, claim)
     except DBAPIError as error:
         if not may_try_again(error) and not error.connection_invalidated:
-            _refuse_view(place)
+            _refuse_view(session)  # a clearer error, if it is one
         raise
-    if rows == [] and strategy is at_once:
-        _must_be_a_table(place)
+    if rows == [] and strategy is update_and_sort:
+        _require_table(session)
     return rows
 
 
 _tables: WeakKeyDictionary[Engine, set[str]] = WeakKeyDictionary()
 
 
-def _must_be_a_table(place: Place) -> None:
-    """Asked once per engine: MySQL, and a plain update anywhere, would write through a simple view."""
-    known = _tables.setdefault(place.engine, set())
-    if place.target.table.fullname not in known:
-        _refuse_view(place)
-        known.add(place.target.table.fullname)
+def _require_table(session: ClaimSession) -> None:
+    """Refuse a view, checked once per engine: MySQL, and a plain update anywhere, would write through it."""
+    known = _tables.setdefault(session.engine, set())
+    if session.target.table.fullname not in known:
+        _refuse_view(session)
+        known.add(session.target.table.fullname)
 
 
-def _refuse_view(place: Place) -> None:
-    with place.transaction() as connection:
-        refuse_view(connection, place.target)
+def _refuse_view(session: ClaimSession) -> None:
+    """Refuse a view: it has no rows of its own to lock, though some databases pretend that it has."""
+    schema, name = session.target.table.schema, session.target.table.name
+    with session.transaction() as connection:
+        inspector = inspect(connection)
+        views = inspector.get_view_names(schema)
+        if connection.dialect.name == "postgresql":
+            views = [*views, *inspector.get_materialized_view_names(schema)]
+    if name in views:
+        raise BadRequest(
+            f"can't claim rows of {session.target.name}: {name} is a view; "
+            "claim the rows of the table that it shows"
+        )

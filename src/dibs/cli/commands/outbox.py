@@ -41,10 +41,9 @@ from dibs.clock import monotonic
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
 from dibs.jobs.ids import parse_id
 from dibs.outbox import Message, Outbox, Relay, Status
-from dibs.outbox.core import DEFAULT_BROKER
 from dibs.outbox.events import log
-from dibs.outbox.statements import Place
-from dibs.outbox.sync import SyncOutbox
+from dibs.outbox.outbox import DEFAULT_BROKER, SyncOutbox
+from dibs.outbox.statements import TableNames
 from dibs.settings import lease_micros
 from dibs.text import numbered, spoken
 
@@ -259,7 +258,7 @@ def _table(context: typer.Context, url: str | None, table: str | None) -> str:
     if table is None:
         return f"{settings_of(context, url).prefix}_outbox"
     with bad_request_is_bad_usage():
-        Place(outbox=table)
+        TableNames(outbox=table)
     return table
 
 

@@ -1,7 +1,8 @@
-"""Where messages go: a small protocol, and the brokers that dibs can speak to."""
+"""Brokers: the protocol that a relay publishes through, and the brokers that a URL can name."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from dibs.errors import BadRequest, DibsError
@@ -9,65 +10,66 @@ from dibs.outbox.messages import Message
 
 
 class BrokerUnavailable(DibsError):
-    """The broker can't be reached: nobody's fault, so nobody's attempt. Relays wait and try again."""
+    """The broker can't be reached. Relays give the attempt back, wait and try again."""
 
 
 class BrokerRefused(BrokerUnavailable):
-    """The broker does not let us in, and will not until its URL or its users are put right."""
+    """The broker refuses the login, and will until its URL or its users are corrected."""
 
     def __init__(self, broker: str, url: str, error: BaseException) -> None:
-        said = str(error) or type(error).__name__
         super().__init__(
-            f"{broker} at {without_password(url)} refused us: {said}; check its URL, then try again"
+            f"{broker} at {without_password(url)} refused us: {reason(error)}; check its URL, then try again"
         )
 
 
 class Rejected(DibsError):
-    """The broker was reached and did not take this message: a failed attempt."""
+    """The broker was reached and refused this message: a failed attempt."""
 
 
-class Broker(Protocol):
-    """Takes one message at a time. Several calls may be under way, but of one key only one."""
+@runtime_checkable
+class Publisher(Protocol):
+    """An object that can publish, with nothing to open or close."""
 
-    async def open(self) -> None:
-        """Be ready to publish; nothing to do when that is so already. May raise `BrokerUnavailable`."""
-
-    async def publish(self, message: Message) -> None:
-        """Return when the broker has the message for certain. Any exception is a failed attempt, but for
-        `BrokerUnavailable`, which says that the message never had a chance."""
-
-    async def close(self) -> None:
-        """Give up what was opened."""
+    async def publish(self, message: Message) -> None: ...
 
 
-class Calling:
-    """A broker made of a function, or of an object that has nothing to open."""
-
-    def __init__(self, publish: Callable[[Message], Awaitable[None]], around: Any = None) -> None:
-        self._publish = publish
-        self._around = around
+class Broker(Publisher, Protocol):
+    """A system that takes one message per call. Calls may overlap, but never two of one key."""
 
     async def open(self) -> None:
-        if (opened := getattr(self._around, "open", None)) is not None:
-            await opened()
+        """Connect, unless connected already; may raise `BrokerUnavailable`."""
 
     async def publish(self, message: Message) -> None:
-        await self._publish(message)
+        """Return when the broker has the message for certain.
+
+        Any exception is a failed attempt, except `BrokerUnavailable`: then the attempt is given back.
+        """
 
     async def close(self) -> None:
-        if (closed := getattr(self._around, "close", None)) is not None:
-            await closed()
+        """Close what `open` opened."""
+
+
+async def _do_nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionBroker:
+    """A broker made of functions; without `open` and `close` there is nothing to open."""
+
+    publish: Callable[[Message], Coroutine[Any, Any, None]]
+    open: Callable[[], Coroutine[Any, Any, None]] = _do_nothing
+    close: Callable[[], Coroutine[Any, Any, None]] = _do_nothing
 
 
 def make_broker(given: Any, name: str) -> Broker:
-    """The broker that was given, or that a URL names; nothing is opened yet."""
+    """Return the broker that was given, or that a URL names; nothing is opened yet."""
     if isinstance(given, str):
         return _from_url(given)
-    publish = getattr(given, "publish", None)
-    if publish is not None:
-        return Calling(publish, given)
+    if isinstance(given, Publisher):
+        opening, closing = getattr(given, "open", _do_nothing), getattr(given, "close", _do_nothing)
+        return FunctionBroker(given.publish, opening, closing)
     if callable(given):
-        return Calling(given)
+        return FunctionBroker(given)
     raise BadRequest(
         f"broker {name!r} is a {type(given).__qualname__}: give a URL, an object with an async "
         "publish(message), or an async function"
@@ -101,7 +103,7 @@ def _from_url(url: str) -> Broker:
 
 
 def split_options(url: str, *names: str) -> tuple[str, dict[str, Any]]:
-    """The URL without the options that are meant for us, and those."""
+    """Return the URL without the options of these names, and the options."""
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in pairs if name in names}
@@ -110,10 +112,14 @@ def split_options(url: str, *names: str) -> tuple[str, dict[str, Any]]:
 
 
 def without_password(url: str) -> str:
-    """A URL for people and logs: no user, no password, no options."""
+    """Return a URL for messages and logs: no user, no password, no options."""
     parts = urlsplit(url)
     where = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
     return f"{parts.scheme}://{where}{parts.path}"
+
+
+def reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def missing(package: str) -> BadRequest:

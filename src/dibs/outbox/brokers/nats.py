@@ -1,18 +1,18 @@
-"""NATS JetStream: published once the stream has acknowledged it, and stored once per id by its window."""
+"""NATS JetStream: a message is published once its stream confirmed it; JetStream drops repeated ids."""
 
 from contextlib import suppress
 from typing import Any
 
-from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, without_password
+from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, reason, without_password
 from dibs.outbox.messages import Message
 
 CONNECT_TIMEOUT = 10
 ACK_TIMEOUT = 10
-REFUSAL = "authorization violation"  # all that the server says of a wrong user, password or token
+REFUSAL = "authorization violation"  # the server's only words for a wrong user, password or token
 
 
 class NatsJetStream:
-    """The topic, behind `prefix`, is the subject; a stream must listen to it."""
+    """A JetStream server. The subject is `prefix` and the topic; a stream must listen to it."""
 
     def __init__(self, url: str, *, prefix: str = "") -> None:
         self._url = url
@@ -30,21 +30,21 @@ class NatsJetStream:
             raise missing("nats-py") from None
         self._client = nats.NATS()
         try:
-            # One try: by itself the client would go on for two minutes, and when to try is our business.
+            # One try: the client would go on for two minutes, while the relay decides when to try again.
             await self._client.connect(
                 self._url,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0.05,
                 connect_timeout=CONNECT_TIMEOUT,
-                error_cb=_quietly,
+                error_cb=_ignore,
             )
         except Exception as error:
-            await self.close()  # it leaves a connection open that failed
+            await self.close()  # a failed connect leaves the connection open
             if REFUSAL in str(error).lower():
                 raise BrokerRefused("NATS", self._url, error) from error
             raise BrokerUnavailable(
-                f"NATS at {without_password(self._url)} can't be used: {str(error) or type(error).__name__}"
+                f"NATS at {without_password(self._url)} can't be used: {reason(error)}"
             ) from error
         self._stream = self._client.jetstream(timeout=ACK_TIMEOUT)
 
@@ -66,16 +66,15 @@ class NatsJetStream:
             raise Rejected(f"JetStream did not take it: {error}") from error
         except Exception as error:
             if not client.is_connected:
-                words = str(error) or type(error).__name__
-                raise BrokerUnavailable(f"the connection to NATS ended: {words}") from error
+                raise BrokerUnavailable(f"the connection to NATS ended: {reason(error)}") from error
             raise
 
     async def close(self) -> None:
         client, self._client, self._stream = self._client, None, None
         if client is not None and not client.is_closed:
-            with suppress(Exception):  # it is gone, which is all that was wanted
+            with suppress(Exception):  # it may be gone already
                 await client.close()
 
 
-async def _quietly(_: Exception) -> None:
-    """What goes wrong is raised where it matters; the client would print it, too."""
+async def _ignore(_: Exception) -> None:
+    """Keep the client from printing an error that is raised as well."""

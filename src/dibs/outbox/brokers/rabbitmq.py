@@ -1,17 +1,17 @@
-"""RabbitMQ: confirmed and mandatory, so that nothing counts as published that no queue has."""
+"""RabbitMQ: with confirms and `mandatory`, so that a published message is in some queue."""
 
 import asyncio
 from contextlib import suppress
 from typing import Any
 
-from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, without_password
+from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, reason, without_password
 from dibs.outbox.messages import Message
 
 CONNECT_TIMEOUT = 10
 
 
 class RabbitMQ:
-    """The topic is the routing key. With the default exchange that is the name of a queue."""
+    """A RabbitMQ server. The topic is the routing key; with the default exchange, the name of a queue."""
 
     def __init__(self, url: str, *, exchange: str = "") -> None:
         self._url = url
@@ -34,7 +34,7 @@ class RabbitMQ:
         except ImportError:
             raise missing("aio-pika") from None
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):  # also for what a server that starts leaves open
+            async with asyncio.timeout(CONNECT_TIMEOUT):  # a starting server may accept and say nothing
                 self._connection = await aio_pika.connect(self._url)
                 self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
                 self._exchange = await self._find_exchange()
@@ -44,7 +44,7 @@ class RabbitMQ:
         except Exception as error:
             await self.close()
             raise BrokerUnavailable(
-                f"RabbitMQ at {without_password(self._url)} can't be used: {_words(error)}"
+                f"RabbitMQ at {without_password(self._url)} can't be used: {reason(error)}"
             ) from error
 
     async def publish(self, message: Message) -> None:
@@ -63,23 +63,23 @@ class RabbitMQ:
         if exchange is None:
             raise BrokerUnavailable("there is no connection to RabbitMQ")
         try:
-            # An unroutable message is confirmed, too, unless it is mandatory: then it comes back.
+            # Without `mandatory` RabbitMQ confirms a message that it can't route, and drops it.
             await exchange.publish(envelope, routing_key=message.topic, mandatory=True)
         except DeliveryError as error:
             raise Rejected(
-                f"RabbitMQ did not take it: {_words(error)}; "
+                f"RabbitMQ did not take it: {reason(error)}; "
                 f"is a queue bound for routing key {message.topic!r}?"
             ) from error
         except Exception as error:
             if channel.is_closed or self._connection is None or self._connection.is_closed:
-                raise BrokerUnavailable(f"the connection to RabbitMQ ended: {_words(error)}") from error
+                raise BrokerUnavailable(f"the connection to RabbitMQ ended: {reason(error)}") from error
             raise
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         self._channel = self._exchange = None
         if connection is not None:
-            with suppress(Exception):  # it is gone, which is all that was wanted
+            with suppress(Exception):  # it may be gone already
                 await connection.close()
 
     def _is_open(self) -> bool:
@@ -89,7 +89,3 @@ class RabbitMQ:
         if self._exchange_name:
             return await self._channel.get_exchange(self._exchange_name, ensure=True)
         return self._channel.default_exchange
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__

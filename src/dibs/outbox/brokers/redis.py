@@ -1,16 +1,16 @@
-"""Redis Streams: added once per id within a window, and trimmed to a length."""
+"""Redis Streams: an entry is added once per id within a window, and the stream is trimmed to a length."""
 
 from typing import Any
 
 from dibs.jobs import payload
-from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, missing, without_password
+from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, missing, reason, without_password
 from dibs.outbox.messages import Message
+from dibs.settings import MIB
 
 CONNECT_TIMEOUT = 10
-ANSWER_TIMEOUT = 10
-MIB = 1024 * 1024
+REPLY_TIMEOUT = 10
 
-# The note and the entry in one step: a relay that dies in between would leave a note without an entry.
+# Remember the id and add the entry in one step: a relay that dies in between would lose the message.
 ADD = """
 if tonumber(ARGV[1]) > 0 and not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[1]) then
     return false
@@ -20,15 +20,15 @@ if tonumber(ARGV[2]) > 0 then
     words = {'XADD', KEYS[1], 'MAXLEN', '~', ARGV[2]}
 end
 words[#words + 1] = '*'
-for place = 3, #ARGV do
-    words[#words + 1] = ARGV[place]
+for index = 3, #ARGV do
+    words[#words + 1] = ARGV[index]
 end
 return redis.call(unpack(words))
 """
 
 
 class RedisStreams:
-    """The topic, behind `prefix`, is the stream.
+    """A Redis server. The name of the stream is `prefix` and the topic.
 
     A stream keeps about `maxlen` entries, 0 keeps all; within `dedupe` seconds an id is added once, 0 adds it
     every time.
@@ -40,7 +40,7 @@ class RedisStreams:
         self._maxlen = maxlen
         self._dedupe = dedupe
         self._client: Any = None
-        self._answers = False
+        self._is_up = False
 
     async def open(self) -> None:
         try:
@@ -49,9 +49,9 @@ class RedisStreams:
             raise missing("redis") from None
         if self._client is None:
             self._client = Redis.from_url(
-                self._url, socket_connect_timeout=CONNECT_TIMEOUT, socket_timeout=ANSWER_TIMEOUT
+                self._url, socket_connect_timeout=CONNECT_TIMEOUT, socket_timeout=REPLY_TIMEOUT
             )
-        if not self._answers:
+        if not self._is_up:
             await self._ask("PING")
 
     async def publish(self, message: Message) -> None:
@@ -64,10 +64,12 @@ class RedisStreams:
         if message.headers:
             fields["headers"] = payload.encode(dict(message.headers), "headers", MIB)
         words = [word for pair in fields.items() for word in pair]
-        await self._ask("EVAL", ADD, 2, stream, _note(stream, message), self._dedupe, self._maxlen, *words)
+        await self._ask(
+            "EVAL", ADD, 2, stream, _sent_key(stream, message), self._dedupe, self._maxlen, *words
+        )
 
     async def close(self) -> None:
-        client, self._client, self._answers = self._client, None, False
+        client, self._client, self._is_up = self._client, None, False
         if client is not None:
             await client.aclose()
 
@@ -82,18 +84,18 @@ class RedisStreams:
 
         try:
             await self._client.execute_command(*words)
-            self._answers = True
+            self._is_up = True
         except AuthenticationError as error:
-            self._answers = False
+            self._is_up = False
             raise BrokerRefused("Redis", self._url, error) from error
         except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as error:
-            self._answers = False
+            self._is_up = False
             raise BrokerUnavailable(
-                f"Redis at {without_password(self._url)} can't be used: {error or type(error).__name__}"
+                f"Redis at {without_password(self._url)} can't be used: {reason(error)}"
             ) from error
 
 
-def _note(stream: str, message: Message) -> str:
-    """In the slot of the stream, so that a cluster can see to both."""
+def _sent_key(stream: str, message: Message) -> str:
+    """Return the key that remembers an id, in the hash slot of the stream: a cluster needs both together."""
     tagged = stream if "{" in stream else f"{{{stream}}}"
     return f"{tagged}:sent:{message.id}"

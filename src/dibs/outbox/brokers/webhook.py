@@ -17,16 +17,16 @@ from dibs.outbox.brokers import BrokerUnavailable, Rejected, without_password
 from dibs.outbox.messages import Message
 
 TIMEOUT = 10.0
-MOST_READ = 500  # bytes of an answer, for the error
+MOST_READ = 500  # bytes of a response, for the error
 ACCEPTED = range(200, 300)
 TRACES = ("traceparent", "tracestate")
 
 
 class Webhook:
-    """Any answer of 2xx means taken; no redirect is followed.
+    """An HTTP endpoint. A response of 2xx means published; no redirect is followed.
 
     `Dibs-Signature: t=<seconds>,v1=<hex>` is the HMAC-SHA256, by `secret` (or $DIBS_WEBHOOK_SECRET), of
-    `<id>.<seconds>.<body>`; a receiver that compares it knows who sent the message, and when.
+    `<id>.<seconds>.<body>`; a receiver that compares it knows the sender and the time.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Webhook:
         self._context = context
 
     async def open(self) -> None:
-        """Each message has a connection of its own."""
+        """Do nothing: each message has a connection of its own."""
 
     async def publish(self, message: Message) -> None:
         body = msgspec.json.encode(self._event(message))
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8", **_ascii(message)}
         if self._secret:
             headers["Dibs-Signature"] = signature(self._secret, str(message.id), body, round(wall()))
-        status, answer = await asyncio.to_thread(self._post, body, headers)
+        status, response = await asyncio.to_thread(self._post, body, headers)
         if status not in ACCEPTED:
-            raise Rejected(f"{self._shown} answered {status}: {answer}")
+            raise Rejected(f"{self._shown} answered {status}: {response}")
 
     async def close(self) -> None: ...
 
@@ -102,13 +102,13 @@ class Webhook:
 
 
 def signature(secret: str, id: str, body: bytes, seconds: int) -> str:
-    """What a receiver compares with the header `Dibs-Signature`."""
+    """Return what a receiver compares with the header `Dibs-Signature`."""
     signed = f"{id}.{seconds}.".encode() + body
     return f"t={seconds},v1={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
 
 
 def _ascii(message: Message) -> dict[str, str]:
-    """Headers of the message, as HTTP can carry them; what it can't is left to the body."""
+    """Return the headers of the message that HTTP allows."""
     pairs = {**message.stamps(), "dibs-topic": message.topic}
     return {
         name: value

@@ -1,7 +1,7 @@
--- What the outbox asks of every database. PostgreSQL and SQLite answer most of it alike.
+-- Statements that databases share; a block of the same name in a database's own file replaces one of these.
 
 -- name: brokers
--- Those that something is open for, a few probes each; first the one whose oldest message waits the longest.
+-- Brokers with open messages, by a few index probes each; first the broker with the oldest message.
 with recursive found as (
     select min(first.open_broker) as broker
     from {outbox} as first
@@ -17,19 +17,19 @@ where found.broker is not null
 order by oldest
 
 -- name: mark_published
--- Fenced: whoever was overtaken changes nothing, and finds out by what comes back.
-update {outbox}
+-- A message that is no longer held under this token is left alone, and its position is not returned.
+update {claimed_rows}
 set status = 'published',
     published_at = {now},
     locked_by = null,
     locked_until = null,
     error = null
 where status = 'processing'
-  and (position, token) in (select held.position, held.token from {held} as held)
-returning position
+  and {is_held}
+{returning}
 
 -- name: mark_failed
-update {outbox}
+update {claimed_rows}
 set status = :status,
     attempts = attempts - :refund,
     available_at = {later:delay},
@@ -37,36 +37,36 @@ set status = :status,
     locked_until = null,
     error = :error
 where status = 'processing'
-  and (position, token) in (select held.position, held.token from {held} as held)
-returning position
+  and {is_held}
+{returning}
 
 -- name: release
--- Given back untried, with their attempt.
-update {outbox}
+-- Give messages back untried, with their attempt.
+update {claimed_rows}
 set status = 'pending',
     attempts = attempts - 1,
     locked_by = null,
     locked_until = null
 where status = 'processing'
-  and (position, token) in (select held.position, held.token from {held} as held)
-returning position
+  and {is_held}
+{returning}
 
 -- name: renew
-update {outbox}
+update {claimed_rows}
 set locked_until = {later:lock}
 where status = 'processing'
-  and (position, token) in (select held.position, held.token from {held} as held)
-returning position
+  and {is_held}
+{returning}
 
--- name: standing
--- Which of them are in this status under the very token that we hold.
+-- name: in_status
+-- Find the messages that are in this status already, under the token of the caller.
 select message.position
 from {held} as held
 join {outbox} as message on message.position = held.position
 where message.token = held.token
   and message.status = :status
 
--- name: look
+-- name: get
 select {columns:message}
 from {outbox} as message
 where message.message_id = cast(:id as {text})
@@ -82,7 +82,7 @@ order by message.position
 limit :limit
 
 -- name: find_open
--- Pending, failed or processing ones.
+-- Find pending, failed or processing messages.
 select {columns:message}
 from {outbox} as message
 where message.open_broker is not null
@@ -101,7 +101,7 @@ order by message.position
 limit :limit
 
 -- name: find_published
--- The latest first: those before them are many, and done with.
+-- The latest first: there are many published messages, and old ones seldom matter.
 select {columns:message}
 from {outbox} as message
 where message.published_at is not null
@@ -121,13 +121,22 @@ from {outbox} as message
 group by message.broker, message.status
 
 -- name: oldest
--- How long the oldest message that is still to be published has been waiting, in microseconds.
+-- How long the oldest unpublished message has been waiting, in microseconds.
 select {age:message.created_at} as age
 from {outbox} as message
 where message.open_broker is not null
   and {of_broker:message}
 order by message.position
 limit 1
+
+-- name: redrive_find
+-- Where a write can't return rows, a block `…_find` locks them first, here and below.
+select message.position
+from {outbox} as message
+where message.message_id = cast(:id as {text})
+  and message.status = 'abandoned'
+  and {of_broker:message}
+{lock}
 
 -- name: redrive
 update {outbox}
@@ -139,47 +148,66 @@ where message_id = cast(:id as {text})
   and (cast(:broker as {text}) is null or broker = cast(:broker as {text}))
 returning position
 
+-- fragment: abandoned
+select message.position
+from {outbox} as message
+where message.open_broker is null
+  and message.published_at is null
+  and {only:message}
+order by message.position
+limit :batch
+{skip_locked}
+
+-- name: redrive_many_find
+{>abandoned}
+
 -- name: redrive_many
 update {outbox}
 set status = 'pending',
     attempts = 0,
     available_at = {now}
-where position in (
-    select abandoned.position
-    from {outbox} as abandoned
-    where abandoned.open_broker is null
-      and abandoned.published_at is null
-      and {only:abandoned}
-    order by abandoned.position
-    limit :batch
-)
+where position in ({>abandoned})
 returning position
+
+-- fragment: old_published
+select old.position
+from {outbox} as old
+where old.published_at <= {earlier:age}
+order by old.published_at, old.position
+limit :batch
+{skip_locked}
+
+-- name: prune_published_find
+{>old_published}
 
 -- name: prune_published
 delete from {outbox}
-where position in (
-    select old.position
-    from {outbox} as old
-    where old.published_at <= {earlier:age}
-    order by old.published_at, old.position
-    limit :batch
-    {skip_locked}
-)
+where position in ({>old_published})
 returning position
+
+-- fragment: old_abandoned
+select old.position
+from {outbox} as old
+where old.open_broker is null
+  and old.published_at is null
+  and old.created_at <= {earlier:age}
+order by old.position
+limit :batch
+{skip_locked}
+
+-- name: prune_abandoned_find
+{>old_abandoned}
 
 -- name: prune_abandoned
 delete from {outbox}
-where position in (
-    select old.position
-    from {outbox} as old
-    where old.open_broker is null
-      and old.published_at is null
-      and old.created_at <= {earlier:age}
-    order by old.position
-    limit :batch
-    {skip_locked}
-)
+where position in ({>old_abandoned})
 returning position
+
+-- name: inbox_once
+insert into {inbox} (consumer, message_id, mark, seen_at)
+values (:consumer, :id, :mark, {now})
+on conflict (consumer, message_id) do nothing
+returning mark
 
 -- name: inbox_prune
 delete from {inbox}
@@ -191,8 +219,39 @@ where (consumer, message_id) in (
 )
 returning consumer
 
--- name: inbox_seen
-select seen.mark
-from {inbox} as seen
-where seen.consumer = :consumer
-  and seen.message_id = :id
+-- fragment: keys_and_free
+-- If the oldest open messages hold too few candidates (few keys, or held by other relays), search all keys
+-- instead, by one index probe each, and the free messages without a key.
+keys as (
+    select min(first.message_key) as message_key
+    from {outbox} as first
+    where first.open_broker = cast(:broker as text)
+      and (select count(*) from old) < :limit
+    union all
+    select (
+        select min(next.message_key)
+        from {outbox} as next
+        where next.open_broker = cast(:broker as text)
+          and next.message_key > keys.message_key
+    )
+    from keys
+    where keys.message_key is not null
+),
+without_key as (
+    select free.position
+    from {outbox} as free
+    where free.open_broker = cast(:broker as text)
+      and free.message_key is null
+      and {free:free}
+      and (select count(*) from old) < :limit
+    order by free.position
+    limit cast(:window as bigint)
+)
+
+-- fragment: claim_columns
+-- What a claim writes. A message that is out of attempts, because each of its relays died, is abandoned instead.
+status = case when attempts >= max_attempts then 'abandoned' else 'processing' end,
+    locked_by = case when attempts < max_attempts then cast(:worker as text) end,
+    locked_until = case when attempts < max_attempts then {later:lock} end,
+    error = case when attempts >= max_attempts then 'relay died' else error end,
+    attempts = {least}(attempts + 1, max_attempts)

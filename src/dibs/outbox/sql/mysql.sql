@@ -1,7 +1,7 @@
--- How MariaDB and MySQL answer: lock, then update, in one transaction; an update answers nothing, so one asks.
+-- Statements of MariaDB and MySQL: lock, update, read, in one transaction, as an update returns no rows.
 --
--- Rows are reached by the index that is named: on a small table the optimizer would read all of it, and wait for
--- whoever has just published something and not committed yet.
+-- Indexes are forced: in a small table the optimizer would read all rows, and wait for the transaction of a caller
+-- that has published a message and not committed yet.
 
 -- name: publish
 insert into {outbox} (
@@ -14,14 +14,14 @@ values (
 )
 on duplicate key update message_id = message_id
 
--- name: old
--- What is open, in its order, as far as a few batches; of these the oldest of each key, where it is free.
+-- name: oldest_free
+-- Read the oldest open messages, a few batches of them; keep the oldest of each key if it is free.
 select walk.position
 from (
-    select step.position, step.broker, step.message_key, {free:step} as free
-    from {outbox} as step force index (`{name}_open`)
-    where step.open_broker = :broker
-    order by step.position
+    select message.position, message.broker, message.message_key, {free:message} as free
+    from {outbox} as message force index (`{name}_open`)
+    where message.open_broker = :broker
+    order by message.position
     limit :window
 ) as walk
 where walk.free
@@ -39,13 +39,14 @@ where walk.free
 order by walk.position
 
 -- name: oldest_of_keys
--- Much is open and it belongs to few keys, or others are at it: then all keys, by reading the index of what is open.
+-- The oldest message of every key, by reading the whole index of open messages. Needed if the oldest open messages
+-- hold too few candidates: few keys, or held by other relays.
 select min(oldest.position) as position
 from {outbox} as oldest force index (`{name}_key`)
 where oldest.open_broker = :broker
 group by oldest.message_key
 
--- name: loose
+-- name: free_without_key
 select free.position
 from {outbox} as free force index (`{name}_key`)
 where free.open_broker = :broker
@@ -55,8 +56,7 @@ order by free.position
 limit :window
 
 -- name: heads
--- A key is entered only here, by its first message: whoever has that row locked has the key, and those who meet
--- the lock go on to the next key.
+-- Lock the heads: the relay that locks the head of a key holds the key, and the others skip it.
 select head.position, head.broker, head.message_key
 from {positions} as given
 straight_join {outbox} as head force index (primary) on head.position = given.position
@@ -66,9 +66,9 @@ limit :limit
 for update skip locked
 
 -- name: followers
--- From each head to the next of its key, and on, as often as there are places for it.
+-- Follow each key from its head, for its share of the limit.
 with recursive behind as (
-    select nullif(head.position, 0) as position, head.broker, head.message_key, 0 as place
+    select nullif(head.position, 0) as position, head.broker, head.message_key, 0 as number
     from {positions} as given
     straight_join {outbox} as head force index (primary) on head.position = given.position
     union all
@@ -80,19 +80,19 @@ with recursive behind as (
           and next.position > behind.position
         order by next.position
         limit 1
-    ), behind.broker, behind.message_key, behind.place + 1
+    ), behind.broker, behind.message_key, behind.number + 1
     from behind
     where behind.position is not null
-      and behind.place < :places
+      and behind.number < :share
 )
 select follower.position, follower.broker, follower.message_key, {free:follower} as free
 from behind
 straight_join {outbox} as follower force index (primary) on follower.position = behind.position
-where behind.place > 0
+where behind.number > 0
 order by follower.position
 
--- name: take
--- Assignments are made one after the other here, each seeing those before it: attempts come last.
+-- name: claim_positions
+-- MySQL assigns from left to right, and each assignment sees the ones before it: attempts come last.
 update {positions} as given
 straight_join {outbox} as message force index (primary) on message.position = given.position
 set message.status = case when message.attempts >= message.max_attempts then 'abandoned' else 'processing' end,
@@ -105,71 +105,13 @@ where message.open_broker is not null
   and message.available_at <= {now}
   and (message.locked_until is null or message.locked_until <= {now})
 
--- name: taken
+-- name: claimed
 select {columns:message}
 from {positions} as given
 straight_join {outbox} as message force index (primary) on message.position = given.position
 where message.status = 'abandoned'
    or (message.status = 'processing' and message.locked_by = :worker)
 order by message.position
-
--- name: mark_published
-update {held} as held
-straight_join {outbox} as message force index (primary) on message.position = held.position
-set message.status = 'published',
-    message.published_at = {now},
-    message.locked_by = null,
-    message.locked_until = null,
-    message.error = null
-where message.status = 'processing'
-  and message.token = held.token
-
--- name: mark_failed
-update {held} as held
-straight_join {outbox} as message force index (primary) on message.position = held.position
-set message.status = :status,
-    message.attempts = message.attempts - :refund,
-    message.available_at = {later:delay},
-    message.locked_by = null,
-    message.locked_until = null,
-    message.error = :error
-where message.status = 'processing'
-  and message.token = held.token
-
--- name: release
-update {held} as held
-straight_join {outbox} as message force index (primary) on message.position = held.position
-set message.status = 'pending',
-    message.attempts = message.attempts - 1,
-    message.locked_by = null,
-    message.locked_until = null
-where message.status = 'processing'
-  and message.token = held.token
-
--- name: renew
-update {held} as held
-straight_join {outbox} as message force index (primary) on message.position = held.position
-set message.locked_until = {later:lock}
-where message.status = 'processing'
-  and message.token = held.token
-
--- name: redrive_find
-select message.position
-from {outbox} as message
-where message.message_id = :id
-  and message.status = 'abandoned'
-  and (:broker is null or message.broker = :broker)
-for update
-
--- name: redrive_many_find
-select message.position
-from {outbox} as message
-where message.open_broker is null
-  and message.published_at is null
-  and {only:message}
-order by message.position
-limit :batch
-for update skip locked
 
 -- name: reopen
 update {positions} as given
@@ -178,24 +120,6 @@ set message.status = 'pending',
     message.attempts = 0,
     message.available_at = {now}
 where message.status = 'abandoned'
-
--- name: prune_published_find
-select old.position
-from {outbox} as old
-where old.published_at <= {earlier:age}
-order by old.published_at, old.position
-limit :batch
-for update skip locked
-
--- name: prune_abandoned_find
-select old.position
-from {outbox} as old
-where old.open_broker is null
-  and old.published_at is null
-  and old.created_at <= {earlier:age}
-order by old.position
-limit :batch
-for update skip locked
 
 -- name: remove
 delete message
@@ -209,7 +133,7 @@ values (:consumer, :id, :mark, {now})
 on duplicate key update mark = mark
 
 -- name: inbox_seen
--- A locking read: it sees what was committed after this transaction first looked.
+-- A locking read sees rows that were committed after the snapshot of this transaction.
 select seen.mark
 from {inbox} as seen
 where seen.consumer = :consumer

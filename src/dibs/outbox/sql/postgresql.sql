@@ -1,7 +1,7 @@
--- How PostgreSQL answers.
+-- Statements of PostgreSQL.
 
 -- name: publish
--- The hint to relays travels in the same transaction: nobody hears of a message that was rolled back.
+-- The hint to relays is part of the transaction, so there is none for a message that was rolled back.
 with stored as (
     insert into {outbox} (
         message_id, broker, topic, message_key, payload, headers,
@@ -15,30 +15,30 @@ with stored as (
     on conflict (message_id, broker) do nothing
     returning position
 )
-select stored.position, pg_notify('{channel}', cast(:broker as text)) as told
+select stored.position, pg_notify('{channel}', cast(:broker as text)) as hint
 from stored
 
 -- name: claim
--- What is open, one by one in its order, as far as a few batches. Said like this, there is one index that serves it:
--- by its statistics the planner would now sort all that is open, now walk past all that was ever published.
+-- Read the oldest open messages, a few batches of them, row by row: only one index can serve this form. For a
+-- plain `order by … limit` the planner may sort all open messages, or read past all published ones.
 with recursive walk as (
     select cast(0 as bigint) as position, cast(:broker as text) as broker, cast(null as text) as message_key,
-        false as free, 0 as place
+        false as free, 0 as number
     union all
-    select next.*, walk.place + 1
+    select next.*, walk.number + 1
     from walk
     cross join lateral (
-        select step.position, cast(step.broker as text), cast(step.message_key as text), {free:step}
-        from {outbox} as step
-        where step.open_broker is not null
-          and (step.open_broker, step.position) > (cast(:broker as text), walk.position)
-        order by step.open_broker, step.position
+        select message.position, cast(message.broker as text), cast(message.message_key as text), {free:message}
+        from {outbox} as message
+        where message.open_broker is not null
+          and (message.open_broker, message.position) > (cast(:broker as text), walk.position)
+        order by message.open_broker, message.position
         limit 1
     ) as next
-    where walk.place < cast(:window as bigint)
+    where walk.number < cast(:window as bigint)
       and walk.broker = cast(:broker as text)
 ),
--- Of these the oldest of each key, where it is free.
+-- Of these, keep the oldest message of each key if it is free.
 old as materialized (
     select walk.position
     from walk
@@ -56,32 +56,7 @@ old as materialized (
           )
       )
 ),
--- Too few: much is open and it belongs to few keys, or others are at it. Then key by key, one probe each.
-keys as (
-    select min(first.message_key) as message_key
-    from {outbox} as first
-    where first.open_broker = cast(:broker as text)
-      and (select count(*) from old) < :limit
-    union all
-    select (
-        select min(next.message_key)
-        from {outbox} as next
-        where next.open_broker = cast(:broker as text)
-          and next.message_key > keys.message_key
-    )
-    from keys
-    where keys.message_key is not null
-),
-loose as (
-    select free.position
-    from {outbox} as free
-    where free.open_broker = cast(:broker as text)
-      and free.message_key is null
-      and {free:free}
-      and (select count(*) from old) < :limit
-    order by free.position
-    limit cast(:window as bigint)
-),
+{>keys_and_free},
 candidates as materialized (
     select old.position
     from old
@@ -98,11 +73,10 @@ candidates as materialized (
     from keys
     where keys.message_key is not null
     union
-    select loose.position
-    from loose
+    select without_key.position
+    from without_key
 ),
--- A key is entered only here, by its first message: whoever has that row locked has the key, and those who meet
--- the lock go on to the next key.
+-- Lock the heads: the relay that locks the head of a key holds the key, and the others skip it.
 heads as materialized (
     select head.position, head.broker, head.message_key
     from {outbox} as head
@@ -113,9 +87,9 @@ heads as materialized (
     limit :limit
     for update of head skip locked
 ),
--- Places that are left over are shared among the keys, for the messages right behind.
+-- Share the rest of the limit among the keys, for the messages right behind the heads.
 share as (
-    select :limit / greatest(count(*), 1) - 1 as places
+    select :limit / greatest(count(*), 1) - 1 as size
     from heads
 ),
 wanted as materialized (
@@ -137,33 +111,22 @@ wanted as materialized (
           and (follower.open_broker, follower.message_key, follower.position)
             > (heads.broker, heads.message_key, heads.position)
         order by follower.open_broker, follower.message_key, follower.position
-        limit greatest((select places from share), 0)
+        limit greatest((select size from share), 0)
     ) as next
     where heads.message_key is not null
       and next.free
 ),
--- Who was tried as often as allowed and never came back is not tried again.
-taken as (
+claimed as (
     update {outbox} as message
-    set status = case when message.attempts >= message.max_attempts then 'abandoned' else 'processing' end,
-        locked_by = case when message.attempts < message.max_attempts then cast(:worker as text) end,
-        locked_until = case when message.attempts < message.max_attempts then {later:lock} end,
-        token = (select nextval(pg_get_serial_sequence('{outbox}', 'position'))),
-        error = case when message.attempts >= message.max_attempts then 'relay died' else message.error end,
-        attempts = least(message.attempts + 1, message.max_attempts)
+    set token = (select nextval(pg_get_serial_sequence('{outbox}', 'position'))),
+    {>claim_columns}
     where message.position = any (array(select wanted.position from wanted))
       and message.open_broker is not null
       and {free:message}
     returning {columns:message}
 )
--- A row that was wanted and not taken is answered, too: those behind it must not go before it.
-select wanted.position as wanted, wanted.broker as wanted_broker, wanted.message_key as wanted_key, taken.*
+-- Return wanted rows that were not claimed, too: the messages behind them must not overtake them.
+select wanted.position as wanted, wanted.broker as wanted_broker, wanted.message_key as wanted_key, claimed.*
 from wanted
-left join taken on taken.position = wanted.position
+left join claimed on claimed.position = wanted.position
 order by wanted.position
-
--- name: inbox_once
-insert into {inbox} (consumer, message_id, mark, seen_at)
-values (:consumer, :id, :mark, {now})
-on conflict (consumer, message_id) do nothing
-returning mark

@@ -1,4 +1,4 @@
--- How SQLite answers. A statement that writes is alone with the file from its first row on.
+-- Statements of SQLite, where a statement that writes locks the whole file.
 
 -- name: publish
 insert into {outbox} (
@@ -12,15 +12,15 @@ values (
 on conflict (message_id, broker) do nothing
 
 -- name: claim
--- What is open, in its order, as far as a few batches.
+-- Read the oldest open messages, a few batches of them.
 with recursive walk as (
-    select step.position, step.broker, step.message_key, {free:step} as free
-    from {outbox} as step
-    where step.open_broker = :broker
-    order by step.position
+    select message.position, message.broker, message.message_key, {free:message} as free
+    from {outbox} as message
+    where message.open_broker = :broker
+    order by message.position
     limit :window
 ),
--- Of these the oldest of each key, where it is free.
+-- Of these, keep the oldest message of each key if it is free.
 old as materialized (
     select walk.position
     from walk
@@ -35,32 +35,7 @@ old as materialized (
           )
       )
 ),
--- Too few: much is open and it belongs to few keys, or others are at it. Then key by key, one probe each.
-keys as (
-    select min(first.message_key) as message_key
-    from {outbox} as first
-    where first.open_broker = :broker
-      and (select count(*) from old) < :limit
-    union all
-    select (
-        select min(next.message_key)
-        from {outbox} as next
-        where next.open_broker = :broker
-          and next.message_key > keys.message_key
-    )
-    from keys
-    where keys.message_key is not null
-),
-loose as (
-    select free.position
-    from {outbox} as free
-    where free.open_broker = :broker
-      and free.message_key is null
-      and {free:free}
-      and (select count(*) from old) < :limit
-    order by free.position
-    limit :window
-),
+{>keys_and_free},
 candidates as (
     select old.position
     from old
@@ -74,8 +49,8 @@ candidates as (
     from keys
     where keys.message_key is not null
     union
-    select loose.position
-    from loose
+    select without_key.position
+    from without_key
 ),
 heads as materialized (
     select head.position, head.broker, head.message_key
@@ -85,12 +60,12 @@ heads as materialized (
     order by head.position
     limit :limit
 ),
--- From each head to the next of its key, and on, as long as each one is free; an equal share for each key.
+-- Follow each key from its head while the next message is free, an equal share for each key.
 behind as (
-    select heads.position, heads.broker, heads.message_key, 1 as place
+    select heads.position, heads.broker, heads.message_key, 1 as number
     from heads
     union all
-    select follower.position, follower.broker, follower.message_key, behind.place + 1
+    select follower.position, follower.broker, follower.message_key, behind.number + 1
     from behind
     join {outbox} as follower
       on follower.position = (
@@ -102,30 +77,20 @@ behind as (
           order by next.position
           limit 1
       )
-    where behind.place < :limit / (select count(*) from heads)
+    where behind.number < :limit / (select count(*) from heads)
       and {free:follower}
 )
 update {outbox}
-set status = case when attempts >= max_attempts then 'abandoned' else 'processing' end,
-    locked_by = case when attempts < max_attempts then :worker end,
-    locked_until = case when attempts < max_attempts then {later:lock} end,
-    token = (select counter.seq from sqlite_sequence as counter where counter.name = '{name}') + 1,
-    error = case when attempts >= max_attempts then 'relay died' else error end,
-    attempts = min(attempts + 1, max_attempts)
+set token = (select counter.seq from sqlite_sequence as counter where counter.name = '{name}') + 1,
+    {>claim_columns}
 where position in (select behind.position from behind)
 returning {columns}
 
--- name: count_on
+-- name: advance_tokens
 -- Tokens come from the counter of the positions, which never goes back.
 update sqlite_sequence
 set seq = seq + 1
 where name = '{name}'
-
--- name: inbox_once
-insert into {inbox} (consumer, message_id, mark, seen_at)
-values (:consumer, :id, :mark, {now})
-on conflict (consumer, message_id) do nothing
-returning mark
 
 -- name: files
 select name, file from pragma_database_list

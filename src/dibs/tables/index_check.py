@@ -1,7 +1,7 @@
-"""How a database would claim: `claims.check()` reads its plans, and says where an index is missing.
+"""The check of `claims.check()`: whether an index serves the order of a claim, by the database's query plans.
 
-Small tables are read whole by any planner, whatever their indexes, so each database is asked whether an index
-*could* serve the order, not what it would do today.
+A planner reads a small table whole, whatever its indexes. So each database is asked whether an index *could*
+serve the order, not what it would do today.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from sqlalchemy.sql.expression import ClauseElement, Executable
 
 from dibs.doctor import Finding, Level
 from dibs.tables.leases import Leases
-from dibs.tables.model import wanted
+from dibs.tables.model import row_claim
 
 TOPIC = "claim"
 
 
 class Explain(Executable, ClauseElement):
-    """`explain` before a statement, as each database says it."""
+    """A statement with `explain` before it, in the words of one database."""
 
     inherit_cache = False
 
@@ -33,13 +33,13 @@ def _explain(element: Explain, compiler: Any, **kw: Any) -> str:
     return " ".join([element.words, compiler.process(element.statement, **kw)])
 
 
-def judged(connection: Connection, leases: Leases) -> list[Finding]:
-    """One finding on the order and, where leases end, one on the column that keeps their end."""
+def check_index(connection: Connection, leases: Leases) -> list[Finding]:
+    """Return one finding: whether an index serves the order in which rows are claimed."""
     if not leases.order:
         return [Finding(Level.ok, TOPIC, f"rows of {leases.target.name} are claimed in no order")]
     sorts = SORTS.get(connection.dialect.name)
     if sorts is None:
-        return [Finding(Level.note, TOPIC, f"the plans of {connection.dialect.name} are not known to dibs")]
+        return [Finding(Level.note, TOPIC, f"dibs can't read the query plans of {connection.dialect.name}")]
     return [_finding(leases, served=not sorts(connection, leases))]
 
 
@@ -56,7 +56,7 @@ def _finding(leases: Leases, *, served: bool) -> Finding:
 
 
 def _statement(leases: Leases) -> Select[Any]:
-    claim = wanted(leases.model, leases.where(), leases.renewing(None), 1, leases.order)
+    claim = row_claim(leases.model, leases.where(), leases.renewing(None), 1, leases.order)
     return select(*claim.target.key).where(claim.where).order_by(*claim.order_by).limit(1)
 
 
