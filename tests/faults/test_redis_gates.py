@@ -276,7 +276,7 @@ def _superseded_while_claimed(app: Dibs) -> str:
 MUTANTS = [
     Mutant(
         "an exchange claims whom its settlements end", "exchange",
-        "return planned and planned[walk.ranks[walk.here]] == false", "return false",
+        "return collected and collected[walk.ranks[walk.here]] == false", "return false",
         _superseded_while_claimed,
     ),
     Mutant(
@@ -288,14 +288,14 @@ MUTANTS = [
     ),
     Mutant(
         "a claim by name takes the place of a running sibling", "claim_job",
-        "return turns().fits(", "return true or turns().fits(", _siblings_claimed_by_name,
+        "return gates().fits(", "return true or gates().fits(", _siblings_claimed_by_name,
     ),
     Mutant(
         "a claim by name leaves the ready sibling ready", "claim_job",
-        "move(job, 'blocked')", "", _siblings_claimed_by_name,
+        "change_state(job, 'blocked')", "", _siblings_claimed_by_name,
     ),
     Mutant(
-        "the end of a head opens nothing", "settle", "turns().end_at_gate(job, state)", "", _a_head_ends,
+        "the end of a head opens nothing", "settle", "gates().end_at_gate(job, state)", "", _a_head_ends,
     ),
     Mutant(
         "a train is never opened", "settle", "head.state == 'blocked' and not gate.held_by", "false",
@@ -309,11 +309,11 @@ MUTANTS = [
     ),
     Mutant(
         "who comes back to a slot says nothing at its gate", "settle",
-        "touch(gate_of(job))\n    return by_time(job)", "return by_time(job)", _a_slot_is_let_go,
+        "touch(gate_of(job))\n    return state_by_time(", "return state_by_time(", _a_slot_is_let_go,
     ),
     Mutant(
         "a start is not remembered", "settle",
-        "place(store .. ':started:' .. job.slot, job.id, job.token)", "", _an_old_start,
+        "put(store .. ':started:' .. job.slot, job.id, job.token)", "", _an_old_start,
     ),
     Mutant(
         "nobody is asked to stop", "enqueue", "tonumber(first.position) < 0", "false", _preempted,

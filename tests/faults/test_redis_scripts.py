@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from dibs import Dibs, NewJob
+from dibs.engines import redis as redis_engine
+from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.scripts import lua_script
 from dibs.operations import upkeep
 from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
@@ -20,6 +24,7 @@ from tests.support.internals import age, core_of, run_script
 from tests.support.moves import ELSEWHERE, ask
 from tests.support.redis_checks import astray, break_script, call_once, everything, misplaced
 
+LUA = Path(redis_engine.__file__).parent / "lua"
 ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
 READS = {
     *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now", "workers", "upcoming"),
@@ -519,6 +524,33 @@ def go_on(app: Dibs) -> Act:
     return lambda: call_once(app, "go_on")
 
 
+def test_redis_has_an_answer_to_every_question_and_no_other() -> None:
+    assert set(Redis().answers) == QUESTIONS | GATE_QUESTIONS
+
+
+def test_every_file_of_lua_belongs_to_a_script() -> None:
+    scripts = [lua_script(question).text for question in ALL_SCRIPTS - {"claim_within_limits"}]
+
+    for file in LUA.glob("*/*.lua"):
+        if file.stem != "settle_or_raise":  # for pipelines of callers
+            assert any(file.read_text() in text for text in scripts), f"no question uses {file.name}"
+
+
+def test_the_decisions_that_lua_makes_about_gates_are_listed_by_name() -> None:
+    heading = (LUA / "lib" / "gate.lua").read_text().split("\n\n")[0]
+    listed = re.findall(r"^--(?:   (\w+\.lua) +| {17})((?:\w+(?:, )?)+) ", heading, re.MULTILINE)
+    file = ""
+
+    assert len(listed) >= 8
+    for name, decisions in listed:
+        file = name or file
+        [text] = [
+            path.read_text() for path in LUA.glob(f"*/{file}") if file != "gates.lua" or "lib" in path.parts
+        ]
+        for decision in decisions.split(", "):
+            assert f"local function {decision}(" in text
+
+
 def test_every_question_that_writes_has_a_scene() -> None:
     never_asked = {"claim_within_limits", "age"}  # of Redis; of users
     only_told = {"echo"}
@@ -557,15 +589,15 @@ def test_a_script_that_fails_before_any_of_its_writes_has_written_nothing(
 
 
 def fails_at(app: Dibs, question: str, position: int) -> None:
-    """Let the script fail when it is about to plan its write of this number."""
+    """Let the script fail when it is about to collect its write of this number."""
     failing = f"""
-local planned = 0
-local function plan()
-  planned = planned + 1
-  if planned == {position} then error('out of luck') end
+local collected = 0
+local function collect()
+  collected = collected + 1
+  if collected == {position} then error('out of luck') end
 end
 """
-    break_script(app, question, "local function plan() end", failing)
+    break_script(app, question, "local function collect() end", failing)
 
 
 @pytest.mark.parametrize("question", sorted(ALL_SCRIPTS - {"claim_within_limits"}))

@@ -14,7 +14,7 @@ from redis import exceptions
 
 from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.engines.redis import connection as redis_nodes
-from dibs.engines.redis.connection import Nodes
+from dibs.engines.redis.connection import RedisNode
 from dibs.engines.trouble import TryAgain
 from dibs.operations.questions import hint_of
 from tests.support import proxy as proxies
@@ -88,7 +88,7 @@ def test_a_full_server_refuses_new_jobs_clearly_and_lets_running_ones_end(
 
 
 def test_a_version_that_is_too_old_is_refused() -> None:
-    asking = Nodes("redis://host").check("redis_version:6.0.9\r\n", None)
+    asking = RedisNode("redis://host").check("redis_version:6.0.9\r\n", None)
 
     with pytest.raises(UnknownEngine, match=r"6\.0\.9.*6\.2"):
         next(asking)
@@ -112,7 +112,7 @@ AGAIN = [
 
 @pytest.mark.parametrize("error", AGAIN, ids=lambda error: str(error)[:40])
 def test_an_error_that_passes_is_tried_again(error: Exception) -> None:
-    judged = Nodes("redis://host").judge(error)
+    judged = RedisNode("redis://host").judge(error)
 
     assert isinstance(judged, TryAgain)
     assert not judged.unsure
@@ -128,7 +128,7 @@ def test_an_error_that_passes_is_tried_again(error: Exception) -> None:
     ids=named,
 )
 def test_an_error_that_stays_is_said(error: Exception) -> None:
-    judged = Nodes("redis://:s3cret@host").judge(error)
+    judged = RedisNode("redis://:s3cret@host").judge(error)
 
     assert isinstance(judged, StoreUnavailable | NotPermitted)
     assert str(error) in str(judged)
@@ -137,7 +137,7 @@ def test_an_error_that_stays_is_said(error: Exception) -> None:
 
 def test_a_broken_connection_leaves_us_unsure() -> None:
     for error in (exceptions.ConnectionError("reset"), exceptions.TimeoutError("slow"), OSError("gone")):
-        judged = Nodes("redis://host").judge(error)
+        judged = RedisNode("redis://host").judge(error)
 
         assert isinstance(judged, TryAgain)
         assert judged.unsure
@@ -343,5 +343,5 @@ def _answers(app: Any) -> bool:
 
 
 def test_the_name_of_a_store_never_tells_its_password() -> None:
-    assert Nodes("rediss://user:s3cret@host:1/2").name == "Redis at host:1, database 2"
-    assert redis_nodes.Nodes("valkey://host").name == "Redis at host:6379, database 0"
+    assert RedisNode("rediss://user:s3cret@host:1/2").name == "Redis at host:1, database 2"
+    assert redis_nodes.RedisNode("valkey://host").name == "Redis at host:6379, database 0"

@@ -14,7 +14,6 @@ import redis
 from dibs import Dibs, JobState, NewJob
 from dibs.engines.redis import pipelines
 from dibs.operations import upkeep
-from dibs.operations.pipelines import rows_of
 from tests.support.fault_stores import Place
 from tests.support.internals import age, core_of, engine_of, run_script, store_of
 from tests.support.redis_checks import STORE, astray, break_script, call_once, misplaced
@@ -201,15 +200,15 @@ def calls_of(app: Dibs, drawn: Any) -> list[dict[str, Any]]:
     engine: Any = engine_of(app)
     rows = rows_of(drawn._draft, [core_of(app).registry.prepare(new) for new in drawn._draft.jobs.values()])
     about = (drawn.id, drawn._draft.name, drawn._draft.on_failed)
-    return list(engine.enqueue_pipeline_calls(about, drawn._draft.edges, rows))
+    return list(engine.pipelines.enqueue_calls(about, drawn._draft.edges, rows))
 
 
 def send(app: Dibs, call: Any) -> Any:
-    def talk() -> Any:
+    def requests() -> Any:
         return (yield call)
 
     store: Any = store_of(app)
-    return store._sync._talk(talk)
+    return store._sync._send(requests)
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -314,7 +313,7 @@ def test_a_job_that_lost_its_parents_never_starts_by_itself(app: Dibs, client: r
 
     job = app.sync.get(both[0].id)
     assert (job.state, app.sync.get(last.id).state) == ("cancelled", "cancelled")
-    assert "nobody knows" in job.message
+    assert "its parents was deleted" in job.message
     assert app.sync.retry(job.id).state == "ready"
 
 
@@ -443,13 +442,13 @@ MUTANTS = [
         "the first success is enough", "settle", "unmet_of(id) == 0 then", "true then", _one_of_two_succeeds,
     ),
     Mutant(
-        "a success is not noted", "settle", "place(parents_key(child), parent, -order)", "", _both_succeed,
+        "a success is not noted", "settle", "put(parents_key(child), parent, -order)", "", _both_succeed,
     ),
     Mutant("the last success tells nobody", "settle", "note('met', job.id)", "", _both_succeed),
-    Mutant("a failure tells nobody", "settle", "note('doom', job.id, job.id, job.state)", "", _one_fails),
+    Mutant("a failure tells nobody", "settle", "note('cancel', job.id, job.id, job.state)", "", _one_fails),
     Mutant(
-        "a failure tells only the next", "settle", "note('doom', job.id, job.cause.origin, job.cause.state)",
-        "", _one_fails,
+        "a failure tells only the next", "settle",
+        "note('cancel', job.id, job.cause.origin, job.cause.state)", "", _one_fails,
     ),
     Mutant(
         "nobody is held", "settle", "on_failed(job.pipeline_id) == 'cancel'", "true", _one_fails_and_holds,
@@ -460,18 +459,18 @@ MUTANTS = [
         _retried_though_another_failed,
     ),
     Mutant(
-        "a return revives whom a person cancelled", "retry", "and was_doomed(job)", "",
+        "a return revives whom a person cancelled", "retry", "and was_cancelled_for_parent(child)", "",
         _retried_though_a_person_cancelled,
     ),
     Mutant("a deletion is waited for", "delete", "forget_edge(one.id, id)\n  end", "end", _deleted),
     Mutant(
-        "a deletion counts as success", "delete", "place(parents_key(child), parent, false)", "", _deleted,
+        "a deletion counts as success", "delete", "put(parents_key(child), parent, false)", "", _deleted,
     ),
     Mutant(
-        "a result is pruned that somebody may ask for", "prune", "steps().is_waited_for(job.id)", "false",
+        "a result is pruned that somebody may ask for", "prune", "pipelines().is_waited_for(job.id)", "false",
         _pruned,
     ),
-    Mutant("a sweep does not go on", "sweep", "steps().resume()", "", _let_go_half_way),
+    Mutant("a sweep does not go on", "sweep", "pipelines().resume()", "", _let_go_half_way),
 ]  # fmt: skip
 
 

@@ -73,7 +73,7 @@ LOST_IN_LUA = {
         "join(job) change(job, 'state', 'ready')",
     ),
     "a slot's limit is not looked at": ("enqueue", "going >= least", "going >= 99"),
-    "the end of a head opens nothing": ("settle", "turns().end_at_gate(job, state)", ""),
+    "the end of a head opens nothing": ("settle", "gates().end_at_gate(job, state)", ""),
 }
 
 

@@ -247,8 +247,8 @@ class StaleMutant(Exception):
 
 def break_script(app: Dibs, question: str, old: str, new: str) -> None:
     """From now on this app's answer to the question is the broken one."""
-    engine = engine_of(app)
-    whole = engine.script
+    scripts = engine_of(app).scripts
+    whole = scripts.script
     text = lua_script(question).text
     if old not in text:
         raise StaleMutant(f"{question} does not say {old!r} any more; reword the mutant")
@@ -257,14 +257,14 @@ def break_script(app: Dibs, question: str, old: str, new: str) -> None:
     def script(name: str) -> LuaScript:
         return broken if name == question else whole(name)
 
-    engine.script = script
+    scripts.script = script
 
 
 def call_once(app: Dibs, script: str, **given: Any) -> Any:
     """As somebody who dies before it asks for the rest."""
     store: Any = store_of(app)
 
-    def talk() -> Any:
-        return (yield store._engine.call(script, **given))
+    def requests() -> Any:
+        return (yield store._engine.scripts.call(script, **given))
 
-    return store._sync._talk(talk)
+    return store._sync._send(requests)

@@ -1,23 +1,25 @@
-"""Where a Redis store is, whether it may be used, and what its errors mean.
+"""The node of a Redis store: its address, whether it may be used, what its errors mean, what it reports.
 
-All keys of a store share one hash tag, so in a cluster they live in one slot, on one node: we speak to that
-node alone and follow when the cluster says that the slot has moved. Nothing here waits for anything.
+All keys of a store share one hash tag, so in a cluster they are in one slot, on one node. dibs connects to
+that node alone and follows when the cluster says that the slot has moved. Nothing here does I/O.
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from dibs.engines.redis.doctor import OLDEST, read_info
+from dibs.engines.redis.scripts import Scripts
 from dibs.engines.trouble import TryAgain, not_permitted
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable, UnknownEngine, UnsafeStore
+from dibs.operations.scripts import Row
 
+OLDEST, OLDEST_VALKEY = "6.2", "7.2"
 DEFAULT_PORT = 6379
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 
-# Replies after which the same question may be answered: a node that starts, stops, follows another one, or
-# gives its slot away; a disk that is full for the moment; somebody's endless script.
+# Replies after which the same question may succeed: a node that starts, stops, becomes a replica, or gives
+# its slot away; a disk that is full for the moment; an endless script of another client.
 AGAIN = (
     *("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED"),
     *("MISCONF", "NOREPLICAS", "BUSY"),
@@ -25,7 +27,7 @@ AGAIN = (
 REFUSED = ("NOAUTH", "WRONGPASS")
 NOT_PERMITTED = "NOPERM"
 
-# Inside a script, versions before 7 put an error's code behind a dash, after words of their own.
+# Versions before 7 put the code of an error inside a script behind a dash, after other words.
 _CODE = re.compile(r"^([A-Z]{3,})\b|: -([A-Z]{3,}) ")
 
 Command = tuple[str | bytes, ...]
@@ -40,8 +42,8 @@ def driver() -> Any:
     return exceptions
 
 
-class Nodes:
-    """The node to speak to: the URL's own, or where the cluster sent us."""
+class RedisNode:
+    """The node to connect to: the URL's own, or the one that the cluster named."""
 
     def __init__(self, url: str) -> None:
         scheme, rest = url.split("://", 1)
@@ -52,19 +54,19 @@ class Nodes:
         self._user = unquote(parts.username) if parts.username else None
         self._start = (parts.hostname or "localhost", parts.port or DEFAULT_PORT)
         self._at = self._start
-        self._others: list[tuple[str, int]] = []
+        self._cluster: list[tuple[str, int]] = []
         self.database = parts.path.removeprefix("/") or "0"
-        if not self.database.isdecimal():  # redis-py would take the first one
+        if not self.database.isdecimal():  # redis-py would use database 0
             raise BadRequest(f"{self.database!r} is no database of Redis: they have numbers, redis://host/0")
 
     @property
     def name(self) -> str:
-        """For people: host, port and database, never a password."""
+        """Host, port and database for messages, never a password."""
         host, port = self._at
         return f"Redis at {host}:{port}, database {self.database}"
 
     def options(self) -> dict[str, Any]:
-        """What a connection of either colour is made with; its class is told by `connection_class`."""
+        """Return the options of a connection of either face; `connection_class` names its class."""
         from redis.connection import parse_url
 
         host, port = self._at
@@ -77,18 +79,18 @@ class Nodes:
         self._at = (host or self._at[0], port)
 
     def lost(self) -> None:
-        """The node does not answer: ask the next one that we know of where the slot is now."""
-        known = [self._start, *(node for node in self._others if node != self._start)]
-        place = known.index(self._at) + 1 if self._at in known else 0
-        self._at = known[place % len(known)]
+        """Turn to the next known node, which will say where the slot is now."""
+        known = [self._start, *(node for node in self._cluster if node != self._start)]
+        following = known.index(self._at) + 1 if self._at in known else 0
+        self._at = known[following % len(known)]
 
     def learn(self, slots: Any) -> None:
-        """All nodes of a cluster, from the reply to CLUSTER SLOTS."""
+        """Remember all nodes of a cluster, from the reply to CLUSTER SLOTS."""
         nodes = (tuple(node[:2]) for _, _, *nodes in slots for node in nodes)
-        self._others = [(str(host), int(port)) for host, port in dict.fromkeys(nodes) if host]
+        self._cluster = [(str(host), int(port)) for host, port in dict.fromkeys(nodes) if host]
 
     def judge(self, error: BaseException, *, done: bool = False) -> BaseException:
-        """What an error means for the operation; `done` says that a part of it was done already."""
+        """Return what an error means for the operation; `done`: a part of it was done already."""
         exceptions = driver()
         code = _code_of(error)
         if isinstance(error, exceptions.MovedError):
@@ -101,7 +103,7 @@ class Nodes:
                 "Raise its maxmemory, or prune finished jobs"
             )
         if code == NOT_PERMITTED:
-            advice = "let it run scripts on its keys and hear its channel with ACL SETUSER"
+            advice = "let it run scripts on its keys and subscribe to its channel with ACL SETUSER"
             return not_permitted(self.name, self._user, str(error), advice)
         if code in REFUSED or isinstance(error, exceptions.AuthenticationError):
             return self._refused(error, "the user and the password in the URL")
@@ -110,9 +112,9 @@ class Nodes:
         return error
 
     def unreachable(self, error: BaseException) -> BaseException:
-        """Connecting failed, so nothing can have been done."""
+        """Return what a failure to connect means: nothing can have been done."""
         judged = self.judge(error)
-        if isinstance(judged, driver().ResponseError):  # the greeting failed, as for a database it has not
+        if isinstance(judged, driver().ResponseError):  # as for a database that does not exist
             judged = self._refused(error, "the URL")
         self.lost()
         if isinstance(judged, TryAgain):
@@ -122,7 +124,7 @@ class Nodes:
     def _refused(self, error: BaseException, to_check: str) -> StoreRefused:
         return StoreRefused(f"{self.name} refused us: {error}; check {to_check}, then try again")
 
-    def check(self, info: str, engine: Any) -> "Generator[Command, Any, None]":
+    def check(self, info: str, scripts: Scripts) -> "Generator[Command, Any, None]":
         """Refuse a server that is too old, or that may drop jobs when its memory is full."""
         facts = read_info(info)
         version = facts.get("redis_version", "0")
@@ -134,11 +136,11 @@ class Nodes:
         if facts.get("maxmemory", "0") != "0" and policy != "noeviction" and not self.allows_eviction:
             raise UnsafeStore(
                 f"{self.name} drops keys when its memory is full (maxmemory-policy is {policy}), so jobs "
-                "would be lost without a word: set maxmemory-policy to noeviction, use another instance, or "
+                "would be lost silently: set maxmemory-policy to noeviction, use another instance, or "
                 "add ?allow_eviction=true to the URL if losing jobs is fine"
             )
-        engine.in_cluster = facts.get("cluster_enabled", "0") == "1"
-        if engine.in_cluster:
+        scripts.in_cluster = facts.get("cluster_enabled", "0") == "1"
+        if scripts.in_cluster:
             self.learn((yield ("CLUSTER", "SLOTS")))
 
 
@@ -153,7 +155,7 @@ def _truth(word: str) -> bool:
 
 
 def _code_of(error: BaseException) -> str:
-    """The first word of an error reply; redis-py keeps some of them only as the class."""
+    """Return the first word of an error reply; redis-py keeps some of them only as the class."""
     exceptions = driver()
     classes = {
         exceptions.MovedError: "MOVED",
@@ -173,3 +175,59 @@ def _code_of(error: BaseException) -> str:
         return ""
     match = _CODE.search(str(error))
     return (match[1] or match[2]) if match else ""
+
+
+# -- What a server reports about itself: facts for the doctor, no opinion -------------------------
+
+
+def read_info(info: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+
+
+def server_facts(info: Mapping[str, str], fsync: Sequence[str], save: Sequence[str]) -> Iterator[Row]:
+    """Yield facts from the replies to INFO and to two CONFIG GETs, which are empty where forbidden."""
+    yield from _version_facts(info)
+    yield _fact("isolation", "own connections", "one script at a time")
+    yield from _persistence_facts(info, dict(zip(fsync[::2], fsync[1::2], strict=True)), save)
+    if info.get("role") == "slave":
+        yield _fact("standby", "server", "on")
+    yield from _capacity_facts(info)
+
+
+def _version_facts(info: Mapping[str, str]) -> Iterator[Row]:
+    is_valkey = info.get("server_name") == "valkey"
+    name = "Valkey" if is_valkey else "Redis"
+    yield _fact("version", name, info["valkey_version" if is_valkey else "redis_version"])
+    yield _fact("needs", name, OLDEST_VALKEY if is_valkey else OLDEST)
+
+
+def _persistence_facts(
+    info: Mapping[str, str], fsync: Mapping[str, str], save: Sequence[str]
+) -> Iterator[Row]:
+    """Yield how often the file is forced to disk, and snapshots, only where they matter."""
+    appends = info.get("aof_enabled") == "1"
+    yield _fact("setting", "appendonly", "yes" if appends else "no")
+    if appends and "appendfsync" in fsync:
+        yield _fact("setting", "appendfsync", fsync["appendfsync"])
+    if not appends and list(save) == ["save", ""]:
+        yield _fact("setting", "save", "off")
+    for name, status in (
+        ("append-only file", "aof_last_write_status"),
+        ("snapshot", "rdb_last_bgsave_status"),
+    ):
+        if info.get(status, "ok") != "ok":
+            yield _fact("failing", name, info[status])
+
+
+def _capacity_facts(info: Mapping[str, str]) -> Iterator[Row]:
+    yield _fact("setting", "maxmemory-policy", info.get("maxmemory_policy", "noeviction"))
+    yield _fact("memory", "used", info["used_memory"])
+    if info.get("maxmemory", "0") != "0":
+        yield _fact("memory", "most", info["maxmemory"])
+    yield _fact("connections", "used", info["connected_clients"])
+    if "maxclients" in info:
+        yield _fact("connections", "most", info["maxclients"])
+
+
+def _fact(fact: str, about: str, value: str) -> Row:
+    return {"fact": fact, "about": about, "value": value}

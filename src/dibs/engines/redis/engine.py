@@ -1,50 +1,50 @@
-"""Redis' answers: which script answers a question, what it is told, and how its reply reads as rows.
+"""The answers of Redis: which script answers a question, what it receives, and how its reply reads as rows.
 
-Every question is one call of one script, so it happens at once or not at all. Two are asked in pieces, each
-of bounded work: an enqueue of more than a thousand jobs, and a find that has to look far. And who examines a
-server also asks for settings that no script may see.
+A question is one call of one script, so it happens at once or not at all. Some are asked in pieces, each of
+bounded work: an enqueue of more than a thousand jobs, a find that reads many pages, and whatever ends a job
+with many children. `examine` also reads settings that no script may read.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from dibs.engines.hints import Hints, hints_for
-from dibs.engines.redis.doctor import about_server, read_info
-from dibs.engines.redis.moves import RedisMoves
-from dibs.engines.redis.pipelines import RedisSteps
+from dibs.engines.redis.connection import read_info, server_facts
+from dibs.engines.redis.pipelines import PipelineAnswers
 from dibs.engines.redis.rows import (
     MOST_AT_ONCE,
+    READERS,
+    READERS_WITH_REST,
+    Reader,
+    arrived_rows,
+    arriving,
+    claim_rows,
     claimed_rows,
+    departed_rows,
     distinct_states,
-    glanced_row,
-    id_or_none,
     id_rows,
     job_row,
     micros,
+    moved_rows,
     new_row,
-    setting,
     settlement_rows,
-    standings,
-    stored_row,
-    time_of,
+    stored_rows,
+    swept_rows,
     upcoming_rows,
-    whole,
-    worker_row,
 )
-from dibs.engines.redis.scripts import Call, IfAllowed, Plan, lua_script
-from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.engines.redis.scripts import Answer, OptionalCommand, ScriptCall, Scripts
+from dibs.jobs.job import NEW_JOB_COLUMNS, read_stored
 from dibs.jobs.states import WORKER_DIED
 from dibs.operations.questions import ECHO_HINT, Traits
 from dibs.operations.scripts import Row, Step
 
-_QUEUE, _RUN_AT = (NEW_JOB_COLUMNS.index(name) for name in ("queue", "run_at"))
+_QUEUE = NEW_JOB_COLUMNS.index("queue")
 
 
-class Redis(RedisMoves, RedisSteps):
+class Redis:
     """One node (or one slot of a cluster): scripts that nothing can interrupt, one counter for the tokens."""
 
     traits = Traits(
@@ -60,69 +60,63 @@ class Redis(RedisMoves, RedisSteps):
     )
 
     def __init__(self, prefix: str = "dibs") -> None:
-        self.key = f"{{{prefix}}}"  # the hash tag: all keys of this store live in one slot
-        self.channel = f"{self.key}:wake"
-        self.in_cluster = False
-        self.script = lua_script
+        self.scripts = Scripts(f"{{{prefix}}}")  # the hash tag: all keys of this store are in one slot
+        self.channel = f"{self.scripts.key}:wake"
+        self.pipelines = PipelineAnswers(self.scripts)
         self._hints = Hints()
+        self.answers = self._all_answers()
 
-    def answer(self, step: Step) -> Plan:
-        plan: Callable[..., Plan] = getattr(self, f"_{step.question}")
-        return plan(**step.params)
+    def answer(self, step: Step) -> Answer:
+        return self.answers[step.question](**step.params)
 
-    def call(self, question: str, **given: Any) -> Call:
-        if self.in_cluster:
-            given["in_cluster"] = True
-        return Call(self.script(question), msgspec.json.encode(given))
+    def _all_answers(self) -> Mapping[str, Callable[..., Answer]]:
+        return {
+            **{name: partial(self._read, name, reader) for name, reader in READERS.items()},
+            **{name: partial(self._read_all, name, reader) for name, reader in READERS_WITH_REST.items()},
+            "enqueue": self._enqueue,
+            "enqueue_tick": self._enqueue_tick,
+            "enqueue_pipeline": self.pipelines.enqueue,
+            "parents": self.pipelines.parents,
+            "pipelines": self.pipelines.pipelines,
+            "claim_within_limits": self._claim_within_limits,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "renew": self._renew,
+            "progress": self._progress,
+            "sweep": self._sweep,
+            "recover": self._recover,
+            "tick": self._tick,
+            "find": self._find,
+            "find_oldest": self._find_oldest,
+            "examine": self._examine,
+            "depart": self._depart,
+            "departed": self._departed,
+            "arrive": self._arrive,
+            "give_back": self._give_back,
+        }
 
-    def ask(self, question: str, **given: Any) -> Generator[Call, Any, Any]:
-        """The reply of a script that may leave something to do; then that is done, too."""
-        return (yield from self.all_of(self.call(question, **given)))
+    def _read(self, question: str, reader: Reader, **given: Any) -> Answer:
+        return reader((yield self.scripts.call(question, **given)))
 
-    def all_of(self, call: Call) -> Generator[Call, Any, Any]:
-        reply, is_more = yield call
-        while is_more:
-            _, is_more = yield self.call("go_on")
-        return reply
+    def _read_all(self, question: str, reader: Reader, **given: Any) -> Answer:
+        return reader((yield from self.scripts.ask(question, **given)))
 
     # -- enqueue --------------------------------------------------------------------------------
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
-        wake = self._hints.due(jobs)
+    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Answer:
         rows: list[Row] = []
-        for call in self.enqueue_calls(jobs, fresh, wake):
-            now, *answers = yield from self.all_of(call)
-            enqueued_at = time_of(now)
-            part = jobs[len(rows) : len(rows) + len(answers)]
-            rows += [
-                stored_row(job[0], answer, enqueued_at) for job, answer in zip(part, answers, strict=True)
-            ]
+        for call in self.enqueue_calls(jobs, fresh, self._hints.due(jobs)):
+            reply = yield from self.scripts.finish(call)
+            rows += stored_rows(jobs[len(rows) : len(rows) + MOST_AT_ONCE], reply)
         return rows
-
-    def _enqueue_tick(
-        self,
-        schedule: str,
-        since: datetime | None,
-        tick: datetime,
-        jobs: Sequence[tuple[Any, ...]],
-    ) -> Plan:
-        move = {"since": None if since is None else micros(since), "tick": micros(tick)}
-        wake = sorted({job[_QUEUE] for job in jobs})
-        stored = {"jobs": list(map(new_row, jobs)), "fresh": True, "wake": wake}
-        reply = yield from self.ask("enqueue_tick", schedule=schedule, **move, **stored)
-        if not reply:
-            return []
-        now, *answers = reply
-        rows = [stored_row(job[0], answer, time_of(now)) for job, answer in zip(jobs, answers, strict=True)]
-        return [{"name": schedule}, *rows]
 
     def enqueue_calls(
         self, jobs: Sequence[tuple[Any, ...]], fresh: bool, wake: Sequence[str] | None = None
-    ) -> list[Call]:
-        """At most a thousand jobs each; without `wake` every queue in question is woken."""
+    ) -> list[ScriptCall]:
+        """Return calls of at most a thousand jobs each; without `wake` every queue concerned is woken."""
         hints = list(hints_for(jobs).values()) if wake is None else wake
         return [
-            self.call(
+            self.scripts.call(
                 "enqueue",
                 jobs=list(map(new_row, jobs[first : first + MOST_AT_ONCE])),
                 fresh=fresh,
@@ -131,190 +125,107 @@ class Redis(RedisMoves, RedisSteps):
             for first in range(0, len(jobs), MOST_AT_ONCE)
         ]
 
-    # -- claim ----------------------------------------------------------------------------------
+    def _enqueue_tick(
+        self,
+        schedule: str,
+        since: datetime | None,
+        tick: datetime,
+        jobs: Sequence[tuple[Any, ...]],
+    ) -> Answer:
+        ticks = {"since": None if since is None else micros(since), "tick": micros(tick)}
+        wake = sorted({job[_QUEUE] for job in jobs})
+        stored = {"jobs": list(map(new_row, jobs)), "fresh": True, "wake": wake}
+        reply = yield from self.scripts.ask("enqueue_tick", schedule=schedule, **ticks, **stored)
+        return [{"name": schedule}, *stored_rows(jobs, reply)] if reply else []
 
-    def _claim(self, **wish: Any) -> Plan:
-        return claimed_rows((yield self.call("claim", **wish)))
+    # -- claim, settle --------------------------------------------------------------------------
 
-    def _claim_job(self, **wish: Any) -> Plan:
-        return claimed_rows((yield self.call("claim_job", **wish)))
+    def _claim_within_limits(self, **_: Any) -> Answer:
+        raise AssertionError("Redis keeps limits in every claim and never returns `limited`")
 
-    def _claim_within_limits(self, **wish: Any) -> Plan:
-        raise AssertionError("Redis holds limits in every claim and never answers `limited`")
+    def _settle(self, **settled: Any) -> Answer:
+        return id_rows((yield from self.scripts.ask("settle", **settlement_rows(**settled))))
 
-    # -- settle, renew, progress ----------------------------------------------------------------
+    def settle_or_raise(self, **settled: Any) -> ScriptCall:
+        """Return a call for a caller's pipeline: a lost claim is an error among the replies of its EXEC."""
+        return self.scripts.call("settle_or_raise", **settlement_rows(**settled))
 
-    def _settle(self, **settled: Any) -> Plan:
-        return id_rows((yield from self.ask("settle", **settlement_rows(**settled))))
-
-    def settle_or_raise(self, **settled: Any) -> Call:
-        """For a caller's pipeline: a claim that was lost is an error among the replies of its EXEC."""
-        return self.call("settle_or_raise", **settlement_rows(**settled))
-
-    def _exchange(self, settlements: Any, children: Any, steps: Any = (), **wish: Any) -> Plan:
+    def _exchange(self, settlements: Any, children: Any, steps: Any = (), **wanted: Any) -> Answer:
         settled = settlement_rows(settlements, children, steps)
-        applied, *claimed = yield from self.ask("exchange", **settled, **wish)
+        applied, *claimed = yield from self.scripts.ask("exchange", **settled, **wanted)
         first, *rest = claimed_rows(claimed)
         return [{**first, "settled": list(map(UUID, applied))}, *rest]
 
-    def _settled(self, ids: Sequence[UUID]) -> Plan:
-        found = yield self.call("settled", ids=ids)
-        return [
-            {
-                "id": UUID(id),
-                "state": state,
-                "token": whole(token),
-                "settled_token": whole(settled_token),
-                "settled_as": settled_as,
-            }
-            for id, state, token, settled_token, settled_as in found
-        ]
-
-    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
+    def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Answer:
         pairs = [(id, str(token)) for id, token in claims]
-        return standings((yield self.call("renew", claims=pairs, lease=lease)))
+        return claim_rows((yield self.scripts.call("renew", claims=pairs, lease=lease)))
 
-    def _progress(self, token: int, fraction: float, **given: Any) -> Plan:
+    def _progress(self, token: int, fraction: float, **given: Any) -> Answer:
         exact = {"token": str(token), "fraction": repr(fraction)}
-        return standings((yield self.call("progress", **given, **exact)))
+        return claim_rows((yield self.scripts.call("progress", **given, **exact)))
 
-    # -- upkeep and acts ------------------------------------------------------------------------
+    # -- upkeep ---------------------------------------------------------------------------------
 
-    def _stage(self, limit: int) -> Plan:
-        return id_rows((yield self.call("stage", limit=limit)))
+    def _sweep(self, limit: int) -> Answer:
+        return swept_rows((yield from self.scripts.ask("sweep", limit=limit, message=WORKER_DIED)))
 
-    def _sweep(self, limit: int) -> Plan:
-        names = ("id", "kind", "queue", "worker", "token", "attempts", "state")
-        swept = yield from self.ask("sweep", limit=limit, death=WORKER_DIED)
-        rows = [dict(zip(names, values, strict=True)) for values in swept]
-        return [
-            row | {"id": UUID(row["id"]), "token": int(row["token"]), "attempts": int(row["attempts"])}
-            for row in rows
-        ]
+    def _recover(self, token: int, **which: Any) -> Answer:
+        return id_rows((yield self.scripts.call("recover", token=str(token), **which)))
 
-    def _cancel(self, **which: Any) -> Plan:
-        changed = yield from self.ask("cancel", **which)
-        return [{"id": UUID(id), "worker": worker or None} for id, worker in changed]
+    def _tick(self, **about: Any) -> Answer:
+        return upcoming_rows((yield self.scripts.call("tick", echo=ECHO_HINT + about["worker"], **about)))
 
-    def _retry(self, **which: Any) -> Plan:
-        return id_rows((yield from self.ask("retry", **which)))
+    # -- find, examine --------------------------------------------------------------------------
 
-    def _recover(self, token: int, **which: Any) -> Plan:
-        return id_rows((yield self.call("recover", token=str(token), **which)))
+    def _find(self, **wanted: Any) -> Answer:
+        return list(map(job_row, (yield from self._pages("find", **wanted))))
 
-    def _delete(self, **which: Any) -> Plan:
-        return id_rows((yield from self.ask("delete", **which)))
+    def _find_oldest(self, **wanted: Any) -> Answer:
+        return id_rows((yield from self._pages("find_oldest", **wanted)))
 
-    def _prune(self, **which: Any) -> Plan:
-        return id_rows((yield from self.ask("prune", **which)))
-
-    def _set_queue(self, **setting: Any) -> Plan:
-        yield self.call("set_queue", **setting)
-        return []
-
-    def _tick(self, **about: Any) -> Plan:
-        return upcoming_rows((yield self.call("tick", echo=ECHO_HINT + about["worker"], **about)))
-
-    def _leave(self, worker: str) -> Plan:
-        return [{"name": name} for name in (yield self.call("leave", worker=worker))]
-
-    # -- trains and slots -----------------------------------------------------------------------
-
-    def _release_train(self, name: str) -> Plan:
-        return [{"was_held": bool(held)} for held in (yield self.call("release_train", name=name))]
-
-    def _mend(self, **page: Any) -> Plan:
-        return [{"sort": sort, "name": name} for sort, name in (yield from self.ask("mend", **page))]
-
-    def _gates(self, **which: Any) -> Plan:
-        return [
-            {"name": name, "head": id_or_none(head), "length": length, "held": bool(held)}
-            for name, head, length, held in (yield self.call("gates", **which))
-        ]
-
-    def _current(self, slots: Sequence[str]) -> Plan:
-        found = yield self.call("current", slots=slots)
-        return [{"slot": slot, "id": UUID(id), "token": int(token)} for slot, id, token in found]
-
-    # -- look -----------------------------------------------------------------------------------
-
-    def _get(self, ids: Sequence[UUID]) -> Plan:
-        return list(map(job_row, (yield self.call("get", ids=ids))))
-
-    def _find(self, limit: int, after: UUID | None, **filter: Any) -> Plan:
-        found: list[Row] = []
+    def _pages(
+        self, question: str, limit: int, after: UUID | None, **filter: Any
+    ) -> Generator[ScriptCall, Any, list[Any]]:
+        found: list[Any] = []
         start = None if after is None else str(after)
         while len(found) < limit and start != "":
-            start, *page = yield self.call(
-                "find", limit=limit - len(found), after=start, **distinct_states(filter)
+            start, *page = yield self.scripts.call(
+                question, limit=limit - len(found), after=start, **distinct_states(filter)
             )
-            found += map(job_row, page)
+            found += page
         return found
 
-    def _find_oldest(self, limit: int, after: UUID, **filter: Any) -> Plan:
-        found: list[Row] = []
-        start = str(after)
-        while len(found) < limit and start != "":
-            start, *page = yield self.call(
-                "find_oldest", limit=limit - len(found), after=start, **distinct_states(filter)
-            )
-            found += [{"id": UUID(id)} for id in page]
-        return found
+    def _examine(self) -> Answer:
+        info = read_info((yield self.scripts.call("examine")))
+        fsync = yield OptionalCommand(("CONFIG", "GET", "appendfsync"))
+        save = yield OptionalCommand(("CONFIG", "GET", "save"))
+        return list(server_facts(info, fsync, save))
 
-    def _glance(self, ids: Sequence[UUID]) -> Plan:
-        return list(map(glanced_row, (yield self.call("glance", ids=ids))))
+    # -- move -----------------------------------------------------------------------------------
 
-    def _glance_at_queue(self, **which: Any) -> Plan:
-        return list(map(glanced_row, (yield self.call("glance_at_queue", **which))))
+    def _depart(self, store: UUID, after: UUID | None, limit: int) -> Answer:
+        found: list[Any] = []
+        seen, most = str(after or ""), min(limit, MOST_AT_ONCE)
+        while len(found) < most:
+            which = {"after": seen or None, "limit": most - len(found), "piece": most}
+            (leaving, seen), _ = yield self.scripts.call("depart", store=store, **which)
+            found += leaving
+            if not seen:
+                break
+        return moved_rows(found)
 
-    def _counts(self, queue: str | None) -> Plan:
-        return [{"state": state, "jobs": jobs} for state, jobs in (yield self.call("counts", queue=queue))]
+    def _departed(self, limit: int) -> Answer:
+        return departed_rows(sorted((yield self.scripts.call("departed")))[:limit])
 
-    def _queues(self) -> Plan:
-        return [
-            {"name": name, "state": state or None, "jobs": jobs, **setting(paused, limit)}
-            for name, state, jobs, paused, limit in (yield self.call("queues"))
-        ]
+    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Answer:
+        rows: list[Row] = []
+        for first in range(0, len(jobs), MOST_AT_ONCE):
+            come = [read_stored(text) for text in jobs[first : first + MOST_AT_ONCE]]
+            rows += arrived_rows(come, (yield self.scripts.call("arrive", store=store, **arriving(come))))
+        return rows
 
-    def _workers(self, silence: int) -> Plan:
-        rows = list(map(worker_row, (yield self.call("workers", silence=silence))))
-        return sorted(rows, key=lambda row: str(row["name"]))
-
-    def _schedules(self) -> Plan:
-        values = iter((yield self.call("schedules")))
-        return [{"name": name, "last_tick": time_of(at)} for name, at in zip(values, values, strict=True)]
-
-    def _upcoming(self) -> Plan:
-        return upcoming_rows((yield self.call("upcoming")))
-
-    def _explain(self, job: UUID) -> Plan:
-        found = yield self.call("explain", job=job)
-        if not found:
-            return []
-        flat, paused, limit, running, asked, now = found
-        about = {"running": running, "cancel_reason": asked, "now": time_of(now)}
-        return [{**job_row(flat), **setting(paused, limit), **about}]
-
-    def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
-        lines = yield self.call("ready_lines", queues=queues)
-        return [{"queue": queue, "kind": kind} for queue, kind in sorted(lines)]
-
-    def _backlog(self) -> Plan:
-        found = yield self.call("backlog")
-        return [{"queue": queue, "jobs": jobs, "since": time_of(since)} for queue, jobs, since in found]
-
-    def _examine(self) -> Plan:
-        info = read_info((yield self.call("examine")))
-        fsync = yield IfAllowed(("CONFIG", "GET", "appendfsync"))
-        save = yield IfAllowed(("CONFIG", "GET", "save"))
-        return list(about_server(info, fsync, save))
-
-    def _echo(self, hint: str) -> Plan:
-        return [{"told": (yield self.call("echo", hint=hint))}]
-
-    def _now(self) -> Plan:
-        return [{"now": time_of((yield self.call("now")))}]
-
-    def _age(self, micros: int) -> Plan:
-        yield self.call("age", micros=micros)
-        return []
+    def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Answer:
+        wanted = set(ids)
+        rows = yield from self._departed(MOST_AT_ONCE)
+        back = [read_stored(row["job"]) for row in rows if row["store"] == store and row["id"] in wanted]
+        return arrived_rows(back, (yield self.scripts.call("give_back", **arriving(back))))

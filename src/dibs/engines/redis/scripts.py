@@ -1,4 +1,4 @@
-"""The scripts of Redis: each question's, put together from the files in lua/."""
+"""The Lua scripts: each question's, composed of the files in lua/lib and lua/questions."""
 
 import hashlib
 import re
@@ -8,25 +8,37 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, doomed_by
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows
 
 _USES = re.compile(r"-- uses: (.*)\n")
-_MODULE = re.compile(r"^return \{", re.MULTILINE)  # read only by those who need it
 
-# Rules of states.py and contract.py, told to the scripts.
+# Files that return a table; a script reads one when it meets the first job that needs it.
+MODULES = ("gates", "pipelines")
+
+# Rules that Python has, as constants of the scripts.
 _RULES = f"""\
-local PATIENCE, LOOKED_AT, STOP_HINT = {PATIENCE}, {LOOKED_AT}, '\\{ord(STOP_HINT)}'
-local DOOMED_AS_FAILED = '{doomed_by("%s", JobState.failed)}'
-local DOOMED_AS_CANCELLED = '{doomed_by("%s", JobState.cancelled)}'
-local DOOMED_AS_GONE = '{doomed_by("%s", None)}'
+local OFFER, MOST_COMPARED, STOP_HINT = {PATIENCE}, {LOOKED_AT}, '\\{ord(STOP_HINT)}'
+local CANCELLED_BECAUSE = {{
+  failed = '{doomed_by("%s", JobState.failed)}',
+  cancelled = '{doomed_by("%s", JobState.cancelled)}',
+  gone = '{doomed_by("%s", None)}',
+}}
 """
+_SAVE_PIPELINES = "if pipelines_read then pipelines_read.save() end"
+_SAVE_GATES = "if gates_read then gates_read.save_gates() end"
+# A reply, and whether more is left to do than one script may: then the caller asks `go_on`.
+_REPLY_AND_REST = """\
+local is_more = pipelines_read and pipelines_read.is_more()
+return reply.err and reply or {reply, is_more and 1 or 0}"""
 
 
 @dataclass(frozen=True, slots=True)
 class LuaScript:
-    """One question's script: what all begin with, the files it uses, its own; then the commit."""
+    """The whole text of one question's script."""
 
     name: str
     text: str
@@ -34,34 +46,39 @@ class LuaScript:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A script to call, and the one argument that it takes: JSON text."""
+class ScriptCall:
+    """A script to call, and its one argument: JSON text."""
 
     script: LuaScript
     argument: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class IfAllowed:
-    """A command that many servers allow nobody to give; there the reply is empty."""
+class OptionalCommand:
+    """A command that many servers forbid; there the reply is empty."""
 
     words: tuple[str, ...]
 
 
-Plan = Generator[Call | IfAllowed, Any, Rows]
+Answer = Generator[ScriptCall | OptionalCommand, Any, Rows]
 
 
 @cache
 def lua_script(question: str) -> LuaScript:
-    uses = _uses(question)
-    saves = [
-        *(["if steps_read then steps_read.save() end"] if "steps" in uses else []),
-        *(["if turns_read then turns_read.save_gates() end"] if "turns" in uses else []),
+    """Return the script of a question: prelude, the files that it uses, its own file, commit."""
+    own = _read("questions", question)
+    uses = _uses(own)
+    has_pipelines = "pipelines" in uses
+    tail = [
+        f"local reply = answer_{question}()",
+        *([_SAVE_PIPELINES] if has_pipelines else []),
+        *([_SAVE_GATES] if "gates" in uses else []),
+        "commit()",
+        _REPLY_AND_REST if has_pipelines else "return reply",
+        "",
     ]
-    reply = "with_rest(reply)" if "steps" in uses else "reply"
-    tail = "\n".join([f"local reply = answer_{question}()", *saves, "commit()", f"return {reply}", ""])
-    parts = ["prelude", "jobs", *uses, question, "commit"]
-    return make_script(question, "\n".join([_RULES, *map(_part, parts), tail]))
+    parts = [_RULES, *map(_part, ["prelude", "jobs", *uses]), own, _part("commit"), "\n".join(tail)]
+    return make_script(question, "\n".join(parts))
 
 
 def make_script(name: str, text: str) -> LuaScript:
@@ -69,17 +86,42 @@ def make_script(name: str, text: str) -> LuaScript:
 
 
 def _part(name: str) -> str:
-    if not _MODULE.search(_lua(name)):
-        return _lua(name)
-    whole = "\n".join(map(_lua, [*_uses(name), name]))
-    return f"function read_{name}()\n{whole}end\n"
+    text = _read("lib", name) or _read("questions", name)
+    if name not in MODULES:
+        return text
+    return "\n".join([f"function read_{name}()", *map(_part, _uses(text)), f"{text}end", ""])
 
 
-def _uses(name: str) -> list[str]:
-    match = _USES.match(_lua(name))
+def _uses(text: str) -> list[str]:
+    match = _USES.match(text)
     return match[1].split() if match else []
 
 
 @cache
-def _lua(name: str) -> str:
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+def _read(folder: str, name: str) -> str:
+    file = files(__package__).joinpath("lua", folder, f"{name}.lua")
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+class Scripts:
+    """The scripts of one store, and the key under which all of its keys live."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.in_cluster = False
+        self.script = lua_script
+
+    def call(self, question: str, **given: Any) -> ScriptCall:
+        if self.in_cluster:
+            given["in_cluster"] = True
+        return ScriptCall(self.script(question), msgspec.json.encode(given))
+
+    def ask(self, question: str, **given: Any) -> Generator[ScriptCall, Any, Any]:
+        """Call a script that may leave something to do, and then the scripts that do it."""
+        return (yield from self.finish(self.call(question, **given)))
+
+    def finish(self, call: ScriptCall) -> Generator[ScriptCall, Any, Any]:
+        reply, is_more = yield call
+        while is_more:
+            _, is_more = yield self.call("go_on")
+        return reply

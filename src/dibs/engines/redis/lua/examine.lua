@@ -1,5 +1,0 @@
--- What the server says about itself; asked by a script, so that a cluster sends us to the node of this store.
-
-local function answer_examine()
-  return redis.call('INFO')
-end

@@ -1,0 +1,116 @@
+-- A job as scripts read it, and the names of the sets that list it.
+
+local loaded = {}
+local WORKING = {
+  'state', 'queue', 'kind', 'priority', 'run_at', 'token', 'attempts', 'max_attempts', 'unique_key',
+  'pipeline_id', 'cancel_reason', 'worker', 'lease_until', 'finished_at', 'position',
+}
+-- Only a job with a position at a gate, or with a unique key, can have these.
+local AT_GATES = {'train', 'slot', 'slot_limit', 'on_cancelled', 'on_failed', 'unique_until'}
+
+local function job_key(id)
+  return store .. ':job:' .. id
+end
+
+local function exists(id)
+  return loaded[id] or redis.call('EXISTS', job_key(id)) == 1
+end
+
+local function load_columns(job, columns)
+  local values = redis.call('HMGET', job_key(job.id), unpack(columns))
+  for i, name in ipairs(columns) do
+    job[name] = some(values[i])
+  end
+end
+
+-- The columns that decisions need; nil if there is no such job.
+local function load(id)
+  if loaded[id] then
+    return loaded[id]
+  end
+  local job = {id = id}
+  load_columns(job, WORKING)
+  if not job.state then
+    return nil
+  end
+  if job.position or job.unique_key then
+    load_columns(job, AT_GATES)
+  end
+  loaded[id] = job
+  return job
+end
+
+-- All of a job, and the same as a flat list, as the caller reads it.
+local function load_whole(id)
+  local flat = redis.call('HGETALL', job_key(id))
+  if #flat == 0 then
+    return nil
+  end
+  local job = {id = id}
+  for i = 1, #flat, 2 do
+    job[flat[i]] = some(flat[i + 1])
+  end
+  loaded[id] = job
+  append(flat, {'id', id})
+  return job, flat
+end
+
+local function held(id, token)
+  local job = load(id)
+  return job and job.state == 'running' and job.token == token and job or nil
+end
+
+-- The reason of a request to stop; nil without a request. In the hash '!' stands before it, because an empty
+-- reason is a request, too.
+local function cancel_reason(job)
+  return job.cancel_reason and string.sub(job.cancel_reason, 2)
+end
+
+-- -- Queue-kind pairs ----------------------------------------------------------------------------
+
+local function pair_of(job)
+  return job.queue .. '\n' .. job.kind
+end
+
+local function queue_and_kind(pair)
+  return string.match(pair, '^(.-)\n(.*)$')
+end
+
+local function ids_key(state, pair)
+  return store .. ':ids:' .. state .. ':' .. pair
+end
+
+local function ready_key(pair)
+  return store .. ':ready:' .. pair
+end
+
+-- The sets that list the ids of jobs in these states: {key, state, queue} each. Without a queue or a kind, of all.
+local function id_sets(states, queue, kind)
+  local found = {}
+  for _, pair in ipairs(redis.call('SMEMBERS', store .. ':lines')) do
+    local its_queue, its_kind = queue_and_kind(pair)
+    if (not queue or queue == its_queue) and (not kind or kind == its_kind) then
+      for _, state in ipairs(states) do
+        found[#found + 1] = {ids_key(state, pair), state, its_queue}
+      end
+    end
+  end
+  return found
+end
+
+-- Fixed width, so that the order of bytes is priority (highest first), run_at, id. The score of every
+-- member is 0: a double could not hold all three.
+local function rank(job)
+  local seconds, micros = parts(job.run_at)
+  return string.format('%05d%012d%06d', 32767 - job.priority, seconds + 100000000000, micros) .. job.id
+end
+
+-- Write the columns of a new job that differ from the default: {column, field, default} each.
+local function change_unusual(job, new, columns)
+  for _, column in ipairs(columns) do
+    local value = some(new[column[1]])
+    if value and value ~= column[3] then
+      change(job, column[2], value)
+    end
+  end
+end

@@ -1,0 +1,13 @@
+-- uses: states gates
+-- Take a running job back whose lease ran out long ago.
+
+local function answer_recover()
+  local job = held(given.job, given.token)
+  if not job or job.lease_until + given.stale_after > now then
+    return {}
+  end
+  back_without_holder(job, 'ready')
+  change(job, 'attempts', 0, 'cancel_reason', '', 'errors', given.errors)
+  wake('')
+  return {job.id}
+end

@@ -1,0 +1,5 @@
+-- All schedules that have ticked, with their last tick.
+
+local function answer_schedules()
+  return redis.call('HGETALL', store .. ':schedules')
+end
