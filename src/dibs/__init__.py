@@ -10,7 +10,7 @@ from dibs.app.schedules import ScheduleInfo
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.errors import (
     BadRequest,
     ClaimInTransaction,
@@ -21,6 +21,7 @@ from dibs.errors import (
     NotStale,
     Refused,
     SchemaOutdated,
+    StoreBusy,
     StoreRefused,
     StoreUnavailable,
     UnknownEngine,
@@ -68,6 +69,7 @@ __all__ = [
     "SchemaOutdated",
     "SchemaProblem",
     "Snooze",
+    "StoreBusy",
     "StoreRefused",
     "StoreUnavailable",
     "Swept",

@@ -17,7 +17,7 @@ import pytest
 from dibs import Dibs, NewJob, SyncDibs
 from dibs.cli.demo import command
 from dibs.cli.demo.records import QUEUE, Event, Log, Record, count
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.blocks import schema_version
 from tests.support.servers import PostgreSQL
 
 DIBS = [sys.executable, "-c", "from dibs.cli import main; main()"]

@@ -20,7 +20,7 @@ from dibs.engines.postgresql import pools as postgresql_pools
 from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
-from dibs.engines.trouble import TryAgain
+from dibs.engines.retries import TryAgain
 from dibs.operations.questions import QUESTIONS
 from tests.support import proxy as proxies
 from tests.support.fault_stores import Driven, Place, Places, face_of, together

@@ -18,9 +18,9 @@ from dibs.app.dibs import SyncDibs
 from dibs.doctor import performance
 from dibs.engines.mysql import errors, pools
 from dibs.engines.mysql.errors import error_number, judge
-from dibs.engines.mysql.pools import SESSION
-from dibs.engines.sql.engine import placeholders
-from dibs.engines.trouble import TryAgain
+from dibs.engines.mysql.session import SESSION
+from dibs.engines.retries import TryAgain
+from dibs.engines.sql.blocks import placeholders
 from tests.model.crowd import Crowd
 from tests.support.fault_stores import MysqlHands, Place, answers_within, blocks, wait_until
 from tests.support.internals import store_of

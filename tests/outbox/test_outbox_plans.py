@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dibs.engines.sql.engine import placeholders
+from dibs.engines.sql.blocks import placeholders
 from tests.support.internals import core_of
 from tests.support.outboxes import Box, beside
 

@@ -12,8 +12,8 @@ import dibs
 from dibs.engines.memory.engine import Memory
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql.engine import SqlEngine, placeholders
-from dibs.engines.sql.schema_files import schema_files, statements
+from dibs.engines.sql.blocks import placeholders, schema_files, statements
+from dibs.engines.sql.engine import SqlEngine
 from dibs.engines.sql.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
 from dibs.engines.sqlite.engine import SQLite
 from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS

@@ -22,7 +22,7 @@ from dibs.app.watching import Looks, wake
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.servers import drifted, uncompared
 from dibs.doctor.wakeup_check import echo_async
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.errors import BadRequest, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import Options, Using, with_options

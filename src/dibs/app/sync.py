@@ -21,7 +21,7 @@ from dibs.app.watching import Looks
 from dibs.doctor import Finding, judge, unwell
 from dibs.doctor.servers import drifted, uncompared
 from dibs.doctor.wakeup_check import echo
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.errors import NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.jobs.job import Job, NewJob
 from dibs.operations.queries import Queue

@@ -20,8 +20,8 @@ from dibs.app.watching import Watching
 from dibs.clock import SECOND, monotonic
 from dibs.doctor import Examined
 from dibs.engines.connect import connect
+from dibs.engines.retries import Tries
 from dibs.engines.store import Operation, Store
-from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest
 from dibs.events import Events
 from dibs.jobs import payload

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
+from dibs.engines.retries import Tries
 from dibs.engines.store import Operation, Store
-from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, StoreUnavailable
 from dibs.operations.scripts import Rows, Script, Step
 from dibs.testing.stores import placed

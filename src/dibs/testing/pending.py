@@ -13,7 +13,7 @@ from dibs.app.registry import Registry
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
 from dibs.app.verbs import MOST_FOUND, Core
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries
 from dibs.errors import BadRequest
 from dibs.jobs.job import Job
 from dibs.operations import upkeep

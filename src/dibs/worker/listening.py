@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from dibs.clock import monotonic
+from dibs.engines.retries import TryAgain
 from dibs.engines.store import Store
-from dibs.engines.trouble import TryAgain
 from dibs.events import log
 from dibs.jobs.job import Job
 from dibs.operations.questions import ECHO_HINT

@@ -22,7 +22,7 @@ from dibs.app.dibs import Dibs
 from dibs.app.leases import Kept
 from dibs.app.lifespan import Doorway
 from dibs.clock import SECOND, monotonic
-from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
+from dibs.errors import BadRequest, DibsError, StoreBusy, StoreRefused, StoreUnavailable
 from dibs.events import log
 from dibs.jobs.ids import worker_name
 from dibs.jobs.job import Job
@@ -409,6 +409,9 @@ class Worker:
         Only a worker that is to end gives up, and one that was never let in.
         """
         self._failures += 1
+        if isinstance(error, StoreBusy) and not (self._until_idle and self._failures > 2):
+            log.info("the worker keeps trying: %s", error)
+            return  # the store is there: after a wait of 20 s the next turn need not wait any longer
         self._pulse.misses(error)
         self._hearing.lost_store()
         if self._until_idle and self._pulse.lost_for() > LONGEST_ABSENCE:

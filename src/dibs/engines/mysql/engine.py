@@ -32,9 +32,9 @@ from dibs.engines.mysql.values import (
     as_plain,
     chunks,
 )
-from dibs.engines.sql.engine import Dialect, Plan, Query
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import Plan, Query
 from dibs.engines.sql.moves import MovingEngine, columns
-from dibs.engines.sql.schema_files import schema_version
 from dibs.jobs.job import STORED_TYPES, StoredJob
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
 from dibs.operations.questions import Traits

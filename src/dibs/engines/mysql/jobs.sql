@@ -573,6 +573,18 @@ where began.trx_mysql_thread_id not in (0, connection_id())
 order by began.trx_started
 limit 3
 
+-- name: oldest_transaction
+select
+    other.id as connection,
+    other.user as user,
+    other.host as program,
+    timestampdiff(second, open.trx_started, now()) as seconds
+from information_schema.innodb_trx open
+join information_schema.processlist other on other.id = open.trx_mysql_thread_id
+where other.id <> connection_id()
+order by open.trx_started
+limit 1
+
 -- name: note_moves
 -- Who was enqueued again while it was away departs a second time.
 insert into dibs_moving (id, way, store, job)

@@ -16,8 +16,8 @@ from dibs.engines.postgresql.gates import (
     is_bare,
     settled_gate,
 )
-from dibs.engines.sql.engine import LOOKS, Copy, Dialect, Plan, Query
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import LOOKS, Copy, Plan, Query
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits, hint_of
 from dibs.operations.scripts import Row, Step

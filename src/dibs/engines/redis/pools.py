@@ -13,7 +13,7 @@ from dibs.engines.pools import AsyncPool, SyncPool
 from dibs.engines.redis.connection import Command, Nodes, driver
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.scripts import Call, IfAllowed
-from dibs.engines.trouble import TryAgain
+from dibs.engines.retries import TryAgain
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 

@@ -7,16 +7,15 @@ from dibs.engines.redis.connection import Nodes
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.pools import AsyncRedis, SyncRedis
 from dibs.engines.redis.within import bind_pipeline
-from dibs.engines.store import Operation, Pooled, again, again_async
-from dibs.engines.tableless import Tableless
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries, again, again_async
+from dibs.engines.store import Operation, Pooled, WithoutTables
 from dibs.operations.scripts import run, run_async
 from dibs.settings import Settings
 
 T = TypeVar("T")
 
 
-class RedisStore(Pooled, Tableless):
+class RedisStore(Pooled, WithoutTables):
     """A Redis or Valkey server, or one slot of a cluster of them."""
 
     traits = Redis.traits

@@ -4,32 +4,13 @@ A dialect's answer to a question is a *plan*: a generator that yields queries an
 rows, so that one plan serves blocking and awaited connections, dibs' own and the caller's.
 """
 
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.resources import files
+from dataclasses import dataclass
 from typing import Any
 
-from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
+from dibs.engines.sql.blocks import Dialect
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.scripts import Rows, Step
-
-# What a job takes along unchanged when it moves between the live and the finished table.
-KEPT_COLUMNS = (
-    *("id", "kind", "queue", "args", "priority", "max_attempts", "run_at", "enqueued_at"),
-    *("claimed_at", "worker", "token", "train", "slot", "on_cancelled", "on_failed"),
-    *("unique_key", "unique_until", "parent_id", "progress", "tags", "meta"),
-    *("position", "slot_policy", "slot_limit"),
-)
-RETURNED = {"worker": "null", "progress": "0"}
-RETRIED = {**RETURNED, "run_at": "{now}"}
-
-_BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
-_FRAGMENT = re.compile(r"\{>(\w+)\}")
-_SPELLING = re.compile(r"\{(\w+)(?::(\w+))?(?::(\w+))?\}")
-_PARAM = re.compile(r"(?<!:):([a-z_]+)")
-
 
 # Seconds between two looks at a job that is claimed by name and that somebody else has locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
@@ -57,87 +38,6 @@ class Copy:
 
 
 Plan = Generator[Query | Copy, Rows, Rows]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """One database's words: where its files are, and the spellings that its blocks leave open."""
-
-    name: str
-    spellings: Mapping[str, str]
-    prefix: str = "dibs"
-    blocks: Mapping[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", _load(self))
-
-    def spell(self, text: str) -> str:
-        return _SPELLING.sub(lambda match: self._word(*match.groups()), text)
-
-    def rename(self, text: str) -> str:
-        """Tables, indexes and the sequence carry the store's prefix."""
-        return text if self.prefix == "dibs" else re.sub(r"\bdibs_", f"{self.prefix}_", text)
-
-    def _word(self, name: str, first: str | None, second: str | None) -> str:
-        match name:
-            case "job_columns":
-                return _columns(JOB_COLUMNS, first)
-            case "kept_columns":
-                return _columns(KEPT_COLUMNS, first)
-            case "stored_columns":
-                return _columns(tuple(STORED_TYPES), first)
-            case "stored_values":
-                return ", ".join(f":{name}" for name in STORED_TYPES)
-            case "returned_columns":
-                return _columns(KEPT_COLUMNS, first, RETURNED)
-            case "retried_columns":
-                return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
-            case _:
-                word = self.spellings[name]
-                return word.replace("$1", first or "").replace("$2", second or "")
-
-
-@lru_cache(maxsize=1024)
-def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
-    """Turn `:name` into `$1` or `%(name)s`; answer the names in order of first use."""
-    order = tuple(dict.fromkeys(_PARAM.findall(sql)))
-    if style == "numeric":
-        return _PARAM.sub(lambda match: f"${order.index(match[1]) + 1}", sql), order
-    if style == "pyformat":
-        return _PARAM.sub(r"%(\1)s", sql.replace("%", "%%")), order
-    return sql, order
-
-
-def _load(dialect: Dialect) -> dict[str, str]:
-    folder = files("dibs.engines")
-    common = [folder.joinpath("sql", f"{part}.sql") for part in ("common", "pipelines")]
-    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "pipelines")]
-    texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
-    return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
-
-
-def read_blocks(*texts: str) -> dict[str, str]:
-    """The named blocks of these files with their fragments filled in; what comes later goes before."""
-    blocks: dict[str, str] = {}
-    fragments: dict[str, str] = {}
-    for text in texts:
-        _, *parts = _BLOCK.split(text)
-        for sort, name, comment, body in zip(*[iter(parts)] * 4, strict=True):
-            del comment
-            (blocks if sort == "name" else fragments)[name] = body.strip()
-    return {name: _include(body, fragments) for name, body in blocks.items()}
-
-
-def _include(text: str, fragments: Mapping[str, str]) -> str:
-    while _FRAGMENT.search(text):
-        text = _FRAGMENT.sub(lambda match: fragments[match[1]], text)
-    return text
-
-
-def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str] | None = None) -> str:
-    instead = instead or {}
-    dot = f"{table}." if table else ""
-    return ", ".join(instead.get(name, f"{dot}{name}") for name in names)
 
 
 class Writers(dict[type, Callable[[Any], Any] | None]):

@@ -11,9 +11,9 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.sql.engine import Dialect, Plan, Query, Writers
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import Plan, Query, Writers
 from dibs.engines.sql.moves import MovingEngine, columns
-from dibs.engines.sql.schema_files import schema_version
 from dibs.engines.sqlite.doctor import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob

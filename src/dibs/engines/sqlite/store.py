@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from dibs.engines.hints import Listeners
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.retries import Tries, again
+from dibs.engines.sql.blocks import schema_version
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.sql.stepped import SteppedSQLite
 from dibs.engines.sql.within import bind_async, bind_sync, has_begun
 from dibs.engines.sqlite.file import SqliteFile
-from dibs.engines.store import Operation, again
-from dibs.engines.trouble import Tries
+from dibs.engines.store import Operation
 from dibs.errors import BadRequest, UnsupportedConnection
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
