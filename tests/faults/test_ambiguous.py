@@ -127,7 +127,7 @@ def trouble(
     with proxy:
         app = place.app(_through(proxy, place.url))
         trouble = Trouble(place, proxy, request.param)
-        for module in (postgresql_pools, postgresql_trouble, mysql_pools, mysql_trouble, redis_nodes):
+        for module in (postgresql_pools, postgresql_trouble, mysql_trouble, redis_nodes):
             monkeypatch.setattr(module, "TryAgain", _noting(trouble))
         with face_of(app, face) as trouble.face:
             yield trouble

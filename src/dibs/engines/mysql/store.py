@@ -6,6 +6,7 @@ from typing import Any
 
 from dibs.clock import monotonic
 from dibs.engines.hints import Listeners
+from dibs.engines.mysql.engine import MySQL
 from dibs.engines.mysql.errors import store_name
 from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
 from dibs.engines.mysql.session import (
@@ -19,7 +20,6 @@ from dibs.engines.retries import again, again_async
 from dibs.engines.sql.migrations import Blocker
 from dibs.engines.sql.pools import Conversation
 from dibs.engines.sql.schema_check import SchemaProblem, check_mysql
-from dibs.engines.sql.stepped import SteppedMySQL
 from dibs.engines.sql.store import DatabaseStore
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step
@@ -33,10 +33,10 @@ STOP_POLL, LONGEST_STOP_POLL = 0.25, 0.75
 class MysqlStore(DatabaseStore):
     """A MySQL or MariaDB database: asyncmy for the async face, PyMySQL for the sync one."""
 
-    traits = SteppedMySQL.traits
+    traits = MySQL.traits
 
     def __init__(self, settings: Settings) -> None:
-        self._engine: SteppedMySQL = SteppedMySQL(settings.prefix)
+        self._engine: MySQL = MySQL(settings.prefix)
         self._url = settings.url
         self._name = store_name(settings.url)
         self._sync = SyncMySQL(self._engine, settings.url, settings.pool_size)

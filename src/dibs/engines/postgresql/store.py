@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
+from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.errors import store_name
 from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
 from dibs.engines.postgresql.session import BEGIN, blocker_script, migration_script, schema_version_script
 from dibs.engines.sql.migrations import Blocker
 from dibs.engines.sql.pools import Conversation, in_transaction
 from dibs.engines.sql.schema_check import SchemaProblem, check_postgresql
-from dibs.engines.sql.stepped import SteppedPostgreSQL
 from dibs.engines.sql.store import DatabaseStore
 from dibs.errors import BadRequest
 from dibs.settings import Settings
@@ -17,10 +17,10 @@ from dibs.settings import Settings
 class PostgresStore(DatabaseStore):
     """A PostgreSQL database: asyncpg for the async face, psycopg for the sync one."""
 
-    traits = SteppedPostgreSQL.traits
+    traits = PostgreSQL.traits
 
     def __init__(self, settings: Settings) -> None:
-        self._engine: SteppedPostgreSQL = SteppedPostgreSQL(settings.prefix)
+        self._engine: PostgreSQL = PostgreSQL(settings.prefix)
         self._name = store_name(settings.url)
         self._sync = SyncPostgres(self._engine, settings.url, settings.pool_size, settings.pooled)
         self._async = AsyncPostgres(self._engine, settings.url, settings.pool_size, settings.pooled)
