@@ -73,6 +73,16 @@ SPELLINGS = {
     "true": "true",
     "in_ids": "in (:$1)",
     "in_texts": "in (:$1)",
+    "is_in": "find_in_set($1, :$2)",
+    # By key, one row for each id: left to itself the server reads a small table whole, and locks it.
+    "given": (
+        "json_table(:ids, '$[*]' columns (id char(32) character set ascii path '$')) given"
+        " straight_join $1 job force index (primary) on job.id = unhex(given.id)"
+    ),
+    "is_given": "true",
+    "join": "straight_join",
+    "newest": "for update",
+    "bigint": "signed",
     "has_tags": "json_contains(job.tags, :$1)",
     "next_token": "/*M! nextval(dibs_token) + */ 0",
     # MariaDB's settings are tables of the one schema, MySQL's of the other.

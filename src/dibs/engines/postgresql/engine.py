@@ -40,6 +40,12 @@ SPELLINGS = {
     "true": "true",
     "in_ids": "= any (cast(:$1 as uuid[]))",
     "in_texts": "= any (cast(:$1 as text[]))",
+    "is_in": "$1 = any (cast(:$2 as text[]))",
+    "given": "$1 job",
+    "is_given": "$1 = any (cast(:ids as uuid[]))",
+    "join": "join",
+    "newest": "",
+    "bigint": "bigint",
     "in_numbers": "= any (cast(:$1 as bigint[]))",
     "has_tags": "cast(job.tags as jsonb) @> cast(:$1 as jsonb)",
 }

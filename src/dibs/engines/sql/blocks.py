@@ -19,8 +19,8 @@ RETURNED = {"worker": "null", "progress": "0"}
 RETRIED = {**RETURNED, "run_at": "{now}"}
 
 _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
-_FRAGMENT = re.compile(r"\{>(\w+)\}")
-_SPELLING = re.compile(r"\{(\w+)(?::(\w+))?(?::(\w+))?\}")
+_FRAGMENT = re.compile(r"\{>(\w+)(?::(\w+))?(?::(\w+))?\}")
+_SPELLING = re.compile(r"\{(\w+)(?::([\w.]+))?(?::(\w+))?\}")
 _PARAM = re.compile(r"(?<!:):([a-z_]+)")
 
 
@@ -58,8 +58,7 @@ class Dialect:
             case "retried_columns":
                 return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
             case _:
-                word = self.spellings[name]
-                return word.replace("$1", first or "").replace("$2", second or "")
+                return _filled(self.spellings[name], first, second)
 
 
 @lru_cache(maxsize=1024)
@@ -95,8 +94,12 @@ def read_blocks(*texts: str) -> dict[str, str]:
 
 def _include(text: str, fragments: Mapping[str, str]) -> str:
     while _FRAGMENT.search(text):
-        text = _FRAGMENT.sub(lambda match: fragments[match[1]], text)
+        text = _FRAGMENT.sub(lambda match: _filled(fragments[match[1]], match[2], match[3]), text)
     return text
+
+
+def _filled(text: str, first: str | None, second: str | None) -> str:
+    return text.replace("$1", first or "").replace("$2", second or "")
 
 
 def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str] | None = None) -> str:

@@ -41,6 +41,12 @@ SPELLINGS = {
     "if_free": "",
     "true": "1",
     "in_ids": "in (select value from json_each(:$1))",
+    "is_in": "$1 in (select value from json_each(:$2))",
+    "given": "$1 job",
+    "is_given": "$1 in (select value from json_each(:ids))",
+    "join": "join",
+    "newest": "",
+    "bigint": "bigint",
     "in_numbers": "in (select value from json_each(:$1))",
     "in_texts": "in (select value from json_each(:$1))",
     "has_tags": (
