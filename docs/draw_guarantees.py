@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from dibs.engines.memory.engine import Memory
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.redis.engine import Redis
-from dibs.engines.sql.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
+from dibs.engines.sqlite.engine import SQLite
 from dibs.operations import questions
 from dibs.operations.questions import Traits
 
@@ -32,9 +34,9 @@ ROOT = PAGE.parents[1]
 
 STORES: dict[str, tuple[str, Traits]] = {
     "memory": ("memory", Memory.traits),
-    "sqlite": ("SQLite", SteppedSQLite.traits),
-    "postgresql": ("PostgreSQL", SteppedPostgreSQL.traits),
-    "mariadb": ("MariaDB", SteppedMySQL.traits),
+    "sqlite": ("SQLite", SQLite.traits),
+    "postgresql": ("PostgreSQL", PostgreSQL.traits),
+    "mariadb": ("MariaDB", MySQL.traits),
     "redis": ("Redis", Redis.traits),
     "redis-cluster": ("Redis Cluster", Redis.traits),
 }

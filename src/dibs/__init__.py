@@ -9,7 +9,7 @@ from dibs.app.running import Cancel, Fail, Snooze
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.errors import (
     BadRequest,
     ClaimInTransaction,
@@ -20,6 +20,7 @@ from dibs.errors import (
     NotStale,
     Refused,
     SchemaOutdated,
+    StoreBusy,
     StoreRefused,
     StoreUnavailable,
     UnknownEngine,
@@ -68,6 +69,7 @@ __all__ = [
     "SchemaOutdated",
     "SchemaProblem",
     "Snooze",
+    "StoreBusy",
     "StoreRefused",
     "StoreUnavailable",
     "Swept",

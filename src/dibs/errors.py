@@ -7,7 +7,8 @@ DibsError
 │   └── NotStale            too early to recover: its lease may still be held
 ├── LeaseLost               this claim no longer holds its job; nothing was changed
 ├── StoreUnavailable        the store can't be reached or does not answer
-│   └── StoreRefused        it does not let us in: wrong credentials, no such database
+│   ├── StoreRefused        it does not let us in: wrong credentials, no such database
+│   └── StoreBusy           it answers, but another transaction holds a lock for too long
 ├── NotPermitted            the store does not let this user do it
 ├── UnsafeStore             the store is set up so that it may lose jobs
 ├── SchemaOutdated          the store's tables are missing or too old
@@ -58,6 +59,10 @@ class StoreUnavailable(DibsError):
 
 class StoreRefused(StoreUnavailable):
     """The store does not let us in, and will not until its URL or its users are put right."""
+
+
+class StoreBusy(StoreUnavailable):
+    """The store answers, but another transaction has held a lock for longer than we wait. Try again."""
 
 
 class NotPermitted(DibsError):

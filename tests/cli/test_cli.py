@@ -720,7 +720,7 @@ def test_what_can_be_no_name_is_one_line_and_exit_code_2(words: list[str], name:
 def test_a_stopped_server_is_one_line_and_exit_code_1(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dibs.engines.trouble.PAUSES", (0.0,))
+    monkeypatch.setattr("dibs.engines.retries.PAUSES", (0.0,))
 
     done = dibs(*words, "--url", CLOSED)
 

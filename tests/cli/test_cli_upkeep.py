@@ -12,7 +12,7 @@ import pytest
 
 from dibs import Dibs, StoreUnavailable, SyncDibs
 from dibs.doctor import examine
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries
 from tests.support.commands import CLOSED, answer, dibs, enqueue, failed, let_pass, lines, running
 from tests.support.internals import run_script
 from tests.support.servers import PostgreSQL

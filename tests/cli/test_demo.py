@@ -19,7 +19,7 @@ from dibs.cli.commands.demo import QUEUE, Display, kill_one
 from dibs.cli.trial.judge import count
 from dibs.cli.trial.processes import WorkerProcess, WorkerProcesses
 from dibs.cli.trial.records import ProcessLog, Record, RecordedEvent, TrialOptions
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.blocks import schema_version
 from tests.support.servers import PostgreSQL
 
 DIBS = [sys.executable, "-c", "from dibs.cli import main; main()"]

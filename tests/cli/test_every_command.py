@@ -19,7 +19,6 @@ import pytest
 import typer
 
 from dibs.cli import app
-from dibs.engines import trouble
 from tests.support.commands import UNKNOWN, dibs, lines
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -164,7 +163,7 @@ def _calls() -> Iterator[tuple[str, str]]:
 def test_a_server_that_is_not_there_is_named(
     name: str, scheme: str, closed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", (0.0,))  # and it does not start meanwhile
+    monkeypatch.setattr(retries, "PAUSES", (0.0,))  # and it does not start meanwhile
     Path("jobs_here.py").write_text(JOBS)
 
     database = "0" if scheme == "redis" else "shop"

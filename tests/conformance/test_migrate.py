@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from dibs import BadRequest, Dibs, NewJob, SchemaOutdated
-from dibs.engines.sql.schema_files import schema_files, schema_version
+from dibs.engines.sql.blocks import schema_files, schema_version
 from tests.support.faces import Face, Make, needs, open_face
 from tests.support.servers import MariaDB, PostgreSQL
 

@@ -403,7 +403,12 @@ def test_from_one_engine_to_another_nothing_is_lost_on_the_way(
     of_every_sort(app, make)
     before = stored(app.app)
     with monkeypatch.context() as broken:
-        broken.setattr(engine_of(there), "_arrive", lambda **_: 1 // 0)
+        arrive = {"arrive": lambda **_: 1 // 0}
+        engine = engine_of(there)
+        if hasattr(engine, "answers"):
+            broken.setattr(engine, "answers", {**engine.answers, **arrive})
+        else:
+            broken.setattr(engine, "_arrive", arrive["arrive"])
         with pytest.raises(ZeroDivisionError):
             carry(app, app.app, there)
     on_the_way = {row["id"] for row in left_behind(app.app)}

@@ -20,7 +20,7 @@ from dibs.engines.postgresql import pools as postgresql_pools
 from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis import pools as redis_pools
 from dibs.engines.redis.scripts import lua_script
-from dibs.engines.trouble import TryAgain
+from dibs.engines.retries import TryAgain
 from dibs.operations.questions import QUESTIONS
 from tests.support import proxy as proxies
 from tests.support.fault_stores import Driven, Place, Places, face_of, together
@@ -127,7 +127,7 @@ def trouble(
     with proxy:
         app = place.app(_through(proxy, place.url))
         trouble = Trouble(place, proxy, request.param)
-        for module in (postgresql_pools, postgresql_trouble, mysql_pools, mysql_trouble, redis_nodes):
+        for module in (postgresql_pools, postgresql_trouble, mysql_trouble, redis_nodes):
             monkeypatch.setattr(module, "TryAgain", _noting(trouble))
         with face_of(app, face) as trouble.face:
             yield trouble

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from dibs import Dibs, NewJob
-from dibs.engines import trouble
+from dibs.engines import retries
 from dibs.operations.questions import STOP_HINT, hint_of
 from tests.faults.test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
 from tests.support import fault_cases
@@ -83,7 +83,7 @@ MUTANTS = [
 
 @pytest.fixture
 def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 0.01, 0.02))
 
 
 @pytest.mark.usefixtures("give_up_soon")
@@ -139,14 +139,14 @@ def _lock_in_any_order(app: Dibs) -> None:
 
 def _count_deadlocks(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     met: list[BaseException] = []
-    pause: Callable[..., float] = trouble.Tries.pause
+    pause: Callable[..., float] = retries.Tries.pause
 
-    def noted(self: trouble.Tries, again: trouble.TryAgain) -> float:
+    def noted(self: retries.Tries, again: retries.TryAgain) -> float:
         if getattr(again.cause, "sqlstate", None) == "40P01":
             met.append(again.cause)
         return pause(self, again)
 
-    monkeypatch.setattr(trouble.Tries, "pause", noted)
+    monkeypatch.setattr(retries.Tries, "pause", noted)
     return met
 
 

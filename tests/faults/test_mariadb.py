@@ -16,11 +16,11 @@ import pytest
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app.dibs import SyncDibs
 from dibs.doctor import performance
-from dibs.engines.mysql import errors, pools
+from dibs.engines.mysql import errors, pools, session
 from dibs.engines.mysql.errors import error_number, judge
-from dibs.engines.mysql.pools import SESSION
-from dibs.engines.sql.engine import placeholders
-from dibs.engines.trouble import TryAgain
+from dibs.engines.mysql.session import SESSION
+from dibs.engines.retries import TryAgain
+from dibs.engines.sql.blocks import placeholders
 from tests.model.crowd import Crowd
 from tests.support.fault_stores import MysqlHands, Place, answers_within, blocks, wait_until
 from tests.support.internals import store_of
@@ -181,7 +181,7 @@ def test_a_lost_connection_leaves_everything_unsure(number: int) -> None:
 
     assert isinstance(judged, TryAgain)
     assert judged.unsure
-    assert "s3cret" not in str(judged.final())
+    assert "s3cret" not in str(judged.final(waited=1))
 
 
 # -- Servers of every temper --------------------------------------------------------------------
@@ -256,7 +256,8 @@ def test_a_server_that_replicates_by_statement_is_refused_with_the_reason() -> N
 def test_a_server_that_is_too_old_is_refused_with_the_reason(
     store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "PROBE", "select 1 from a_word_that_no_server_knows for update skip it")
+    for module in (pools, session):
+        monkeypatch.setattr(module, "PROBE", "select 1 from a_word_that_no_server_knows for update skip it")
 
     with pytest.raises(UnknownEngine, match=r"10\.11.*too old.*MariaDB 10\.6"):
         store.app().sync.counts()

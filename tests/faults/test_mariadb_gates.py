@@ -14,10 +14,10 @@ from uuid import uuid4
 import pytest
 
 from dibs import Dibs, DibsError, Job, NewJob
-from dibs.engines import trouble
+from dibs.engines import retries
 from dibs.engines.mysql.engine import MySQL
-from dibs.engines.sql.engine import Plan, placeholders
-from dibs.engines.sql.schema_files import schema_files, schema_version, statements
+from dibs.engines.sql.blocks import placeholders, schema_files, schema_version, statements
+from dibs.engines.sql.engine import Plan
 from tests.support.fault_stores import Place, Places, answers_within, blocks, mutate, together
 from tests.support.internals import age
 from tests.support.servers import MariaDB, mysql_connection
@@ -520,7 +520,7 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_rule_is_found_out(store: Place, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 0.01, 0.02))
     store.broken_by = mutant.hurt
 
     try:

@@ -14,9 +14,9 @@ import pymysql
 import pytest
 
 from dibs import Dibs, StoreUnavailable
-from dibs.engines.mysql.pools import connect_options
+from dibs.engines.mysql.session import connect_options
+from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.migrations import MIGRATION_LOCK
-from dibs.engines.sql.schema_files import schema_version
 from tests.support.faces import open_face
 from tests.support.raw_sql import bare_store, by_hand
 
@@ -84,7 +84,7 @@ def test_a_migration_may_take_longer_than_an_answer(
         time.sleep(1)  # it has the lock by now
         for engine in ("postgresql", "mysql"):
             monkeypatch.setattr(f"dibs.engines.{engine}.pools.ANSWER_TIMEOUT", 1)
-        monkeypatch.setattr("dibs.engines.trouble.LONG_ENOUGH", 0.5)  # shorter than an answer, as it is
+        monkeypatch.setattr("dibs.engines.retries.LONG_ENOUGH", 0.5)  # shorter than an answer, as it is
         applied = app.migrate()
         migrating_elsewhere.result(60)
 

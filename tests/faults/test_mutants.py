@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs
-from dibs.engines import trouble
+from dibs.engines import retries
 from dibs.engines.sqlite import file as sqlite_file
 from tests.support import fault_cases
 from tests.support.fault_stores import Place, Places, mutate
@@ -23,7 +23,7 @@ from tests.support.fault_stores import Place, Places, mutate
 @pytest.fixture(autouse=True)
 def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant that can't get through need not try for two seconds."""
-    monkeypatch.setattr(trouble, "PAUSES", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 0.01, 0.02))
 
 
 @dataclass(frozen=True)
@@ -449,9 +449,9 @@ def _count_refusals(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     refused: list[BaseException] = []
     sort: Callable[..., BaseException] = sqlite_file.SqliteFile._sorted
 
-    def noted(self: Any, error: sqlite3.Error) -> BaseException:
+    def noted(self: Any, error: sqlite3.Error, *about: Any) -> BaseException:
         refused.append(error)
-        return sort(self, error)
+        return sort(self, error, *about)
 
     monkeypatch.setattr(sqlite_file.SqliteFile, "_sorted", noted)
     return refused

@@ -12,8 +12,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from dibs import Dibs, NewJob
-from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql.engine import Query, placeholders
+from dibs.engines.postgresql.session import SESSION
+from dibs.engines.sql.blocks import placeholders
+from dibs.engines.sql.engine import Query
 from dibs.operations.manage import FIRST_ID
 from dibs.operations.scripts import Step
 from tests.support import fault_cases

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from dibs import BadRequest, Dibs, NewJob
-from dibs.engines.postgresql.poolers import Manners
+from dibs.engines.postgresql.session import SessionMode
 from tests.support.fault_stores import Place, face_of, wait_until
 from tests.support.internals import store_of
 from tests.support.servers import PgBouncer, PostgreSQL
@@ -48,9 +48,9 @@ def _database(place: Place) -> str:
     return place.url.rpartition("/")[2]
 
 
-def _manners(app: Dibs, face: str) -> Manners:
+def _mode(app: Dibs, face: str) -> SessionMode:
     store: Any = store_of(app)
-    return (store._sync if face == "sync" else store._async)._manners
+    return (store._sync if face == "sync" else store._async).mode
 
 
 def _work_off(app: Dibs, jobs: int) -> list[Any]:
@@ -83,7 +83,7 @@ def test_a_pooler_is_recognised_at_the_first_connection(open_behind: Callable[..
         verbs.claim_job(job.id).succeed("well")
 
         assert verbs.get(job.id).result == "well"
-    assert _manners(app, face) == Manners(pooled=True, bare=True)
+    assert _mode(app, face) == SessionMode(pooled=True, bare=True)
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])
@@ -94,7 +94,7 @@ def test_a_server_is_not_taken_for_a_pooler(postgres: Place, face: str) -> None:
         verbs.enqueue(NewJob("work"))
         assert verbs.counts()["ready"] == 1
 
-    assert _manners(app, face) == Manners(pooled=None, bare=False)
+    assert _mode(app, face) == SessionMode(pooled=None, bare=False)
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])
@@ -144,7 +144,7 @@ def test_a_crowd_behind_a_pooler_gets_every_job_once(
 def test_a_pooler_that_hides_itself_is_known_by_the_statements_it_loses(
     open_behind: Callable[..., Dibs], face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Manners, "learn_from_pid", lambda self, is_own: False)
+    monkeypatch.setattr(SessionMode, "learn_from_pid", lambda self, is_own: False)
     apps = [open_behind() for _ in range(4)]
     apps[0].sync.enqueue(*(NewJob("work", {"number": number}) for number in range(200)))
 
@@ -157,7 +157,7 @@ def test_a_pooler_that_hides_itself_is_known_by_the_statements_it_loses(
     found = apps[0].sync.find(state="succeeded", limit=1000)
     assert sorted(done) == sorted(job.id for job in found)
     assert sorted(job.result["number"] for job in found) == list(range(200))
-    assert any(_manners(app, face).pooled for app in apps), "no statement was ever lost"
+    assert any(_mode(app, face).pooled for app in apps), "no statement was ever lost"
 
 
 async def _crowd(apps: list[Dibs]) -> list[Any]:
@@ -219,7 +219,7 @@ def test_what_the_app_is_told_is_not_looked_for(postgres: Place, pooled: bool) -
 
     app.sync.enqueue(NewJob("work"))
 
-    assert _manners(app, "sync") == Manners(pooled=pooled, bare=pooled)
+    assert _mode(app, "sync") == SessionMode(pooled=pooled, bare=pooled)
 
 
 @pytest.mark.parametrize("bouncer", ["default"], indirect=True)
@@ -230,7 +230,7 @@ def test_parameters_that_a_pooler_refuses_are_left_out_also_where_sessions_are_k
 
     app.sync.enqueue(NewJob("work"))
 
-    assert _manners(app, "sync") == Manners(pooled=False, bare=True)
+    assert _mode(app, "sync") == SessionMode(pooled=False, bare=True)
 
 
 def test_a_server_that_became_a_replica_is_left_for_its_successor(postgres: Place) -> None:

@@ -15,7 +15,7 @@ from redis import exceptions
 from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis.connection import RedisNode
-from dibs.engines.trouble import TryAgain
+from dibs.engines.retries import TryAgain
 from dibs.operations.questions import hint_of
 from tests.support import proxy as proxies
 from tests.support.fault_stores import face_of, wait_until

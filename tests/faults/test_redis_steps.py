@@ -14,6 +14,7 @@ import redis
 from dibs import Dibs, JobState, NewJob
 from dibs.engines.redis import pipelines
 from dibs.operations import upkeep
+from dibs.operations.pipelines import rows_of
 from tests.support.fault_stores import Place
 from tests.support.internals import age, core_of, engine_of, run_script, store_of
 from tests.support.redis_checks import STORE, astray, break_script, call_once, misplaced

@@ -24,7 +24,7 @@ import dibs.integrations.alembic
 from dibs import BadRequest, Dibs, NewJob
 from dibs.engines.sql import migrations
 from dibs.engines.sql import schema_files as schema_folder
-from dibs.engines.sql.schema_files import schema_files, schema_version, statements
+from dibs.engines.sql.blocks import schema_files, schema_version, statements
 from tests.support.guides import write_project
 from tests.support.internals import store_of
 from tests.support.raw_sql import bare_store, by_hand, sqlalchemy_url

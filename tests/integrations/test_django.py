@@ -31,7 +31,7 @@ from django_tasks.exceptions import (
 from django_tasks.signals import task_enqueued, task_finished, task_started
 
 from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worker
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.blocks import schema_version
 from dibs.integrations.django import app, store
 from dibs.integrations.django.backend import DibsBackend, dibs_backends
 from dibs.integrations.django.management.commands import dibs as command

@@ -12,8 +12,8 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from dibs import BadRequest, Job, JobState, NewJob
+from dibs.engines.sql.blocks import schema_files
 from dibs.engines.sql.migrations import dialect_named, undoing
-from dibs.engines.sql.schema_files import schema_files
 from dibs.integrations import sqlalchemy as ours
 from dibs.integrations.sqlalchemy import AnyJob, FinishedJob, Gate, LiveJob, Pipeline, Queue, Step, models
 from tests.support.faces import Face, Make, open_face

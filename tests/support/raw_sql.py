@@ -10,7 +10,7 @@ import psycopg
 import pymysql
 import pytest
 
-from dibs.engines.mysql.pools import connect_options
+from dibs.engines.mysql.session import connect_options
 from tests.support.servers import MariaDB, PostgreSQL
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dibs.engines.sql.blocks import schema_files
 from dibs.engines.sql.migrations import dialect_named, pending, table_names, undo, undoing
-from dibs.engines.sql.schema_files import schema_files
 
 DIALECTS = ["sqlite", "postgresql", "mysql"]
 

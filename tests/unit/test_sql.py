@@ -12,9 +12,8 @@ import dibs
 from dibs.engines.memory.engine import Memory
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql.engine import SqlEngine, placeholders
-from dibs.engines.sql.schema_files import schema_files, statements
-from dibs.engines.sql.stepped import SteppedMySQL, SteppedPostgreSQL, SteppedSQLite
+from dibs.engines.sql.blocks import placeholders, schema_files, statements
+from dibs.engines.sql.engine import SqlEngine
 from dibs.engines.sqlite.engine import SQLite
 from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
 
@@ -23,20 +22,12 @@ every_engine = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("engine", [SteppedPostgreSQL(), SteppedSQLite(), SteppedMySQL()])
-@pytest.mark.parametrize("question", sorted(QUESTIONS))
-def test_every_question_has_an_answer(engine: SqlEngine, question: str) -> None:
-    assert hasattr(engine, f"_{question}") or question in engine.dialect.blocks
+@every_engine
+def test_every_question_has_an_answer(engine: SqlEngine) -> None:
+    assert engine.answers.keys() == engine.answers_within.keys() == QUESTIONS | GATE_QUESTIONS
 
 
-@pytest.mark.parametrize("question", sorted(GATE_QUESTIONS))
-def test_what_is_asked_of_gates_has_an_answer(question: str) -> None:
-    assert callable(getattr(Memory, f"_{question}"))
-    for engine in (SQLite(), PostgreSQL()):
-        assert hasattr(engine, f"_{question}") or question in engine.dialect.blocks
-
-
-@pytest.mark.parametrize("question", sorted(QUESTIONS))
+@pytest.mark.parametrize("question", sorted(QUESTIONS | GATE_QUESTIONS))
 def test_memory_answers_every_question(question: str) -> None:
     assert callable(getattr(Memory, f"_{question}"))
 

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 
 import dibs.integrations.alembic  # noqa: F401 (adds the operations)
 from dibs import Dibs
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.blocks import schema_version
 from tests.support.raw_sql import bare_store, sqlalchemy_url
 
 ROOT = Path(__file__).parents[2]

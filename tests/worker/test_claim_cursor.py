@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from dibs import Dibs, Job, NewJob, Retry
-from dibs.engines.sql.engine import placeholders
+from dibs.engines.sql.blocks import placeholders
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import JOB_COLUMNS, job_from_row
 from dibs.operations.scripts import Step

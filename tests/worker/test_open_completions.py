@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from dibs import Cancel, Context, Dibs, Fail, Job, JobEvent, NewJob, Snooze, StoreUnavailable
-from dibs.engines import trouble
-from dibs.engines.mysql import pools
+from dibs.engines import retries
+from dibs.engines.mysql import pools, session
 from tests.support.internals import store_of
 from tests.support.workers import (
     Apps,
@@ -182,9 +182,9 @@ async def test_what_a_handler_raised_outlives_the_longest_wait_for_a_lock(
     apps: Apps, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     isolation, rest = pools.SESSION
-    short = rest.replace(f"innodb_lock_wait_timeout = {pools.LOCK_TIMEOUT}", "innodb_lock_wait_timeout = 1")
+    short = rest.replace(f"innodb_lock_wait_timeout = {session.LOCK_TIMEOUT}", "innodb_lock_wait_timeout = 1")
     monkeypatch.setattr(pools, "SESSION", (isolation, short))
-    monkeypatch.setattr(trouble, "PAUSES", ())
+    monkeypatch.setattr(retries, "PAUSES", ())
     app, elsewhere = apps(), apps()
 
     async with completing(app, url, _refuse) as work:

@@ -18,9 +18,9 @@ from dibs.clock import monotonic
 from dibs.doctor import Finding
 from dibs.doctor.servers import drifted, uncompared
 from dibs.doctor.wakeup_check import echo, echo_async
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.retries import Tries
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.store import Operation, Store
-from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, DibsError, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.faces import Call, Calls, ask, make, verb
 from dibs.jobs import payload

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dibs.doctor.facts import Clock, Echo, Examined, Finding, Level
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.text import spoken
 
 

@@ -1,23 +1,24 @@
-"""What every store is: run an operation, in either colour, again where that may help."""
+"""Stores: what each of them can do, on both faces, and what pools and stores without tables share."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dibs.engines.sql.schema_problems import SchemaProblem
-from dibs.engines.trouble import Tries, TryAgain
+from dibs.engines.retries import Tries
+from dibs.engines.sql.blocks import schema_version
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Script
 
+if TYPE_CHECKING:
+    from dibs.engines.sql.schema_check import SchemaProblem
+
 T = TypeVar("T")
 
-# An operation is started anew for every try, so it is given as a way to make its script.
+# An operation starts anew at every try, so it is given as a function that makes its script.
 Operation = Callable[[Tries], Script[T]]
 
 
 class Store(Protocol):
-    """One place where jobs live."""
+    """One place where jobs are kept."""
 
     traits: Traits
 
@@ -31,17 +32,17 @@ class Store(Protocol):
     async def migrate_async(self) -> list[int]: ...
     def schema_version(self) -> int: ...
     async def schema_version_async(self) -> int: ...
-    def check_schema(self) -> list[SchemaProblem]: ...
-    async def check_schema_async(self) -> list[SchemaProblem]: ...
+    def check_schema(self) -> "list[SchemaProblem]": ...
+    async def check_schema_async(self) -> "list[SchemaProblem]": ...
     async def leave_loop(self) -> None:
-        """Give back what belongs to the running event loop, which is about to end."""
+        """Close what belongs to the running event loop, which is about to end."""
 
     async def listen(self, hear: Callable[[str], None]) -> None:
-        """Call `hear` whenever there may be something new; never returns, may raise `TryAgain`."""
+        """Call `hear` at every hint; never return, may raise `TryAgain`."""
 
 
 class Pooled:
-    """A store that has a pool of connections in each colour."""
+    """A store that has a pool of connections for each face."""
 
     _sync: Any
     _async: Any
@@ -57,24 +58,28 @@ class Pooled:
         await self._async.leave_loop()
 
 
-def again(work: Callable[[Tries], T], *, even_if_locked: bool = True) -> T:
-    """Run the whole of it again on a deadlock, a lost race or a lost connection."""
-    tries = Tries()
-    while True:
-        try:
-            return work(tries)
-        except TryAgain as trouble:
-            if trouble.locked and not even_if_locked:
-                raise
-            time.sleep(tries.pause(trouble))
+class WithoutTables:
+    """A store with nothing to migrate and nothing to check."""
 
+    def open(self) -> None: ...
+    async def open_async(self) -> None: ...
 
-async def again_async(work: Callable[[Tries], Awaitable[T]], *, even_if_locked: bool = True) -> T:
-    tries = Tries()
-    while True:
-        try:
-            return await work(tries)
-        except TryAgain as trouble:
-            if trouble.locked and not even_if_locked:
-                raise
-            await asyncio.sleep(tries.pause(trouble))
+    def migrate(self) -> list[int]:
+        self.open()
+        return []
+
+    async def migrate_async(self) -> list[int]:
+        await self.open_async()
+        return []
+
+    def schema_version(self) -> int:
+        return schema_version("postgresql")  # always up to date
+
+    async def schema_version_async(self) -> int:
+        return self.schema_version()
+
+    def check_schema(self) -> "list[SchemaProblem]":
+        return []
+
+    async def check_schema_async(self) -> "list[SchemaProblem]":
+        return []

@@ -21,7 +21,7 @@ from alembic.operations import MigrateOperation, Operations
 from alembic.operations import ops as alembic_ops
 from sqlalchemy import inspect, text
 
-from dibs.engines.sql.engine import Dialect
+from dibs.engines.sql.blocks import Dialect, schema_files
 from dibs.engines.sql.migrations import (
     MIGRATION_LOCK,
     check_version,
@@ -31,7 +31,6 @@ from dibs.engines.sql.migrations import (
     table_names,
     undoing,
 )
-from dibs.engines.sql.schema_files import schema_files
 from dibs.errors import UnknownEngine
 from dibs.settings import read_settings
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from dibs.app.dibs import Dibs
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries
 from dibs.operations import queries
 from dibs.operations.scripts import Rows, Script, Step
 

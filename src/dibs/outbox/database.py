@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from dibs import faces
 from dibs.engines.mysql import errors as mysql
 from dibs.engines.postgresql import errors as postgresql
+from dibs.engines.retries import Tries, TryAgain
 from dibs.engines.sql.engine import Query
 from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries, check_same_file
 from dibs.engines.sqlite import file as sqlite
-from dibs.engines.trouble import Tries, TryAgain
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.faces import Call, Calls, make
 from dibs.operations.scripts import Rows, run, run_async

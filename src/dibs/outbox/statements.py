@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from dibs.engines.sql.engine import read_blocks
+from dibs.engines.sql.blocks import read_blocks
 from dibs.engines.sqlite.engine import NOW as SQLITE_NOW
 from dibs.errors import BadRequest
 from dibs.operations.scripts import Rows

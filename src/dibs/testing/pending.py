@@ -13,7 +13,7 @@ from dibs.app.registry import Registry
 from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries
 from dibs.errors import BadRequest
 from dibs.faces import Call, Calls, make, run, run_async
 from dibs.jobs.job import Job

@@ -18,8 +18,8 @@ from dibs.app.dibs import Dibs
 from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
 from dibs.engines.connect import connect
+from dibs.engines.retries import Tries
 from dibs.engines.store import Operation, Store
-from dibs.engines.trouble import Tries
 from dibs.errors import BadRequest, Refused, StoreUnavailable
 from dibs.jobs.ids import worker_name
 from dibs.operations import upkeep

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from dibs.app.claims import ClaimState, hold
 from dibs.app.state import AppState
 from dibs.clock import monotonic
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries
 from dibs.jobs.job import Job
 from dibs.jobs.options import DEFAULT_LEASE
 from dibs.operations.claim import ClaimRequest, take

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from dibs.clock import monotonic
-from dibs.errors import BadRequest, DibsError, StoreRefused, StoreUnavailable
+from dibs.errors import BadRequest, DibsError, StoreBusy, StoreRefused, StoreUnavailable
 from dibs.events import log
 
 SILENCE = 3  # polls without a word from the store, when there should be one in each
@@ -65,9 +65,15 @@ class WorkerHealth:
     async def wait_for_store(self, error: StoreUnavailable, *, until_idle: bool) -> None:
         """Note that the store is away, log it once, and sleep until it is worth another try.
 
+        A lock that another transaction holds is not an absence.
+
         Raise the error if the store refused this worker from the start, or if a caller has waited for the
         end of the worker (`until_idle`) for a minute.
         """
+        if isinstance(error, StoreBusy) and not (until_idle and self._failures >= 2):
+            self._failures += 1
+            log.info("the worker keeps trying: %s", error)
+            return  # the store is there, and the call has waited long enough for the lock
         self._note_failure(error)
         if until_idle and self._lost_for() > LONGEST_ABSENCE:
             raise error

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dibs.clock import monotonic
+from dibs.engines.retries import TryAgain
 from dibs.engines.store import Store
-from dibs.engines.trouble import TryAgain
 from dibs.events import log
 from dibs.operations.questions import ECHO_HINT
 

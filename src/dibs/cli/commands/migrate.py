@@ -12,9 +12,8 @@ from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import settings_of
 from dibs.cli._support.options import AsJson, Url, bad_usage
 from dibs.cli._support.printing import print_json, print_result
-from dibs.engines.sql.engine import Dialect
+from dibs.engines.sql.blocks import Dialect, schema_files
 from dibs.engines.sql.migrations import dialect_named
-from dibs.engines.sql.schema_files import schema_files
 from dibs.settings import Settings
 
 EXAMPLE = "Example: dibs migrate --url postgresql://localhost/shop"

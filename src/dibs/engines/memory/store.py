@@ -6,9 +6,8 @@ from typing import Any, TypeVar
 
 from dibs.engines.hints import Listeners
 from dibs.engines.memory.engine import Memory
-from dibs.engines.store import Operation
-from dibs.engines.tableless import Tableless
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries
+from dibs.engines.store import Operation, WithoutTables
 from dibs.errors import UnsupportedConnection
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run
@@ -16,7 +15,7 @@ from dibs.operations.scripts import Rows, Step, run
 T = TypeVar("T")
 
 
-class MemoryStore(Tableless):
+class MemoryStore(WithoutTables):
     """The store of one process: answers at once, in any thread, in either colour."""
 
     traits = Memory.traits

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -32,11 +32,12 @@ from dibs.engines.mysql.values import (
     as_plain,
     chunks,
 )
-from dibs.engines.sql.engine import Dialect, Plan, Query
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import READS, Answer, Plan, Query, errors_with_death, swept_state
 from dibs.engines.sql.moves import MovingEngine, columns
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.jobs.job import STORED_TYPES, StoredJob
-from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
+from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Row, Rows, Step
 
@@ -72,6 +73,16 @@ SPELLINGS = {
     "true": "true",
     "in_ids": "in (:$1)",
     "in_texts": "in (:$1)",
+    "is_in": "find_in_set($1, :$2)",
+    # By key, one row for each id: left to itself the server reads a small table whole, and locks it.
+    "given": (
+        "json_table(:ids, '$[*]' columns (id char(32) character set ascii path '$')) given"
+        " straight_join $1 job force index (primary) on job.id = unhex(given.id)"
+    ),
+    "is_given": "true",
+    "join": "straight_join",
+    "newest": "for update",
+    "bigint": "signed",
     "has_tags": "json_contains(job.tags, :$1)",
     "next_token": "/*M! nextval(dibs_token) + */ 0",
     # MariaDB's settings are tables of the one schema, MySQL's of the other.
@@ -79,15 +90,6 @@ SPELLINGS = {
     "isolation": "/*M! 'tx_isolation' */ /*!80017 'transaction_isolation' */",
     "names": "/*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */",
 }
-
-READS = frozenset(
-    {
-        *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
-        *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
-        *("glance", "glance_at_queue", "departed"),
-        *("gates", "current"),
-    }
-)
 
 # The same looks, as locking reads.
 NEWEST = {
@@ -118,22 +120,99 @@ class MySQL(MysqlSettle, MovingEngine):
         goes_on=True,
     )
 
+    readers = READERS
+    finds_by_pipeline = False
+
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="mysql", spellings=SPELLINGS, prefix=prefix)
+        own: dict[str, Answer] = {
+            "enqueue": self._enqueue,
+            "enqueue_tick": self._enqueue_tick,
+            "claim": self._claim,
+            "claim_job": self._claim_job,
+            "claim_within_limits": self._claim_within_limits,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "settled": self._settled,
+            "renew": self._renew,
+            "progress": self._progress,
+            "stage": self._stage,
+            "sweep": self._sweep,
+            "tick": self._tick,
+            "age": self._age,
+            "cancel": self._cancel,
+            "retry": self._retry,
+            "recover": self._recover,
+            "delete": self._delete,
+            "prune": self._prune,
+            "set_queue": self._set_queue,
+            "release_train": self._release_train,
+            "mend": self._mend,
+            "gates": self._gates,
+            "current": self._current,
+            "get": self._get,
+            "find": self._find,
+            "find_oldest": self._find_oldest,
+            "counts": self._counts,
+            "glance": self._glance,
+            "ready_lines": self._ready_lines,
+            "examine": self._examine,
+            **self._move_answers(),
+            **self._blocks("glance_at_queue", "explain", "queues", "backlog", "schedules", "workers"),
+            **self._blocks("leave", "upcoming", "now", "echo"),
+        }
+        writes = {question: answer for question, answer in own.items() if question not in READS}
+        within = own | {question: self._on_newest(answer) for question, answer in writes.items()}
+        within["get"] = self._get_beside_snapshot
+        self.answers = own | PipelineAnswers(self, own).answers()
+        self.answers_within = within | PipelineAnswers(self, within).answers()
 
     def needs_transaction(self, step: Step) -> bool:
-        match step.question:
-            case "enqueue":
-                return not is_one_insert(**step.params)
-            case question:
-                return question not in READS
+        if step.question == "enqueue":
+            return concerns_pipelines(step) or not is_one_insert(**step.params)
+        return step.question not in READS
 
-    def answer(self, step: Step, *, own: bool = True) -> Plan:
-        """The caller's transaction may see an old snapshot; what it met and does not see is looked for."""
-        if step.question == "get" and not own:
-            return self._get_beside_snapshot(**step.params)
-        plan = super().answer(step, own=own)
-        return plan if own or step.question in READS else self._beside_snapshot(plan)
+    # -- pipelines ------------------------------------------------------------------------------
+
+    def ids(self, ids: Iterable[UUID]) -> Any:
+        return as_json([id.hex for id in ids])
+
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        """Read the ids from the query: there is no `returning` here."""
+        if query.name != "end":
+            return ()
+        params: Any = query.params
+        return [UUID(id) for id, *_ in msgspec.json.decode(params["ends"])]
+
+    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        return (yield Query("pipelines_soon", {"ids": self.ids(ids)}))
+
+    def following_jobs(self, id: UUID) -> Plan:
+        """Go level by level: a recursive part can't lock, and would read a caller's old snapshot."""
+        following: set[UUID] = set()
+        ids = {id}
+        while ids:
+            children = yield Query("children_of", {"ids": self.ids(sorted(ids))})
+            ids = {row["id"] for row in children} - following
+            following |= ids
+        if not following:
+            return []
+        return (yield Query("waiting_steps", {"ids": self.ids(sorted(following))}))
+
+    def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
+        """Recognise our own row by a random number: there is no `returning` here.
+
+        A locking read before the insert would, at REPEATABLE READ, lock the gap for the inserts of others.
+        """
+        call = uuid4().int >> 65
+        yield Query("insert_pipeline", self.adapt({**about, "changes": call}))
+        rows = yield Query("pipeline_changes", {"ids": self.ids([about["id"]])})
+        return [about] if rows[0]["changes"] == call else []
+
+    # -- in a caller's transaction --------------------------------------------------------------
+
+    def _on_newest(self, answer: Answer) -> Answer:
+        return lambda **params: self._beside_snapshot(answer(**params))
 
     def _beside_snapshot(self, plan: Plan) -> Plan:
         """The same plan in a transaction of the caller's, with locking reads where its snapshot is too old.
@@ -158,15 +237,6 @@ class MySQL(MysqlSettle, MovingEngine):
             except StopIteration as done:
                 answer: Rows = done.value
                 return answer
-
-    def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
-        readers = [(name, READERS[name]) for name in names if name in READERS]
-        answer = [dict(zip(names, row, strict=True)) for row in rows]
-        for row in answer:
-            for name, reader in readers:
-                if row[name] is not None:
-                    row[name] = reader(row[name])
-        return answer
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: as_plain(value) for name, value in params.items()}
@@ -200,17 +270,20 @@ class MySQL(MysqlSettle, MovingEngine):
         gated = (yield Query("lock_expired", {"ids": as_ids(sorted(ours))})) if ours else []
         yield from self._bury(gated, gates)
         yield from self._open_gates(gates)
-        return [{**job, "state": _swept(job)} for job in (*plain, *gated)]
+        return [{**job, "state": swept_state(job)} for job in (*plain, *gated)]
 
     def _bury(self, expired: Sequence[Row], gates: Gates) -> Plan:
         """Give back or end these, which are locked, and so are their gates."""
-        ends = [(job["id"].hex, _swept(job).value, job["cancel_reason"], _with_death(job)) for job in expired]
+        ends = [
+            (job["id"].hex, swept_state(job).value, job["cancel_reason"], errors_with_death(job))
+            for job in expired
+        ]
         yield from self._end([one for one in ends if one[1] != JobState.ready])
         for chunk in chunks(one for one in ends if one[1] == JobState.ready):
             yield Query("sweep_returned", {"ends": chunk})
         for job in expired:
-            if _swept(job) in FINISHED:
-                leave(gates, job, _swept(job))
+            if swept_state(job) in FINISHED:
+                leave(gates, job, swept_state(job))
         return []
 
     def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
@@ -325,17 +398,6 @@ class MySQL(MysqlSettle, MovingEngine):
     def _key_holders(self, keys: Sequence[str]) -> Plan:
         return (yield Query("holders", {"keys": as_json(keys)}))
 
-    def _tick(self, forget_after: int, **about: Any) -> Plan:
-        yield Query("tick", about)
-        yield Query("forget_workers", {"forget_after": forget_after})
-        return (yield Query("upcoming", {}))
-
-    def _age(self, micros: int) -> Plan:
-        yield Query("age_jobs", {"micros": micros})
-        yield Query("age_schedules", {"micros": micros})
-        yield Query("age_gates", {"micros": micros})
-        return (yield Query("age_finished", {"micros": micros}))
-
     # -- look -----------------------------------------------------------------------------------
 
     def _get(self, ids: Sequence[UUID], block: str = "get") -> Plan:
@@ -400,19 +462,3 @@ def _as_given(rows: Iterable[Row], ids: Sequence[UUID]) -> list[Row]:
     """Rows in the order in which somebody named them."""
     order = {id: at for at, id in enumerate(ids)}
     return sorted(rows, key=lambda row: order[row["id"]])
-
-
-def _swept(job: Row) -> JobState:
-    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
-
-
-def _with_death(job: Row) -> str:
-    death = {
-        "attempt": job["attempts"],
-        "token": job["token"],
-        "at": job["now"],
-        "worker": job["worker"],
-        "type": "LeaseLost",
-        "message": WORKER_DIED,
-    }
-    return as_json([*msgspec.json.decode(job["errors"]), death])

@@ -1,36 +1,29 @@
-"""What the errors of MySQL and MariaDB mean: try again, a clear word about what to do, or a bug.
+"""Errors of MySQL and MariaDB: which to try again after, which to explain to the caller, which are bugs.
 
-After a deadlock, a lock that was waited for too long (which undoes one statement, not the transaction) or
-a record that changed meanwhile, nothing of the transaction may go on: it is rolled back whole, and run
-again from its start.
+After a deadlock, a lock wait that took too long (which undoes one statement, not the transaction) or a record
+that changed meanwhile, the transaction must not continue: it is rolled back and run again from its start.
 """
 
 from urllib.parse import unquote, urlsplit
 
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.trouble import TryAgain, not_permitted
-from dibs.errors import (
-    NotPermitted,
-    SchemaOutdated,
-    StoreRefused,
-    StoreUnavailable,
-    UnknownEngine,
-)
+from dibs.engines.retries import TryAgain, not_permitted
+from dibs.engines.sql.blocks import schema_version
+from dibs.errors import NotPermitted, SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine
 
 PARSE_ERROR, UNKNOWN_COLLATION, DUPLICATE, TOO_LARGE = 1064, 1273, 1062, 1153
 # Errors after which the same operation may succeed on the same connection: deadlock, lock wait, record
-# changed, a key taken at the same moment, a table that was altered.
+# changed, a key taken at the same time, a table that was altered.
 LOCKED = 1205
 UNDONE = (1213, LOCKED, 1020, DUPLICATE, 1412, 1615)
-# The same on another connection: no place left, shutting down, killed, idle too long, aborted, read-only
-# since a failover, gone.
+# The same on another connection: too many connections, shutting down, killed, idle too long, aborted,
+# read-only since a failover, gone.
 BROKEN = (
     *(1040, 1203, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1836, 1290),
     *(1927, 4031, 2002, 2003, 2006, 2013, 2014, 2027, 2055),
 )
 NEVER_BEGAN = (1040, 1203, 1290, 1836, 2002, 2003)  # of these, what surely did nothing
 NO_TABLES = (1146, 1054, 4091)
-NOT_PERMITTED = (1044, 1142, 1143, 1227, 1370)  # we are who we say, and may not
+NOT_PERMITTED = (1044, 1142, 1143, 1227, 1370)  # known, without the rights
 # Credentials, no such database; the last ones: a password that expired, an account that is locked.
 REFUSED = (1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 4151)
 READ_ONLY = (1290, 1836)
@@ -40,14 +33,14 @@ DRIVERS = ("pymysql", "asyncmy", "MySQLdb")
 
 
 def store_name(url: str) -> str:
-    """A URL for people: host and database, never a password."""
+    """Return host and database of a URL, never a password."""
     parts = urlsplit(url)
     host = f"{parts.hostname or 'localhost'}{f':{parts.port}' if parts.port else ''}"
     return f"MySQL at {host}, database {parts.path.lstrip('/') or '(none)'}"
 
 
 def judge(error: BaseException, url: str) -> BaseException:
-    """What an error of a driver means for the operation."""
+    """Return `TryAgain`, an error for the caller, or the error itself if it is a bug."""
     match error:
         case TryAgain() | SchemaOutdated() | StoreUnavailable() | NotPermitted() | UnknownEngine():
             return error
@@ -74,23 +67,23 @@ def judge(error: BaseException, url: str) -> BaseException:
 
 
 def refused(error: BaseException, url: str) -> StoreRefused:
-    """Why we are not let in, in the server's own words."""
+    """Return the error for a refused connection, in the server's own words."""
     return StoreRefused(f"{store_name(url)} refused us: {error.args[-1]}; check the URL, then try again")
 
 
 def forbidden(error: BaseException, url: str) -> NotPermitted:
-    """Who may not do what, and the words that would let them."""
+    """Return the error that names the user, what it may not do, and the grants that would permit it."""
     parts = urlsplit(url)
-    who = unquote(parts.username) if parts.username else None
+    user = unquote(parts.username) if parts.username else None
     advice = (
-        f"grant select, insert, update, delete on `{unquote(parts.path.lstrip('/'))}`.* to {who or 'it'}, "
+        f"grant select, insert, update, delete on `{unquote(parts.path.lstrip('/'))}`.* to {user or 'it'}, "
         "and to migrate also create, alter, index, drop, references"
     )
-    return not_permitted(store_name(url), who, str(error.args[-1]), advice)
+    return not_permitted(store_name(url), user, str(error.args[-1]), advice)
 
 
 def error_number(error: BaseException) -> int | None:
-    """The number that the server, or the driver on its behalf, gave this error; None when it is no such."""
+    """Return the number of the server's, or the driver's, error; None for any other exception."""
     if type(error).__module__.split(".")[0] not in DRIVERS:
         return None
     first = error.args[0] if error.args else 0
@@ -98,11 +91,11 @@ def error_number(error: BaseException) -> int | None:
 
 
 def is_known_state(error: BaseException) -> bool:
-    """Whether the server itself said no, and the connection is as good as before."""
+    """Return whether the server itself reported the error, so that the connection is still usable."""
     number = error_number(error)
     return number is not None and number not in BROKEN and 1000 <= number < 2000 and number != TOO_LARGE
 
 
 def lacks(error: BaseException) -> bool:
-    """Whether a probe was not understood."""
+    """Return whether the server did not understand a probe."""
     return error_number(error) in (PARSE_ERROR, UNKNOWN_COLLATION)

@@ -11,15 +11,6 @@
 -- fragment: given_ids
 json_table(:ids, '$[*]' columns (id char(32) character set ascii path '$')) given
 
--- name: get
-select {job_columns:job}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-union all
-select {job_columns:job}
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-
 -- name: get_newest
 -- In a transaction of the caller's that may have begun long ago: a locking read sees what is there now.
 (
@@ -36,94 +27,10 @@ union all
     lock in share mode
 )
 
--- fragment: matches
-(:after is null or job.id < unhex(:after))
-          and {>is_wanted}
-
--- fragment: is_wanted
-(:queue is null or job.queue = :queue)
-          and (:kind is null or job.kind = :kind)
-          and (:train is null or job.train = :train)
-          and (:slot is null or job.slot = :slot)
-          and (:pipeline_id is null or job.pipeline_id = unhex(:pipeline_id))
-          and (:states is null or find_in_set(job.state, :states))
-          and json_contains(job.tags, :tags)
-
--- name: glance
-select {>glanced}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-union all
-select {>glanced}
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-
--- name: glance_at_queue
-select *
-from (
-    select {>glanced}
-    from dibs_jobs job force index (primary)
-    where :queue is null or job.queue = :queue
-    order by job.id desc
-    limit :limit
-) live
-union all
-select *
-from (
-    select {>glanced}
-    from dibs_finished job force index (primary)
-    where job.id > unhex(:since) and (:queue is null or job.queue = :queue)
-    order by job.id desc
-    limit :limit
-) finished
-
 -- name: counts
 select job.state, count(*) as jobs from dibs_jobs job group by job.state
 union all
 select job.state, count(*) as jobs from dibs_finished job group by job.state
-
--- name: counts_of_queue
-select counted.state, cast(sum(counted.jobs) as signed) as jobs
-from (
-    select job.state, count(*) as jobs
-    from dibs_jobs job
-    where job.queue = :queue
-    group by job.state
-    union all
-    select job.state, count(*) as jobs
-    from dibs_finished job
-    where job.queue = :queue
-    group by job.state
-) counted
-group by counted.state
-
--- name: settled
-select job.id, job.state, job.token, job.settled_token, job.settled_as
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-union all
-select job.id, job.state, job.token, job.settled_token, job.settled_as
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-
--- name: explain
-select
-    {job_columns:job},
-    coalesce(setting.paused, false) as paused,
-    setting.max_running,
-    (
-        select count(*)
-        from dibs_jobs other
-        where other.state = 'running' and other.queue = job.queue
-    ) as running,
-    job.cancel_reason,
-    {now} as now
-from (
-    select {job_columns:live}, live.cancel_reason from dibs_jobs live where live.id = unhex(:job)
-    union all
-    select {job_columns:kept}, null from dibs_finished kept where kept.id = unhex(:job)
-) job
-left join dibs_queues setting on setting.name = job.queue
 
 -- name: enqueue
 -- For ids that nobody can have stored before. A violated key makes the whole batch try again with
@@ -572,6 +479,18 @@ from information_schema.innodb_trx began
 where began.trx_mysql_thread_id not in (0, connection_id())
 order by began.trx_started
 limit 3
+
+-- name: oldest_transaction
+select
+    other.id as connection,
+    other.user as user,
+    other.host as program,
+    timestampdiff(second, open.trx_started, now()) as seconds
+from information_schema.innodb_trx open
+join information_schema.processlist other on other.id = open.trx_mysql_thread_id
+where other.id <> connection_id()
+order by open.trx_started
+limit 1
 
 -- name: note_moves
 -- Who was enqueued again while it was away departs a second time.

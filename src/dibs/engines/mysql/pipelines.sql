@@ -65,17 +65,6 @@ select pipeline.id, pipeline.name, pipeline.on_failed
 from {>given_ids}
 straight_join dibs_pipelines pipeline on pipeline.id = unhex(given.id)
 
--- name: steps_among
-select job.id, job.pipeline_id, job.state, job.state = 'blocked' and job.position is null as waits
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
-union all
-select job.id, job.pipeline_id, job.state, false
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
-
 -- name: steps_in_slots
 select job.id, job.pipeline_id, job.state
 from json_table(
@@ -84,14 +73,6 @@ from json_table(
 straight_join dibs_jobs job force index (dibs_jobs_gate) on job.gate = concat('s', given.name)
 straight_join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
 where job.state <> 'running' and job.position is not null
-
--- name: ended_steps
-select job.id, job.state, pipeline.on_failed
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = job.pipeline_id
-order by job.id
-for update
 
 -- name: meet_parents
 update {>given_ids}
@@ -105,39 +86,10 @@ straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent
 straight_join dibs_parents other force index (primary) on other.child = edge.child
 for update
 
--- name: waiting_steps
-select {>new_step}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-where job.state = 'blocked' and job.position is null
-order by job.id
-for update
-
 -- name: forget_steps
 delete job
 from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-
--- name: end_steps
-insert into dibs_finished ({kept_columns}, attempts, state, pipeline_id, message, errors, settled_as, finished_at)
-select
-    {kept_columns:job}, job.attempts, 'cancelled', job.pipeline_id, coalesce(:message, job.message), job.errors,
-    :settled_as, {now}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-
--- name: waiting_if_retried
-select job.id
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-where job.state in ('failed', 'cancelled')
-  and exists (select 1 from dibs_parents unmet where unmet.child = job.id and not unmet.met)
-
--- name: block_steps
-insert into dibs_jobs ({kept_columns}, attempts, state, pipeline_id, errors)
-select {returned_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
-from {>given_ids}
-straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
 
 -- name: forget_finished_steps
 delete job

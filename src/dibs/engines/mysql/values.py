@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.sql.engine import Writers
+from dibs.engines.sql.engine import Converters
 from dibs.jobs.states import JobState
 
 # What is sent in one statement: the server refuses more than its max_allowed_packet (16 MiB on MariaDB),
@@ -57,11 +57,11 @@ def as_json(value: Any) -> str:
 
 def as_plain(value: Any) -> Any:
     """A value as the drivers, and JSON, take it: ids as hex, times in UTC without a zone, truth as 0 or 1."""
-    writer = _WRITERS[type(value)]
-    return value if writer is None else writer(value)
+    converter = _CONVERTERS[type(value)]
+    return value if converter is None else converter(value)
 
 
-_WRITERS = Writers(
+_CONVERTERS = Converters(
     {
         list: lambda values: as_json([as_plain(value) for value in values]),
         UUID: lambda id: id.hex,

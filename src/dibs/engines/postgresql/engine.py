@@ -1,6 +1,7 @@
 """PostgreSQL's answers: which blocks of jobs.sql make up a question."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,11 +17,12 @@ from dibs.engines.postgresql.gates import (
     is_bare,
     settled_gate,
 )
-from dibs.engines.sql.engine import LOOKS, Copy, Dialect, Plan, Query
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import LOOKS, Answer, Copy, Plan, Query
+from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits, hint_of
-from dibs.operations.scripts import Row, Step
+from dibs.operations.scripts import Row, Rows, Step
 
 SPELLINGS = {
     "now": "statement_timestamp()",
@@ -38,6 +40,12 @@ SPELLINGS = {
     "true": "true",
     "in_ids": "= any (cast(:$1 as uuid[]))",
     "in_texts": "= any (cast(:$1 as text[]))",
+    "is_in": "$1 = any (cast(:$2 as text[]))",
+    "given": "$1 job",
+    "is_given": "$1 = any (cast(:ids as uuid[]))",
+    "join": "join",
+    "newest": "",
+    "bigint": "bigint",
     "in_numbers": "= any (cast(:$1 as bigint[]))",
     "has_tags": "cast(job.tags as jsonb) @> cast(:$1 as jsonb)",
 }
@@ -83,8 +91,46 @@ class PostgreSQL(PostgresGates):
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="postgresql", spellings=SPELLINGS, prefix=prefix)
         self._hints = Hints()
+        own: dict[str, Answer] = {
+            "enqueue": partial(self._enqueue, may_copy=True),
+            "enqueue_tick": self._enqueue_tick,
+            "claim": self._claim,
+            "claim_job": self._claim_job,
+            "claim_within_limits": self._claim_within_limits,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "renew": self._renew,
+            "stage": self._stage,
+            "sweep": self._sweep,
+            "age": self._age,
+            "cancel": self._cancel,
+            "retry": self._retry,
+            "recover": self._recover,
+            "delete": self._delete,
+            "set_queue": self._set_queue,
+            "release_train": self._release_train,
+            "mend": self._mend,
+            "find": self._find,
+            "find_oldest": self._find_oldest,
+            "counts": self._counts,
+            "ready_lines": self._ready_lines,
+            "examine": self._examine,
+            **self._move_answers(),
+            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
+            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
+            **self._blocks("tick", "upcoming", "now", "echo"),
+        }
+        # A bulk load needs a connection of our own.
+        within = own | {
+            "enqueue": partial(self._enqueue, may_copy=False),
+            "settled": self._settled_by_now,
+        }
+        self.answers = own | PipelineAnswers(self, own).answers()
+        self.answers_within = within | PipelineAnswers(self, within).answers()
 
     def needs_transaction(self, step: Step) -> bool:
+        if concerns_pipelines(step):
+            return True
         match step.question:
             case "enqueue":
                 return not step.params["fresh"] or not all(map(is_bare, step.params["jobs"]))
@@ -93,16 +139,20 @@ class PostgreSQL(PostgresGates):
             case question:
                 return question in TOGETHER
 
-    def answer(self, step: Step, *, own: bool = True) -> Plan:
-        """On the caller's connection a bulk load is an insert like any other."""
-        if step.question == "enqueue":
-            return self._enqueue(**step.params, may_copy=own)
-        if step.question == "settled" and not own:
-            return self._settled_by_now(**step.params)
-        return super().answer(step, own=own)
+    def ids(self, ids: Iterable[UUID]) -> Any:
+        return list(ids)
+
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        return [row["id"] for row in rows] if query.name == "supersede" else ()
+
+    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        return (yield Query("wait_briefly", {}))  # for the locks that follow
 
     def _settled_by_now(self, ids: Sequence[UUID]) -> Plan:
-        """Who seems not to be held may have been claimed since the caller's snapshot: then a lock fails."""
+        """Read under a lock: in the caller's old snapshot a job may look unclaimed although it is claimed.
+
+        PostgreSQL then raises 40001.
+        """
         yield Query("look_at_these", {"ids": ids})
         return (yield Query("settled", {"ids": ids}))
 
@@ -271,12 +321,6 @@ class PostgreSQL(PostgresGates):
 
     def _examine(self) -> Plan:
         return (yield Query("examine", {"needed": OLDEST, "schema": str(schema_version("postgresql"))}))
-
-    def _age(self, micros: int) -> Plan:
-        yield Query("age_jobs", {"micros": micros})
-        yield Query("age_schedules", {"micros": micros})
-        yield Query("age_gates", {"micros": micros})
-        return (yield Query("age_finished", {"micros": micros}))
 
 
 class Given(msgspec.Struct, gc=False, omit_defaults=True):

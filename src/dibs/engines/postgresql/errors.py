@@ -1,40 +1,41 @@
-"""What PostgreSQL's errors mean: try again, a clear word about what to do, or a bug."""
+"""PostgreSQL's errors: which to try again after, which to explain to the caller, which are bugs."""
 
 import re
 from urllib.parse import unquote, urlsplit
 
-from dibs.engines.postgresql.poolers import NOT_PREPARED, PREPARED_TWICE
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.trouble import TryAgain, not_permitted
+from dibs.engines.retries import TryAgain, not_permitted
+from dibs.engines.sql.blocks import schema_version
 from dibs.errors import NotPermitted, SchemaOutdated, StoreRefused, StoreUnavailable
 
 READ_ONLY, LOCKED = "25006", "55P03"
+IDLE_TOO_LONG = "25P03"  # the session was idle in a transaction for longer than its limit
+NOT_PREPARED, PREPARED_TWICE = "26000", "42P05"
 NOT_PERMITTED = "42501"
-# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a lock waited for too
-# long, a key taken at the same moment, a server that starts, stops, became a replica or has no place left, a
-# plan that the schema outgrew, a statement that was prepared in another session.
+# SQLSTATEs after which the same operation may succeed: serialization, deadlock, a lock waited for too long, a
+# key taken at the same time, a session that was idle for too long, a server that starts, stops, became a
+# replica or has no room, a query plan that the schema outgrew, a statement prepared in another session.
 AGAIN = {
     *("40001", "40P01", LOCKED, "23505", "53300", "57P01", "57P02", "57P03", "0A000"),
-    *(READ_ONLY, NOT_PREPARED, PREPARED_TWICE),
+    *(READ_ONLY, NOT_PREPARED, PREPARED_TWICE, IDLE_TOO_LONG),
 }
 NO_TABLES = ("42P01", "42703", "3F000")
 REFUSED = ("28", "3D")  # how these begin: credentials, no such database
 
 
 def store_name(url: str) -> str:
-    """A URL for people: host and database, never a password."""
+    """Return host and database of a URL, never a password."""
     parts = urlsplit(url)
     host = f"{parts.hostname or 'local socket'}{f':{parts.port}' if parts.port else ''}"
     return f"PostgreSQL at {host}, database {parts.path.lstrip('/') or '(default)'}"
 
 
 def is_ending(sqlstate: str | None) -> bool:
-    """The server is about to close this connection, or has become a replica, though it may look fine."""
-    return sqlstate is not None and sqlstate.startswith(("08", "57P", READ_ONLY))
+    """Return whether the server is closing this connection, or has become a replica."""
+    return sqlstate is not None and sqlstate.startswith(("08", "57P", READ_ONLY, IDLE_TOO_LONG))
 
 
 def judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException:
-    """What an error of the server means for the operation."""
+    """Return `TryAgain`, an error for the caller, or the error itself if it is a bug."""
     if sqlstate in NO_TABLES:
         return SchemaOutdated(0, schema_version("postgresql"), store_name(url))
     if sqlstate is not None and (sqlstate in AGAIN or sqlstate.startswith("08")):
@@ -49,27 +50,27 @@ def judge(error: BaseException, sqlstate: str | None, url: str) -> BaseException
 
 
 def forbidden(error: BaseException, url: str) -> NotPermitted:
-    """Who may not do what, and the words that would let them."""
+    """Return the error that names the user, what it may not do, and the statements that would permit it."""
     parts = urlsplit(url)
-    who = unquote(parts.username) if parts.username else None
+    user = unquote(parts.username) if parts.username else None
     said = str(error).strip().splitlines()[0]
-    return not_permitted(store_name(url), who, said, _grants(said, who or "USER"))
+    return not_permitted(store_name(url), user, said, _grants(said, user or "USER"))
 
 
-def _grants(said: str, who: str) -> str:
-    """By what the server says; one that speaks another language is answered for the usual case."""
+def _grants(said: str, user: str) -> str:
+    """Return advice that fits the server's message; in another language, for the usual case."""
     if "owner" in said:
         return "do it as the owner of the tables"
     if found := re.search(r"for schema (\S+)", said):
-        return f"as its owner: grant usage, create on schema {found[1]} to {who} (create only to migrate)"
+        return f"as its owner: grant usage, create on schema {found[1]} to {user} (create only to migrate)"
     return (
         "as the owner of the tables: grant select, insert, update, delete on all tables in schema public "
-        f"to {who}; grant usage, update on all sequences in schema public to {who}"
+        f"to {user}; grant usage, update on all sequences in schema public to {user}"
     )
 
 
-# libpq gives no SQLSTATE for a connection that was refused, only the server's words. In another language
-# they are not recognised, and the caller hears of it after the usual tries.
+# libpq gives no SQLSTATE for a refused connection, only the server's message. In another language it is not
+# recognised, and the caller gets the error after the usual tries.
 NO_HOST = re.compile("failed to resolve host|Name or service not known")  # yet: it may be about to start
 HOPELESS = re.compile(
     r'FATAL:\s+(database|role) ".*" does not exist|FATAL:.*authentication failed|no pg_hba\.conf entry'
@@ -78,12 +79,12 @@ HOPELESS = re.compile(
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """It would fail again in the same way: no such database, user, host or option, or a wrong password."""
+    """Return whether a retry would fail as well: no such database, user, host or option, wrong password."""
     return HOPELESS.search(str(error)) is not None
 
 
 def refused(error: BaseException, url: str) -> StoreUnavailable:
-    """Why we are not let in, in the server's own words."""
+    """Return the error for a refused connection, in the server's own words."""
     said = str(error).strip().splitlines()[-1].rpartition("FATAL:")[2].strip()
     kind = StoreUnavailable if NO_HOST.search(said) else StoreRefused
     return kind(f"{store_name(url)} can't be used: {said}; check the URL, then try again")

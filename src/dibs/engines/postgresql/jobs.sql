@@ -987,13 +987,27 @@ cross join lateral (
 ) measured (fact, value)
 where counted.relid in (to_regclass('dibs_jobs'), to_regclass('dibs_finished'))
 
--- name: look_for_tables
+-- name: oldest_lock
+select
+    other.pid as connection,
+    other.usename as user,
+    other.application_name as program,
+    extract(epoch from clock_timestamp() - other.xact_start)::float8 as seconds
+from pg_locks held
+join pg_stat_activity other on other.pid = held.pid
+where held.granted
+  and held.relation in (select to_regclass(name) from unnest(cast(:tables as text[])) name)
+  and other.pid <> pg_backend_pid()
+order by other.xact_start
+limit 1
+
+-- name: schema_tables
 -- The relations of these names that this connection would find.
 select given.name
 from unnest(cast(:tables as text[])) as given (name)
 where to_regclass(given.name) is not null
 
--- name: look_at_columns
+-- name: schema_columns
 -- Each column, as the server would write it.
 select
     given.name as table_name,
@@ -1010,7 +1024,7 @@ join pg_type kind on kind.oid = field.atttypid
 left join pg_collation collation_used on collation_used.oid = field.attcollation
 left join pg_attrdef preset on preset.adrelid = relation.oid and preset.adnum = field.attnum
 
--- name: look_at_indexes
+-- name: schema_indexes
 -- Each index without the name of its table; one that could not be built to its end says so.
 select
     given.name as table_name,

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from dibs.engines.redis.scripts import Scripts
-from dibs.engines.trouble import TryAgain, not_permitted
+from dibs.engines.retries import TryAgain, not_permitted
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.operations.scripts import Row
 

@@ -13,7 +13,7 @@ from dibs.engines.pools import AsyncPool, SyncPool
 from dibs.engines.redis.connection import Command, RedisNode, driver
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.scripts import OptionalCommand, ScriptCall
-from dibs.engines.trouble import TryAgain
+from dibs.engines.retries import TryAgain
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 

@@ -12,9 +12,8 @@ from dibs.clock import from_micros, store_micros
 from dibs.engines.redis.connection import RedisNode
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.pools import AsyncRedis, SyncRedis
-from dibs.engines.store import Operation, Pooled, again, again_async
-from dibs.engines.tableless import Tableless
-from dibs.engines.trouble import Tries
+from dibs.engines.retries import Tries, again, again_async
+from dibs.engines.store import Operation, Pooled, WithoutTables
 from dibs.errors import UnsupportedConnection
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.scripts import Row, Rows, Step, run, run_async
@@ -24,7 +23,7 @@ T = TypeVar("T")
 Face = Literal["sync", "async"]
 
 
-class RedisStore(Pooled, Tableless):
+class RedisStore(Pooled, WithoutTables):
     """A Redis or Valkey server, or one slot of a cluster of them."""
 
     traits = Redis.traits

@@ -6,145 +6,125 @@
 
 -- name: get
 select {job_columns:job}
-from dibs_jobs job
-where job.id {in_ids:ids}
+from {given:dibs_jobs}
+where {is_given:job.id}
 union all
 select {job_columns:job}
-from dibs_finished job
-where job.id {in_ids:ids}
+from {given:dibs_finished}
+where {is_given:job.id}
 
 -- name: find
 -- Newest first: ids are time-ordered, so the primary key is the page index of both tables.
 select {job_columns:job}
 from (
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_jobs job
-        where {>matches}
-        order by job.id desc
-        limit :limit
-    ) live
+    {>newest:dibs_jobs:all_jobs}
     union all
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_finished job
-        where {>matches}
-        order by job.id desc
-        limit :limit
-    ) finished
+    {>newest:dibs_finished:all_jobs}
+) job
+order by job.id desc
+limit :limit
+
+-- name: find_in_states
+-- As `find`, without `succeeded`: the index on states finds the others, however many succeeded.
+select {job_columns:job}
+from (
+    {>newest:dibs_jobs:live}
+    union all
+    {>newest:dibs_finished:failed}
+    union all
+    {>newest:dibs_finished:cancelled}
+) job
+order by job.id desc
+limit :limit
+
+-- name: find_in_pipeline
+-- As `find`, by the index on pipelines.
+select {job_columns:job}
+from (
+    {>newest:dibs_jobs:in_pipeline}
+    union all
+    {>newest:dibs_finished:in_pipeline}
 ) job
 order by job.id desc
 limit :limit
 
 -- name: find_oldest
--- Ids only. From `after` on, not from the beginning: a page costs the same wherever it is.
+-- Ids only. It starts at `after`, not at the beginning, so that each page costs the same.
 select job.id
 from (
-    select *
-    from (
-        select job.id
-        from dibs_jobs job
-        where job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) live
+    {>oldest:dibs_jobs:all_jobs}
     union all
-    select *
-    from (
-        select job.id
-        from dibs_finished job
-        where job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) finished
+    {>oldest:dibs_finished:all_jobs}
 ) job
 order by job.id
-limit :limit
-
--- name: find_in_states
--- As `find`, when `succeeded` is not asked for: what else has finished is found by the index on states, however
--- many succeeded. (That they did not is said for the index, in its own words.)
-select {job_columns:job}
-from (
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_jobs job
-        where {if:live} and {>matches}
-        order by job.id desc
-        limit :limit
-    ) live
-    union all
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_finished job
-        where {if:failed} and job.state = 'failed' and job.state <> 'succeeded' and {>matches}
-        order by job.id desc
-        limit :limit
-    ) failed
-    union all
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_finished job
-        where {if:cancelled} and job.state = 'cancelled' and job.state <> 'succeeded' and {>matches}
-        order by job.id desc
-        limit :limit
-    ) cancelled
-) job
-order by job.id desc
 limit :limit
 
 -- name: find_oldest_in_states
--- As `find_oldest`, in the same way.
 select job.id
 from (
-    select *
-    from (
-        select job.id
-        from dibs_jobs job
-        where {if:live} and job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) live
+    {>oldest:dibs_jobs:live}
     union all
-    select *
-    from (
-        select job.id
-        from dibs_finished job
-        where {if:failed} and job.state = 'failed' and job.state <> 'succeeded'
-          and job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) failed
+    {>oldest:dibs_finished:failed}
     union all
-    select *
-    from (
-        select job.id
-        from dibs_finished job
-        where {if:cancelled} and job.state = 'cancelled' and job.state <> 'succeeded'
-          and job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) cancelled
+    {>oldest:dibs_finished:cancelled}
 ) job
 order by job.id
 limit :limit
 
--- fragment: matches
-(cast(:after as {uuid}) is null or job.id < cast(:after as {uuid}))
-          and {>is_wanted}
+-- name: find_oldest_in_pipeline
+select job.id
+from (
+    {>oldest:dibs_jobs:in_pipeline}
+    union all
+    {>oldest:dibs_finished:in_pipeline}
+) job
+order by job.id
+limit :limit
+
+-- fragment: newest
+-- The first page of a table, where a condition holds.
+select *
+    from (
+        select {job_columns:job}
+        from $1 job
+        where {>$2} and ({id:after} is null or job.id < {id:after}) and {>is_wanted}
+        order by job.id desc
+        limit :limit
+    ) $1_$2
+
+-- fragment: oldest
+select *
+    from (
+        select job.id
+        from $1 job
+        where {>$2} and job.id > {id:after} and {>is_wanted}
+        order by job.id
+        limit :limit
+    ) $1_$2
+
+-- fragment: all_jobs
+{true}
+
+-- fragment: live
+{if:live}
+
+-- fragment: failed
+-- The second comparison is the one of the partial index.
+{if:failed} and job.state = 'failed' and job.state <> 'succeeded'
+
+-- fragment: cancelled
+{if:cancelled} and job.state = 'cancelled' and job.state <> 'succeeded'
+
+-- fragment: in_pipeline
+job.pipeline_id = {id:pipeline_id}
 
 -- fragment: is_wanted
 (cast(:queue as {text}) is null or job.queue = :queue)
           and (cast(:kind as {text}) is null or job.kind = :kind)
           and (cast(:train as {text}) is null or job.train = :train)
           and (cast(:slot as {text}) is null or job.slot = :slot)
-          and (cast(:pipeline_id as {uuid}) is null or job.pipeline_id = cast(:pipeline_id as {uuid}))
-          and (cast(:states as {texts}) is null or job.state {in_texts:states})
+          and ({id:pipeline_id} is null or job.pipeline_id = {id:pipeline_id})
+          and (cast(:states as {texts}) is null or {is_in:job.state:states})
           and {has_tags:tags}
 
 -- fragment: glanced
@@ -152,12 +132,12 @@ job.id, job.state, job.attempts, job.token, job.progress, job.message, job.run_a
 
 -- name: glance
 select {>glanced}
-from dibs_jobs job
-where job.id {in_ids:ids}
+from {given:dibs_jobs}
+where {is_given:job.id}
 union all
 select {>glanced}
-from dibs_finished job
-where job.id {in_ids:ids}
+from {given:dibs_finished}
+where {is_given:job.id}
 
 -- name: glance_at_queue
 -- Finished jobs are bounded by their id, which is about when they were made: however many are kept, only the
@@ -165,7 +145,7 @@ where job.id {in_ids:ids}
 select *
 from (
     select {>glanced}
-    from dibs_jobs job
+    from dibs_jobs job {by_id}
     where cast(:queue as {text}) is null or job.queue = :queue
     order by job.id desc
     limit :limit
@@ -174,8 +154,8 @@ union all
 select *
 from (
     select {>glanced}
-    from dibs_finished job
-    where job.id > cast(:since as {uuid}) and (cast(:queue as {text}) is null or job.queue = :queue)
+    from dibs_finished job {by_id}
+    where job.id > {id:since} and (cast(:queue as {text}) is null or job.queue = :queue)
     order by job.id desc
     limit :limit
 ) finished
@@ -197,7 +177,7 @@ group by counted.state
 having sum(counted.jobs) > 0
 
 -- name: counts_of_queue
-select counted.state, cast(sum(counted.jobs) as bigint) as jobs
+select counted.state, cast(sum(counted.jobs) as {bigint}) as jobs
 from (
     select job.state, count(*) as jobs
     from dibs_jobs job
@@ -226,13 +206,16 @@ left join (
 ) counted on counted.queue = named.name
 
 -- name: settled
-select job.id, job.state, job.token, job.settled_token, job.settled_as
-from dibs_jobs job
-where job.id {in_ids:ids}
+select {>settled_as}
+from {given:dibs_jobs}
+where {is_given:job.id}
 union all
-select job.id, job.state, job.token, job.settled_token, job.settled_as
-from dibs_finished job
-where job.id {in_ids:ids}
+select {>settled_as}
+from {given:dibs_finished}
+where {is_given:job.id}
+
+-- fragment: settled_as
+job.id, job.state, job.token, job.settled_token, job.settled_as
 
 -- name: explain
 select
@@ -247,9 +230,9 @@ select
     job.cancel_reason,
     {now} as now
 from (
-    select {job_columns:live}, live.cancel_reason from dibs_jobs live where live.id = cast(:job as {uuid})
+    select {job_columns:live}, live.cancel_reason from dibs_jobs live where live.id = {id:job}
     union all
-    select {job_columns:kept}, null from dibs_finished kept where kept.id = cast(:job as {uuid})
+    select {job_columns:kept}, null from dibs_finished kept where kept.id = {id:job}
 ) job
 left join dibs_queues setting on setting.name = job.queue
 

@@ -1,41 +1,37 @@
-"""Answer questions in SQL: load the blocks of a dialect, fill in its spellings, spell the parameters.
+"""Answers in SQL: what the engines of SQLite, PostgreSQL and MySQL share.
 
-A dialect's answer to a question is a *plan*: a generator that yields queries and is sent their
-rows, so that one plan serves blocking and awaited connections, dibs' own and the caller's.
+The answer to a question is a *plan*: a generator that yields queries and is sent their rows, so that one plan
+serves both faces, dibs' own connections and the caller's. An engine lists its plans in `answers`, one for
+each question; `answers_within` has the plans for a caller's connection, which may differ.
 """
 
-import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.resources import files
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
-from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
-from dibs.jobs.states import FINISHED, JobState
-from dibs.operations.scripts import Rows, Step
+import msgspec
 
-# What a job takes along unchanged when it moves between the live and the finished table.
-KEPT_COLUMNS = (
-    *("id", "kind", "queue", "args", "priority", "max_attempts", "run_at", "enqueued_at"),
-    *("claimed_at", "worker", "token", "train", "slot", "on_cancelled", "on_failed"),
-    *("unique_key", "unique_until", "parent_id", "progress", "tags", "meta"),
-    *("position", "slot_policy", "slot_limit"),
-)
-RETURNED = {"worker": "null", "progress": "0"}
-RETRIED = {**RETURNED, "run_at": "{now}"}
+from dibs.engines.sql.blocks import Dialect
+from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
+from dibs.operations.scripts import Row, Rows, Step
 
-_BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
-_FRAGMENT = re.compile(r"\{>(\w+)\}")
-_SPELLING = re.compile(r"\{(\w+)(?::(\w+))?(?::(\w+))?\}")
-_PARAM = re.compile(r"(?<!:):([a-z_]+)")
-
-
-# Seconds between two looks at a job that is claimed by name and that somebody else has locked.
+# Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
 
-# As the one, for states of which `succeeded` is none.
+# Questions that change nothing.
+READS = frozenset(
+    {
+        *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
+        *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
+        *("gates", "current", "parents", "pipelines"),
+        *("glance", "glance_at_queue", "departed"),
+    }
+)
+
+# Variants of a block that read fewer rows: for states without `succeeded`, and for one pipeline.
 IN_STATES = {"find": "find_in_states", "find_oldest": "find_oldest_in_states"}
+IN_PIPELINE = {"find": "find_in_pipeline", "find_oldest": "find_oldest_in_pipeline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,94 +53,14 @@ class Copy:
 
 
 Plan = Generator[Query | Copy, Rows, Rows]
+Answer = Callable[..., Plan]  # takes the parameters of its question
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """One database's words: where its files are, and the spellings that its blocks leave open."""
+class Converters(dict[type, Callable[[Any], Any] | None]):
+    """Functions that convert values of a type for a driver; None for types that it takes as they are.
 
-    name: str
-    spellings: Mapping[str, str]
-    prefix: str = "dibs"
-    blocks: Mapping[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", _load(self))
-
-    def spell(self, text: str) -> str:
-        return _SPELLING.sub(lambda match: self._word(*match.groups()), text)
-
-    def rename(self, text: str) -> str:
-        """Tables, indexes and the sequence carry the store's prefix."""
-        return text if self.prefix == "dibs" else re.sub(r"\bdibs_", f"{self.prefix}_", text)
-
-    def _word(self, name: str, first: str | None, second: str | None) -> str:
-        match name:
-            case "job_columns":
-                return _columns(JOB_COLUMNS, first)
-            case "kept_columns":
-                return _columns(KEPT_COLUMNS, first)
-            case "stored_columns":
-                return _columns(tuple(STORED_TYPES), first)
-            case "stored_values":
-                return ", ".join(f":{name}" for name in STORED_TYPES)
-            case "returned_columns":
-                return _columns(KEPT_COLUMNS, first, RETURNED)
-            case "retried_columns":
-                return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
-            case _:
-                word = self.spellings[name]
-                return word.replace("$1", first or "").replace("$2", second or "")
-
-
-@lru_cache(maxsize=1024)
-def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
-    """Turn `:name` into `$1` or `%(name)s`; answer the names in order of first use."""
-    order = tuple(dict.fromkeys(_PARAM.findall(sql)))
-    if style == "numeric":
-        return _PARAM.sub(lambda match: f"${order.index(match[1]) + 1}", sql), order
-    if style == "pyformat":
-        return _PARAM.sub(r"%(\1)s", sql.replace("%", "%%")), order
-    return sql, order
-
-
-def _load(dialect: Dialect) -> dict[str, str]:
-    folder = files("dibs.engines")
-    common = [folder.joinpath("sql", f"{part}.sql") for part in ("common", "pipelines")]
-    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "pipelines")]
-    texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
-    return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
-
-
-def read_blocks(*texts: str) -> dict[str, str]:
-    """The named blocks of these files with their fragments filled in; what comes later goes before."""
-    blocks: dict[str, str] = {}
-    fragments: dict[str, str] = {}
-    for text in texts:
-        _, *parts = _BLOCK.split(text)
-        for sort, name, comment, body in zip(*[iter(parts)] * 4, strict=True):
-            del comment
-            (blocks if sort == "name" else fragments)[name] = body.strip()
-    return {name: _include(body, fragments) for name, body in blocks.items()}
-
-
-def _include(text: str, fragments: Mapping[str, str]) -> str:
-    while _FRAGMENT.search(text):
-        text = _FRAGMENT.sub(lambda match: fragments[match[1]], text)
-    return text
-
-
-def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str] | None = None) -> str:
-    instead = instead or {}
-    dot = f"{table}." if table else ""
-    return ", ".join(instead.get(name, f"{dot}{name}") for name in names)
-
-
-class Writers(dict[type, Callable[[Any], Any] | None]):
-    """How values of a type are told to a driver; None for those that it takes as they are.
-
-    A class that extends one of these is written like that one: asyncpg has its own for ids, and a move
-    gives one driver what another has answered.
+    A class that extends one of these is converted like that one: asyncpg has its own class of ids, and a move
+    passes values of one driver to another.
     """
 
     def __missing__(self, kind: type) -> Callable[[Any], Any] | None:
@@ -153,28 +69,60 @@ class Writers(dict[type, Callable[[Any], Any] | None]):
 
 
 class SqlEngine:
-    """What the SQL engines share: a step becomes a plan over the blocks of a dialect."""
+    """The answers that every SQL engine gives in the same way."""
 
     dialect: Dialect
+    answers: Mapping[str, Answer]
+    answers_within: Mapping[str, Answer]
+    finds_by_pipeline = True
+    """Whether `find` has blocks of its own for pipelines; the general one can't use their index."""
+    readers: Mapping[str, Callable[[Any], Any]] = {}
+    """Functions that convert a driver's values, by the name of the column."""
 
     def answer(self, step: Step, *, own: bool = True) -> Plan:
-        """A plan of its own where the engine has one, else the block of the question's name."""
-        plan: Callable[..., Plan] | None = getattr(self, f"_{step.question}", None)
-        return self._block(step) if plan is None else plan(**step.params)
+        """Return the plan for a question, on a connection of our own or on the caller's."""
+        answers = self.answers if own else self.answers_within
+        return answers[step.question](**step.params)
 
     def needs_transaction(self, step: Step) -> bool:
-        """Whether the answer takes more than one statement that must stand or fall together."""
+        """Return whether the answer takes more than one statement that must stand or fall together."""
         raise NotImplementedError
 
     def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
-        """A driver's rows with the values that every engine answers."""
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        """Return a driver's rows with the values that operations expect."""
+        answer = [dict(zip(names, row, strict=True)) for row in rows]
+        readers = [(name, self.readers[name]) for name in names if name in self.readers]
+        for row in answer:
+            for name, reader in readers:
+                if row[name] is not None:
+                    row[name] = reader(row[name])
+        return answer
 
-    def _counts(self, queue: str | None) -> Plan:
-        return (yield Query("counts", {}) if queue is None else Query("counts_of_queue", {"queue": queue}))
+    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the parameters as this database's drivers take them."""
+        return params
 
-    def _block(self, step: Step) -> Plan:
-        return (yield Query(step.question, self.adapt(step.params)))
+    def ids(self, ids: Iterable[UUID]) -> Any:
+        """Return ids as the blocks take them."""
+        raise NotImplementedError
+
+    def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
+        """Return a row if the pipeline is new."""
+        return (yield Query("insert_pipeline", self.adapt(about)))
+
+    def following_jobs(self, id: UUID) -> Plan:
+        """Return the jobs that wait for this one, directly or not."""
+        return (yield Query("following_steps", self.adapt({"id": id})))
+
+    def _blocks(self, *questions: str) -> dict[str, Answer]:
+        """Return answers that are one block, of the question's name."""
+        return {question: self._block(question) for question in questions}
+
+    def _block(self, name: str) -> Answer:
+        def answer(**params: Any) -> Plan:
+            return (yield Query(name, self.adapt(params)))
+
+        return answer
 
     def _find(self, **filter: Any) -> Plan:
         return (yield Query(*self._finding("find", filter)))
@@ -183,18 +131,47 @@ class SqlEngine:
         return (yield Query(*self._finding("find_oldest", filter)))
 
     def _finding(self, block: str, filter: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """The block that need not look at all that succeeded, if they are not asked for."""
+        """Return the variant of the block that reads the fewest rows, and its parameters."""
         states = filter["states"]
+        if filter["pipeline_id"] and self.finds_by_pipeline:
+            return IN_PIPELINE[block], self.adapt(filter)
         if states is None or JobState.succeeded in states:
             return block, self.adapt(filter)
         wanted = {state.value: state in states for state in (JobState.failed, JobState.cancelled)}
         live = not FINISHED.issuperset(states)
         return IN_STATES[block], self.adapt({**filter, **wanted, "live": live})
 
+    def _counts(self, queue: str | None) -> Plan:
+        return (yield Query("counts", {}) if queue is None else Query("counts_of_queue", {"queue": queue}))
+
     def _set_queue(self, **setting: Any) -> Plan:
         sets = setting["paused"] or setting["max_running"] is not None
         return (yield Query("set_queue" if sets else "lift_from_queue", self.adapt(setting)))
 
-    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Python values as this database's drivers take them."""
-        return params
+    def _tick(self, **about: Any) -> Plan:
+        yield Query("tick", about)
+        yield Query("forget_workers", about)
+        return (yield Query("upcoming", {}))
+
+    def _age(self, micros: int) -> Plan:
+        for block in ("age_jobs", "age_schedules", "age_gates", "age_finished"):
+            yield Query(block, {"micros": micros})
+        return []
+
+
+def swept_state(job: Row) -> JobState:
+    """Return the state of a job after its lease ran out."""
+    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
+
+
+def errors_with_death(job: Row) -> str:
+    """Return the job's errors, with the one for a lease that ran out."""
+    death = {
+        "attempt": job["attempts"],
+        "token": job["token"],
+        "at": job["now"],
+        "worker": job["worker"],
+        "type": "LeaseLost",
+        "message": WORKER_DIED,
+    }
+    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()

@@ -13,10 +13,9 @@ from importlib.resources import files
 from dibs.clock import monotonic
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql.engine import Dialect
-from dibs.engines.sql.schema_files import schema_files, schema_version, statements
+from dibs.engines.retries import TryAgain
+from dibs.engines.sql.blocks import Dialect, schema_files, schema_version, statements
 from dibs.engines.sqlite.engine import SQLite
-from dibs.engines.trouble import TryAgain
 from dibs.errors import BadRequest, StoreUnavailable
 from dibs.events import log
 from dibs.text import spoken
@@ -38,36 +37,36 @@ _ROWS = re.compile(r"(?:insert|update|delete|do|select)\b")  # go away with the 
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Somebody whose transaction is in the way of a migration, as far as the server tells."""
+class Blocker:
+    """A transaction that keeps a migration waiting, as far as the server shows it."""
 
     connection: int
-    who: str | None
+    user: str | None
     program: str | None
     seconds: float | None
 
     def __str__(self) -> str:
-        who = ", ".join(name for name in (self.who, self.program) if name)
+        names = ", ".join(name for name in (self.user, self.program) if name)
         since = "" if self.seconds is None else f" for {spoken(self.seconds)}"
-        return f"connection {self.connection}{f' ({who})' if who else ''} has a transaction open{since}"
+        return f"connection {self.connection}{f' ({names})' if names else ''} has a transaction open{since}"
 
 
-class Patience:
-    """How long a migration asks for tables that others have."""
+class MigrationWait:
+    """The wait of a migration for tables that other transactions use."""
 
     def __init__(self) -> None:
         self._began = monotonic()
 
-    def pause(self, trouble: TryAgain, holder: Holder | None) -> float:
-        """Say who has them; answer how long to wait before the next try, or give up."""
+    def pause(self, failure: TryAgain, blocker: Blocker | None) -> float:
+        """Log what blocks it; return how long to wait before the next try, or give up."""
         waited = monotonic() - self._began
-        who = holder or "some transaction has them"
+        what = blocker or "some transaction has them"
         if waited > LONGEST_WAIT:
             raise StoreUnavailable(
-                f"{trouble.store} can't be migrated: its tables were locked for {spoken(waited)}, {who}; "
+                f"{failure.store} can't be migrated: its tables were locked for {spoken(waited)}, {what}; "
                 "wait for its end or end it, then migrate again"
-            ) from trouble.cause
-        log.warning("%s: its tables are locked, %s; trying again", trouble.store, who)
+            ) from failure.cause
+        log.warning("%s: its tables are locked, %s; trying again", failure.store, what)
         return LOCKED_AGAIN
 
 

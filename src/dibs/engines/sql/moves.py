@@ -10,7 +10,8 @@ from uuid import UUID
 
 from msgspec import structs
 
-from dibs.engines.sql.engine import Plan, Query, SqlEngine
+from dibs.engines.sql.engine import Answer, Plan, Query, SqlEngine
+from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import StoredJob, read_stored, stored_text
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
@@ -21,6 +22,16 @@ FIRST = UUID(int=0)
 
 class MovingEngine(SqlEngine):
     """An SQL engine with the answers that `dibs move` asks for."""
+
+    def _move_answers(self) -> dict[str, Answer]:
+        return {
+            "identify": self._identify,
+            "depart": self._depart,
+            "arrive": self._arrive,
+            "give_back": self._give_back,
+            "landed": self._landed,
+            **self._blocks("departed"),
+        }
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
         """Give these rows to a block that stores them, as this database takes many."""
@@ -51,6 +62,7 @@ class MovingEngine(SqlEngine):
         if rows:
             yield from self._note("out", store, rows)
             yield from self._forget_these(leaving)
+            yield from self._forget_pipelines(leaving)
             yield from self._let_next_go([row for row in leaving if _has_place(row)])
         return rows
 
@@ -59,6 +71,13 @@ class MovingEngine(SqlEngine):
         params = self.adapt({"ids": [row["id"] for row in leaving]})
         yield Query("delete_live", params)
         return (yield Query("delete_finished", params))
+
+    def _forget_pipelines(self, leaving: Sequence[Row]) -> Plan:
+        """Remove the edges of jobs that depart; all jobs of their pipelines have ended."""
+        if pipelines := {row["pipeline_id"] for row in leaving if may_have_steps(row["pipeline_id"])}:
+            yield Query("forget_parents", {"ids": self.ids(row["id"] for row in leaving)})
+            yield Query("forget_pipelines", {"ids": self.ids(pipelines)})
+        return []
 
     def _let_next_go(self, departed: Sequence[Row]) -> Plan:
         """At the gates of these jobs. Their rows are locked, so a gate that is locked is left to `mend`."""

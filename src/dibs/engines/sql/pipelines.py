@@ -1,225 +1,243 @@
-"""Pipelines on SQL: what the end, return or removal of a job means to those that wait for it (ADR 18).
+"""Pipelines on SQL: what the end, return or removal of a job means to the jobs that wait for it (ADR 18).
 
-Each plan here goes around the engine's own: it locks the pipelines in question, lets the engine answer, and
-then moves those after the jobs that were changed, in the same transaction. A settlement of a job in no such
-pipeline never comes by.
+Each answer here wraps the engine's own: it locks the pipelines in question, runs the engine's answer, and
+then enqueues or cancels the jobs after the changed ones, in the same transaction. Plain jobs never get here.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 
-from dibs.engines.sql.engine import Plan, Query
-from dibs.engines.sql.moves import MovingEngine
+from dibs.engines.sql.engine import Answer, Plan, Query
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, doomed_by
 from dibs.operations.scripts import Row, Rows, Step
 
-DOOMED = "parent"  # `settled_as` of those cancelled for a job before them; a retry of that one undoes it
+CANCELLED_BY_PARENT = "parent"  # `settled_as` of jobs cancelled for one before them; its retry undoes that
 
-_STORING = frozenset({"enqueue", "enqueue_tick", "settle", "exchange"})
+_WRAPPED = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend", "enqueue_pipeline"})
+_ENQUEUEING = {"enqueue": "jobs", "enqueue_tick": "jobs", "settle": "children", "exchange": "children"}
 _SETTLING = frozenset({"settlements", "children", "patience", "keys"})
-_IN_PIPELINE = {"find": "find_in_pipeline", "find_oldest": "find_oldest_in_pipeline"}
-_AROUND = frozenset({"cancel", "sweep", "retry", "delete", "prune", "mend"})
 
-_TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE = (
-    NEW_JOB_COLUMNS.index(name) for name in ("train", "slot", "slot_policy", "slot_limit", "pipeline_id")
+_TRAIN, _SLOT, _POLICY, _LIMIT, _PIPELINE, _PARENT = (
+    NEW_JOB_COLUMNS.index(name)
+    for name in ("train", "slot", "slot_policy", "slot_limit", "pipeline_id", "parent_id")
 )
-_PARENT = NEW_JOB_COLUMNS.index("parent_id")
 _NOT_STORED: dict[str, Any] = {"delay": None, "unique_key": None, "unique_for": None, "replaces": False}
 
 
-class SqlSteps(MovingEngine):
-    """Goes before an engine's class: `class Stepped(SqlSteps, Engine)`."""
+def concerns_pipelines(step: Step) -> bool:
+    """Return whether the answer may be one of `PipelineAnswers`, and so takes several statements."""
+    if step.question in _WRAPPED or "steps" in step.params:
+        return True
+    return step.question in _ENQUEUEING and bool(_replaced_slots(step.params[_ENQUEUEING[step.question]]))
 
-    finds_by_pipeline = True  # `find` leaves every filter open, and so finds no index
 
-    def answer(self, step: Step, *, own: bool = True) -> Plan:
-        if step.question in _AROUND:
-            plan: Any = getattr(self, f"_{step.question}_steps")
-            return plan(step, own)  # type: ignore[no-any-return]
-        if step.question == "enqueue_pipeline":
-            return self._enqueue_pipeline(own=own, **step.params)
-        if "steps" in step.params:
-            return self._settle_steps(step, own)
-        if step.question in _IN_PIPELINE and step.params["pipeline_id"] and self.finds_by_pipeline:
-            return self._block(Step(_IN_PIPELINE[step.question], step.params))
-        if step.question in _STORING and (slots := _replaced_slots(step)):
-            return self._replace_steps(step, slots, own)
-        return super().answer(step, own=own)
+class Database(Protocol):
+    """What the engines do differently at pipelines."""
 
-    def needs_transaction(self, step: Step) -> bool:
-        if step.question in _AROUND or "steps" in step.params or step.question == "enqueue_pipeline":
-            return True
-        if step.question in _STORING and _replaced_slots(step):
-            return True
-        return step.question not in STEP_READS and super().needs_transaction(step)
+    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
     def ids(self, ids: Iterable[UUID]) -> Any:
-        """Ids as the blocks take them."""
-        raise NotImplementedError
+        """Return ids as the blocks take them."""
+
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        """Return the jobs that this query of a plan has cancelled for a new one in their slot."""
+
+    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        """Lock these, or fail after a second."""
+
+    def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
+        """Return a row if the pipeline is new."""
+
+    def following_jobs(self, id: UUID) -> Plan:
+        """Return the jobs that wait for this one, directly or not."""
+
+
+class PipelineAnswers:
+    """The answers to questions that may concern pipelines, around those of an engine."""
+
+    def __init__(self, database: Database, inner: Mapping[str, Answer]) -> None:
+        self._database = database
+        self._inner = inner
+
+    def answers(self) -> dict[str, Answer]:
+        return {
+            "enqueue": self._enqueue,
+            "enqueue_tick": self._enqueue_tick,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "cancel": self._cancel,
+            "sweep": self._sweep,
+            "retry": self._retry,
+            "delete": self._delete,
+            "prune": self._prune,
+            "mend": self._mend,
+            "enqueue_pipeline": self._enqueue_pipeline,
+            "parents": self._parents,
+            "pipelines": self._pipelines,
+        }
 
     def _ask(self, block: str, ids: Iterable[UUID], **more: Any) -> Plan:
-        return (yield Query(block, {**self.adapt(more), "ids": self.ids(ids)}))
+        return (yield Query(block, {**self._database.adapt(more), "ids": self._database.ids(ids)}))
 
-    # -- the questions --------------------------------------------------------------------------
+    # -- new jobs -------------------------------------------------------------------------------
+
+    def _enqueue(self, jobs: Sequence[Any], **about: Any) -> Plan:
+        return self._superseding(self._inner["enqueue"](jobs=jobs, **about), jobs)
+
+    def _enqueue_tick(self, jobs: Sequence[Any], **about: Any) -> Plan:
+        return self._superseding(self._inner["enqueue_tick"](jobs=jobs, **about), jobs)
+
+    def _superseding(self, answer: Plan, jobs: Sequence[Any]) -> Plan:
+        slots = _replaced_slots(jobs)
+        return self._supersede(answer, jobs, slots) if slots else answer
+
+    def _supersede(self, answer: Plan, jobs: Sequence[Any], slots: Collection[str]) -> Plan:
+        """Continue the pipelines of jobs that new ones in these slots supersede."""
+        found = yield from self._in_slots(slots)
+        rows: Rows
+        rows, superseded = yield from self._noting(answer)
+        new = [job[0] for job in jobs if may_have_steps(job[_PIPELINE])]  # one may supersede another
+        came = yield from self._came_since(found, superseded)
+        yield from self._continue([*(row["id"] for row in found), *came, *new])
+        return rows
 
     def _enqueue_pipeline(
-        self,
-        pipeline: tuple[UUID, str, str],
-        edges: Sequence[tuple[UUID, UUID]],
-        jobs: Sequence[Any],
-        own: bool,
+        self, pipeline: tuple[UUID, str, str], edges: Sequence[tuple[UUID, UUID]], jobs: Sequence[Any]
     ) -> Plan:
         id, name, on_failed = pipeline
-        if not (yield from self._insert_pipeline({"id": id, "name": name, "on_failed": on_failed})):
+        about = {"id": id, "name": name, "on_failed": on_failed}
+        if not (yield from self._database.insert_pipeline(about)):
             return []
         waiting = {child for _, child in edges}
-        store = Step("enqueue", {"jobs": _bare(jobs, waiting), "fresh": True})
-        superseded = yield from self._in_slots(_replaced_slots(store))
-        noted: list[UUID] = []
-        answers = yield from self._noting(super().answer(store, own=own), noted)
+        bare = [_without_gate(job) if job[0] in waiting else job for job in jobs]
+        found = yield from self._in_slots(_replaced_slots(bare))
+        answers, superseded = yield from self._noting(self._inner["enqueue"](jobs=bare, fresh=True))
         if waiting:
             yield from self._make_wait(jobs, edges, waiting)
         rows = [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
-        if not _replaced_slots(store):
+        if not _replaced_slots(bare):
             return rows
-        own_ids = [job[0] for job in jobs]  # one of its steps may supersede another
-        came = yield from self._came_since(superseded, noted)
-        yield from self._go_on([*(row["id"] for row in superseded), *came, *own_ids], own)
-        found = yield from super().answer(Step("settled", {"ids": own_ids}), own=own)
-        states = {row["id"]: row["state"] for row in found}
-        return [{**row, "state": states[id]} for id, row in zip(own_ids, rows, strict=True)]
+        own = [job[0] for job in jobs]  # one of its jobs may supersede another
+        came = yield from self._came_since(found, superseded)
+        yield from self._continue([*(row["id"] for row in found), *came, *own])
+        states = {row["id"]: row["state"] for row in (yield from self._inner["settled"](ids=own))}
+        return [{**row, "state": states[id]} for id, row in zip(own, rows, strict=True)]
 
     def _make_wait(self, jobs: Sequence[Any], edges: Sequence[Any], waiting: Collection[UUID]) -> Plan:
         yield Query("insert_parents", {"edges": _edges(edges)})
         yield from self._ask("block_new_steps", waiting)
         for job in jobs:
             if job[0] in waiting and (job[_TRAIN], job[_SLOT]) != (None, None):
-                yield Query("name_gate", self.adapt({"id": job[0], **_gate(job)}))
+                yield Query("name_gate", self._database.adapt({"id": job[0], **_gate(job)}))
         return []
 
     def _in_slots(self, slots: Collection[str]) -> Plan:
-        """Steps that will make room there, their pipelines locked."""
+        """Lock the pipelines of jobs that will be superseded in these slots; return the jobs."""
         if not slots:
             return []
-        found = yield Query("steps_in_slots", self.adapt({"slots": sorted(slots)}))
+        found = yield Query("steps_in_slots", self._database.adapt({"slots": sorted(slots)}))
         yield from self._lock(found)
         return found
 
-    def _insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
-        return (yield Query("insert_pipeline", self.adapt(about)))
+    def _noting(self, plan: Plan) -> Any:
+        """Run a plan; return its rows, and the jobs it superseded.
 
-    def _parents(self, jobs: Sequence[UUID]) -> Plan:
-        rows = yield Query("parents", {"jobs": self.ids(jobs)})
-        return [{"child": row["id"], "parent": row["parent_id"], "met": bool(row["met"])} for row in rows]
-
-    def _pipelines(self, ids: Sequence[UUID] | None) -> Plan:
-        if ids is None:
-            return (yield Query("open_pipelines", {}))
-        return (yield from self._ask("pipelines", ids))
-
-    # -- around the engine's own plans ----------------------------------------------------------
-
-    def _settle_steps(self, step: Step, own: bool) -> Plan:
-        """An exchange settles first, so that it may claim whom its settlements let go."""
-        given = {name: value for name, value in step.params.items() if name in _SETTLING}
-        steps = step.params["steps"]
-        wanted = sorted({pipeline for _, pipeline in steps})
-        locked, taken = yield from self._lock_pipelines(wanted, given.get("patience"))
-        late = {id for id, pipeline in steps if pipeline in taken}
-        given = _without(given, late) if late else given
-        rows = (yield from self.answer(Step("settle", given), own=own)) if given["settlements"] else []
-        rows = [*rows, *({"id": id, "waits": True} for id in late)]
-        waiting = {row["id"] for row in rows if row.get("waits")}
-        settled = {row["id"] for row in rows} - waiting
-        yield from self._go_on([id for id, _ in steps if id in settled] if locked else [], own)
-        if step.question == "settle":
-            return rows
-        wish = {name: value for name, value in step.params.items() if name not in (*given, "steps")}
-        first, *others = yield from super().answer(Step("claim", wish), own=own)
-        return [{**first, "settled": list(settled), "waiting": list(waiting)}, *others]
-
-    def _replace_steps(self, step: Step, slots: Collection[str], own: bool) -> Plan:
-        found = yield from self._in_slots(slots)
-        noted: list[UUID] = []
-        rows = yield from self._noting(super().answer(step, own=own), noted)
-        steps = [job[0] for job in _new_jobs(step) if may_have_steps(job[_PIPELINE])]
-        came = yield from self._came_since(found, noted)
-        ended = [*(row["id"] for row in found), *came, *steps]  # one may supersede another
-        yield from self._go_on(ended, own)
-        return rows
-
-    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
-        """The jobs that this statement of a plan has ended, to make room for a new one."""
-        raise NotImplementedError
-
-    def _noting(self, plan: Plan, noted: list[UUID]) -> Plan:
-        """The same plan; whom it supersedes is noted: more than we saw, if somebody came before its lock."""
+        These are more than `_in_slots` found if one was enqueued before the plan locked the slot.
+        """
+        superseded: list[UUID] = []
         rows: Any = None
         while True:
             try:
                 query = plan.send(rows)
             except StopIteration as done:
-                answer: Rows = done.value
-                return answer
+                return done.value, superseded
             rows = yield query
             if isinstance(query, Query):
-                noted += self.superseded(query, rows)
+                superseded += self._database.superseded(query, rows)
 
-    def _came_since(self, found: Rows, noted: Sequence[UUID]) -> Any:
-        """Those of them who were not found when we looked, their pipelines locked as well, late."""
-        came = sorted(set(noted) - {row["id"] for row in found})
+    def _came_since(self, found: Rows, superseded: Sequence[UUID]) -> Any:
+        """Return the superseded jobs that `_in_slots` did not find, their pipelines locked as well, late."""
+        came = sorted(set(superseded) - {row["id"] for row in found})
         if came:
-            yield from self._locked_steps(came)
+            yield from self._locked_jobs(came)
         return came
 
-    def _cancel_steps(self, step: Step, own: bool) -> Plan:
-        ids, reason = step.params["ids"], step.params["reason"]
-        found = yield from self._locked_steps(ids)
+    # -- settle ---------------------------------------------------------------------------------
+
+    def _settle(self, steps: Sequence[Any] | None = None, **given: Any) -> Plan:
+        if steps is None:
+            return self._superseding(self._inner["settle"](**given), given["children"])
+        return self._settle_jobs(steps, given)
+
+    def _exchange(self, steps: Sequence[Any] | None = None, **given: Any) -> Plan:
+        if steps is None:
+            return self._superseding(self._inner["exchange"](**given), given["children"])
+        return self._settle_then_claim(steps, given)
+
+    def _settle_then_claim(self, steps: Sequence[Any], given: Mapping[str, Any]) -> Plan:
+        """Settle first, so that the claim may take the jobs that the settlements let go."""
+        settling = {name: value for name, value in given.items() if name in _SETTLING}
+        rows = yield from self._settle_jobs(steps, settling)
+        waiting = [row["id"] for row in rows if row.get("waits")]
+        settled = [row["id"] for row in rows if not row.get("waits")]
+        request = {name: value for name, value in given.items() if name not in _SETTLING}
+        first, *others = yield from self._inner["claim"](**request)
+        return [{**first, "settled": settled, "waiting": waiting}, *others]
+
+    def _settle_jobs(self, steps: Sequence[tuple[UUID, UUID]], given: Mapping[str, Any]) -> Plan:
+        """Settle what is not behind a locked pipeline; continue the pipelines of `steps`."""
+        wanted = sorted({pipeline for _, pipeline in steps})
+        locked, taken = yield from self._lock_pipelines(wanted, given.get("patience"))
+        late = {id for id, pipeline in steps if pipeline in taken}
+        given = _without(given, late) if late else given
+        rows = (yield from self._settle(**given)) if given["settlements"] else []
+        settled = {row["id"] for row in rows if not row.get("waits")}
+        yield from self._continue([id for id, _ in steps if id in settled] if locked else [])
+        return [*rows, *({"id": id, "waits": True} for id in late)]
+
+    # -- other questions ------------------------------------------------------------------------
+
+    def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
+        found = yield from self._locked_jobs(ids)
         waiting = [row["id"] for row in found if row["waits"]]
         yield from self._end_waiting(waiting, reason, None)
         others = [id for id in ids if id not in waiting] if waiting else ids
-        rows = (
-            (yield from super().answer(Step("cancel", {**step.params, "ids": others}), own=own))
-            if others
-            else []
-        )
+        rows = (yield from self._inner["cancel"](ids=others, reason=reason)) if others else []
         changed = [*rows, *({"id": id, "worker": None} for id in waiting)]
-        yield from self._go_on(sorted({row["id"] for row in changed} & {row["id"] for row in found}), own)
+        yield from self._continue(sorted({row["id"] for row in changed} & {row["id"] for row in found}))
         return changed
 
-    def _sweep_steps(self, step: Step, own: bool) -> Plan:
-        rows = yield from super().answer(step, own=own)
+    def _sweep(self, limit: int) -> Plan:
+        rows = yield from self._inner["sweep"](limit=limit)
         ended = [row["id"] for row in rows if row["state"] in FINISHED]
-        found = (yield from self._locked_steps(ended)) if ended else ()
-        yield from self._go_on([row["id"] for row in found], own)
+        found = (yield from self._locked_jobs(ended)) if ended else ()
+        yield from self._continue([row["id"] for row in found])
         return rows
 
-    def _retry_steps(self, step: Step, own: bool) -> Plan:
-        ids = step.params["ids"]
-        found = yield from self._locked_steps(ids)
+    def _retry(self, ids: Sequence[UUID]) -> Plan:
+        found = yield from self._locked_jobs(ids)
         if not found:
-            return (yield from super().answer(step, own=own))
+            return (yield from self._inner["retry"](ids=ids))
         waiting = {row["id"] for row in (yield from self._ask("waiting_if_retried", ids))}
         yield from self._block_again(waiting)
         others = [id for id in ids if id not in waiting]
-        rows = (yield from super().answer(Step("retry", {"ids": others}), own=own)) if others else []
+        rows = (yield from self._inner["retry"](ids=others)) if others else []
         changed = [*rows, *({"id": id} for id in waiting)]
         ended = {row["id"] for row in found if row["state"] in FINISHED}  # else it was only made due
         yield from self._revive({row["id"] for row in changed} & ended)
         return changed
 
-    def _delete_steps(self, step: Step, own: bool) -> Plan:
-        ids = step.params["ids"]
-        found = yield from self._locked_steps(ids)
+    def _delete(self, ids: Sequence[UUID]) -> Plan:
+        found = yield from self._locked_jobs(ids)
         if waiting := [row["id"] for row in found if row["waits"]]:
             yield from self._ask("forget_steps", waiting)
         others = [id for id in ids if id not in waiting] if waiting else ids
-        rows = (yield from super().answer(Step("delete", {"ids": others}), own=own)) if others else []
+        rows = (yield from self._inner["delete"](ids=others)) if others else []
         rows = [*rows, *({"id": id} for id in waiting)]
         gone = {row["id"] for row in rows}
         deleted = [row for row in found if row["id"] in gone]
@@ -227,57 +245,60 @@ class SqlSteps(MovingEngine):
             return rows
         for row in deleted:
             if row["state"] != JobState.succeeded:
-                yield from self._doom(row["id"], doomed_by(row["id"], None))
+                yield from self._cancel_following(row["id"], doomed_by(row["id"], None))
         yield from self._ask("forget_unmet", gone)
         yield from self._ask("forget_parents", gone)
         yield from self._ask("forget_pipelines", {row["pipeline_id"] for row in deleted})
         return rows
 
-    def _prune_steps(self, step: Step, own: bool) -> Plan:
-        rows = yield from super().answer(step, own=own)
+    def _prune(self, **which: Any) -> Plan:
+        rows = yield from self._inner["prune"](**which)
         if rows:
             yield from self._ask("forget_parents", [row["id"] for row in rows])
-        some = {"before": step.params["before"], "limit": step.params["limit"]}
-        old = yield Query("old_pipelines", self.adapt(some))
+        some = {"before": which["before"], "limit": which["limit"]}
+        old = yield Query("old_pipelines", self._database.adapt(some))
         if old:
             yield from self._ask("forget_pipelines", [row["id"] for row in old])
         return rows
 
-    def _forget_these(self, leaving: Sequence[Row]) -> Plan:
-        """Who departs leaves whom it waited for behind; all have ended."""
-        yield from super()._forget_these(leaving)
-        if pipelines := {row["pipeline_id"] for row in leaving if may_have_steps(row["pipeline_id"])}:
-            yield from self._ask("forget_parents", [row["id"] for row in leaving])
-            yield from self._ask("forget_pipelines", pipelines)
-        return []
-
-    def _mend_steps(self, step: Step, own: bool) -> Plan:
-        """A page of the pipelines in which somebody waits; after the last of them, gates."""
-        sort, name, limit = (step.params[name] for name in ("after_sort", "after_name", "limit"))
-        if sort in (None, "pipeline"):
-            after = UUID(int=0) if name is None else UUID(name)
-            found = yield Query("waiting_pipelines", self.adapt({"after": after, "limit": limit}))
+    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+        """Mend a page of the pipelines with waiting jobs; after the last of them, gates."""
+        if after_sort in (None, "pipeline"):
+            after = UUID(int=0) if after_name is None else UUID(after_name)
+            page = self._database.adapt({"after": after, "limit": limit})
+            found = yield Query("waiting_pipelines", page)
             if found:
                 yield from self._mend_parents([row["id"] for row in found])
                 return [{"sort": "pipeline", "name": str(row["id"])} for row in found]
-            step = Step("mend", {"after_sort": None, "after_name": None, "limit": limit})
-        return (yield from super().answer(step, own=own))
+            after_sort = after_name = None
+        return (yield from self._inner["mend"](after_sort=after_sort, after_name=after_name, limit=limit))
 
     def _mend_parents(self, pipelines: Sequence[UUID]) -> Plan:
-        """Parents that somebody waits for and that are nowhere count as deleted."""
+        """Treat parents that are waited for and do not exist as deleted."""
         if not (yield from self._ask("missing_parents", pipelines)):
             return []
         yield from self._ask("lock_pipelines", sorted(pipelines))
         missing = [row["id"] for row in (yield from self._ask("missing_parents", pipelines))]
         for id in missing:
-            yield from self._doom(id, doomed_by(id, None))
+            yield from self._cancel_following(id, doomed_by(id, None))
         if missing:
             yield from self._ask("forget_unmet", missing)
             yield from self._ask("forget_parents", missing)
         return []
 
-    def _locked_steps(self, ids: Collection[UUID]) -> Plan:
-        """Those of these jobs that others may wait for, their pipelines locked."""
+    def _parents(self, jobs: Sequence[UUID]) -> Plan:
+        rows = yield Query("parents", {"jobs": self._database.ids(jobs)})
+        return [{"child": row["id"], "parent": row["parent_id"], "met": bool(row["met"])} for row in rows]
+
+    def _pipelines(self, ids: Sequence[UUID] | None) -> Plan:
+        if ids is None:
+            return (yield Query("open_pipelines", {}))
+        return (yield from self._ask("pipelines", ids))
+
+    # -- locks ----------------------------------------------------------------------------------
+
+    def _locked_jobs(self, ids: Collection[UUID]) -> Plan:
+        """Return the jobs of these that belong to a pipeline, once that is locked."""
         found = yield from self._ask("steps_among", ids)
         if found:
             yield from self._lock(found)
@@ -285,7 +306,7 @@ class SqlSteps(MovingEngine):
         return found
 
     def _lock_pipelines(self, ids: Sequence[UUID], patience: str | None) -> Any:
-        """(these pipelines, locked; those that somebody else has locked, where nobody is waited for)."""
+        """Return the pipelines that are locked now, and the ids of others' where we must not wait."""
         if patience == "none":
             free = yield from self._ask("free_pipelines", ids)
             if len(free) == len(ids):
@@ -293,69 +314,62 @@ class SqlSteps(MovingEngine):
             there = {row["id"] for row in (yield from self._ask("pipelines", ids))}  # or gone
             return free, there - {row["id"] for row in free}
         if patience == "short":
-            yield from self._lock_soon(ids)
+            yield from self._database.lock_pipelines_soon(ids)
         return (yield from self._ask("lock_pipelines", ids)), set()
 
-    def _lock_soon(self, ids: Sequence[UUID]) -> Plan:
-        """Lock these, or fail after a second."""
-        raise NotImplementedError
-
-    def _lock(self, steps: Rows) -> Plan:
-        if steps:
-            yield from self._ask("lock_pipelines", sorted({row["pipeline_id"] for row in steps}))
+    def _lock(self, jobs: Rows) -> Plan:
+        if jobs:
+            yield from self._ask("lock_pipelines", sorted({row["pipeline_id"] for row in jobs}))
         return []
 
-    # -- the moves ------------------------------------------------------------------------------
+    # -- what follows from the end of a job -----------------------------------------------------
 
-    def _go_on(self, ids: Sequence[UUID], own: bool) -> Plan:
-        """What the ends of these mean to those after them."""
+    def _continue(self, ids: Sequence[UUID]) -> Plan:
+        """Enqueue, or cancel, the jobs that waited for the end of these."""
         ended = (yield from self._ask("ended_steps", ids)) if ids else ()
         for row in ended:
             if row["state"] != JobState.succeeded and row["on_failed"] == "cancel":
-                yield from self._doom(row["id"], doomed_by(row["id"], row["state"]))
+                yield from self._cancel_following(row["id"], doomed_by(row["id"], row["state"]))
         if done := [row["id"] for row in ended if row["state"] == JobState.succeeded]:
             yield from self._ask("meet_parents", done)
-            yield from self._set_off((yield from self._freed(done)), own)
+            yield from self._enqueue_freed((yield from self._freed(done)))
         return []
 
     def _freed(self, done: Sequence[UUID]) -> Plan:
-        """Of those who waited for these: who waits for nobody any more."""
+        """Return the jobs that waited for these and have no other parent left."""
         edges = yield from self._ask("siblings_met", done)
         free = {row["id"] for row in edges} - {row["id"] for row in edges if not row["met"]}
         return (yield from self._ask("waiting_steps", sorted(free))) if free else ()
 
-    def _set_off(self, freed: Rows, own: bool) -> Plan:
-        """Everybody they waited for has succeeded: they get their places, like new jobs."""
+    def _enqueue_freed(self, freed: Rows) -> Plan:
+        """Give jobs with no parent left to wait for their positions, as if they were new."""
         if not freed:
             return []
         yield from self._ask("forget_steps", [row["id"] for row in freed])
         jobs = [tuple({**row, **_NOT_STORED}[name] for name in NEW_JOB_COLUMNS) for row in freed]
-        yield from self.answer(Step("enqueue", {"jobs": jobs, "fresh": True}), own=own)
+        yield from self._enqueue(jobs=jobs, fresh=True)
         may_supersede = any(row["slot_policy"] == "replace" for row in freed)
         for row in freed:
-            kept = {"id": row["id"], "enqueued_at": row["enqueued_at"]}
-            yield Query("keep_enqueued_at", self.adapt(kept))
+            kept = self._database.adapt({"id": row["id"], "enqueued_at": row["enqueued_at"]})
+            yield Query("keep_enqueued_at", kept)
             if may_supersede:
-                yield Query("keep_enqueued_at_of_finished", self.adapt(kept))
+                yield Query("keep_enqueued_at_of_finished", kept)
         return []
 
-    def _doom(self, id: UUID, message: str) -> Plan:
-        """All after this job are cancelled, those after them included."""
-        found = yield from self._following(id)
-        return (yield from self._end_waiting([row["id"] for row in found], message, DOOMED))
-
-    def _following(self, id: UUID) -> Plan:
-        return (yield Query("following_steps", self.adapt({"id": id})))
+    def _cancel_following(self, id: UUID, message: str) -> Plan:
+        """Cancel all jobs that wait for this one, directly or not."""
+        found = yield from self._database.following_jobs(id)
+        return (yield from self._end_waiting([row["id"] for row in found], message, CANCELLED_BY_PARENT))
 
     def _end_waiting(self, ids: Sequence[UUID], message: str | None, settled_as: str | None) -> Plan:
-        """Those who are at no gate yet: nobody else needs to know."""
+        """Cancel jobs that wait for parents; they are at no gate yet."""
         if ids:
             yield from self._ask("end_steps", ids, message=message, settled_as=settled_as)
             yield from self._ask("forget_steps", ids)
         return []
 
     def _revive(self, ids: Collection[UUID]) -> Plan:
-        """Those cancelled for these wait again, unless another of their parents has failed."""
+        """Let jobs that were cancelled for these wait again, unless another of their parents has failed."""
         while ids:
             ids = [row["id"] for row in (yield from self._ask("revivable_steps", ids))]
             yield from self._block_again(ids)
@@ -368,23 +382,9 @@ class SqlSteps(MovingEngine):
         return []
 
 
-STEP_READS = frozenset({"parents", "pipelines"})
-
-
-def _replaced_slots(step: Step) -> set[str]:
-    """Slots whose waiting jobs make room for a new one of this question."""
-    return {job[_SLOT] for job in _new_jobs(step) if job[_POLICY] == "replace"}
-
-
-def _new_jobs(step: Step) -> Sequence[tuple[Any, ...]]:
-    jobs: Sequence[tuple[Any, ...]]
-    jobs = step.params["jobs" if step.question in ("enqueue", "enqueue_tick") else "children"]
-    return jobs
-
-
-def _bare(jobs: Sequence[tuple[Any, ...]], waiting: Collection[UUID]) -> list[tuple[Any, ...]]:
-    """Who waits takes no place yet."""
-    return [_without_gate(job) if job[0] in waiting else job for job in jobs]
+def _replaced_slots(jobs: Sequence[Any]) -> set[str]:
+    """Return the slots in which a new job supersedes the waiting ones."""
+    return {job[_SLOT] for job in jobs if job[_POLICY] == "replace"}
 
 
 def _without_gate(job: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -402,7 +402,7 @@ def _blocked(row: Row) -> Row:
 
 
 def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]:
-    """What is given to settle, but for these."""
+    """Return the parameters of `settle` without these jobs."""
     without = {**given, "settlements": [one for one in given["settlements"] if one[0] not in late]}
     without["children"] = [child for child in given["children"] if child[_PARENT] not in late]
     without["keys"] = {id: key for id, key in given["keys"].items() if id not in late}
@@ -410,7 +410,6 @@ def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]
 
 
 def _edges(edges: Sequence[tuple[UUID, UUID]]) -> str:
-    """(child, place, parent) of each, as JSON."""
-    return msgspec.json.encode(
-        [[child, place, parent] for place, (parent, child) in enumerate(edges)]
-    ).decode()
+    """Return (child, order, parent) of each edge, as JSON."""
+    ordered = [[child, order, parent] for order, (parent, child) in enumerate(edges)]
+    return msgspec.json.encode(ordered).decode()

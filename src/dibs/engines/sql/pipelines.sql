@@ -42,16 +42,16 @@ order by pipeline.id
 limit 100
 
 -- name: steps_among
--- Those of these jobs that belong to such a pipeline, live or finished.
+-- The jobs of these that belong to such a pipeline, live or finished.
 select job.id, job.pipeline_id, job.state, job.state = 'blocked' and job.position is null as waits
-from dibs_jobs job
-join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
-where job.id {in_ids:ids}
+from {given:dibs_jobs}
+{join} dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where {is_given:job.id}
 union all
 select job.id, job.pipeline_id, job.state, {false} as waits
-from dibs_finished job
-join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
-where job.id {in_ids:ids}
+from {given:dibs_finished}
+{join} dibs_pipelines pipeline on pipeline.id = job.pipeline_id
+where {is_given:job.id}
 
 -- name: steps_in_slots
 -- Those that a new job with the policy `replace` will end.
@@ -62,10 +62,11 @@ where job.slot {in_texts:slots} and job.state <> 'running' and job.position is n
 
 -- name: ended_steps
 select job.id, job.state, pipeline.on_failed
-from dibs_finished job
-join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
-where job.id {in_ids:ids}
+from {given:dibs_finished}
+{join} dibs_pipelines pipeline {by_id} on pipeline.id = job.pipeline_id
+where {is_given:job.id}
 order by job.id
+{newest}
 
 -- name: meet_parents
 update dibs_parents set met = {true} where parent {in_ids:ids}
@@ -79,9 +80,10 @@ where edge.parent {in_ids:ids}
 
 -- name: waiting_steps
 select {>new_step}
-from dibs_jobs job
-where job.id {in_ids:ids} and job.state = 'blocked' and job.position is null
+from {given:dibs_jobs}
+where {is_given:job.id} and job.state = 'blocked' and job.position is null
 order by job.id
+{newest}
 
 -- fragment: new_step
 job.id, job.kind, job.queue, job.args, job.priority, job.run_at, job.enqueued_at, job.max_attempts,
@@ -114,25 +116,33 @@ where job.state = 'blocked' and job.position is null
 order by job.id
 
 -- name: end_steps
--- Cancelled while they wait for their parents: `settled_as` tells whether that was for one of these.
+-- Cancel jobs that wait for their parents; `settled_as` says whether one of these was the reason.
 insert into dibs_finished ({kept_columns}, attempts, state, pipeline_id, message, errors, settled_as, finished_at)
-select {kept_columns:job}, job.attempts, 'cancelled', job.pipeline_id, coalesce(cast(:message as {text}), job.message), job.errors, cast(:settled_as as {text}), {now}
-from dibs_jobs job
-where job.id {in_ids:ids}
+select
+    {kept_columns:job},
+    job.attempts,
+    'cancelled',
+    job.pipeline_id,
+    coalesce(cast(:message as {text}), job.message),
+    job.errors,
+    cast(:settled_as as {text}),
+    {now}
+from {given:dibs_jobs}
+where {is_given:job.id}
 
 -- name: waiting_if_retried
--- Those of these who ended, and whose parents have not all succeeded.
+-- The ended jobs of these with a parent that has not succeeded.
 select job.id
-from dibs_finished job
-where job.id {in_ids:ids}
+from {given:dibs_finished}
+where {is_given:job.id}
   and job.state in ('failed', 'cancelled')
   and exists (select 1 from dibs_parents unmet where unmet.child = job.id and not unmet.met)
 
 -- name: block_steps
 insert into dibs_jobs ({kept_columns}, attempts, state, pipeline_id, errors)
 select {returned_columns:job}, 0, 'blocked', job.pipeline_id, job.errors
-from dibs_finished job
-where job.id {in_ids:ids}
+from {given:dibs_finished}
+where {is_given:job.id}
 
 -- name: forget_finished_steps
 delete from dibs_finished where id {in_ids:ids}
@@ -193,54 +203,4 @@ where pipeline.id < {id:before}
   and not exists (select 1 from dibs_jobs job where job.pipeline_id = pipeline.id)
   and not exists (select 1 from dibs_finished job where job.pipeline_id = pipeline.id)
 order by pipeline.id
-limit :limit
-
--- name: find_in_pipeline
--- As `find`, by the index on pipelines.
-select {job_columns:job}
-from (
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_jobs job
-        where job.pipeline_id = {id:pipeline_id} and {>matches}
-        order by job.id desc
-        limit :limit
-    ) live
-    union all
-    select *
-    from (
-        select {job_columns:job}
-        from dibs_finished job
-        where job.pipeline_id = {id:pipeline_id} and {>matches}
-        order by job.id desc
-        limit :limit
-    ) finished
-) job
-order by job.id desc
-limit :limit
-
--- name: find_oldest_in_pipeline
--- As `find_oldest`, by the index on pipelines.
-select job.id
-from (
-    select *
-    from (
-        select job.id
-        from dibs_jobs job
-        where job.pipeline_id = {id:pipeline_id} and job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) live
-    union all
-    select *
-    from (
-        select job.id
-        from dibs_finished job
-        where job.pipeline_id = {id:pipeline_id} and job.id > {id:after} and {>is_wanted}
-        order by job.id
-        limit :limit
-    ) finished
-) job
-order by job.id
 limit :limit

@@ -1,124 +1,188 @@
-"""Look at a store's tables, and at what they should be: the same migrations, run in a scratch place.
+"""Compare a store's tables with what they should be: the same migrations, run in a scratch place.
 
-So it is the server that says how a definition reads, on both sides, and there is no second list of columns
-to keep up to date. The scratch place is seen by this connection alone and leaves nothing behind: temporary
-tables on PostgreSQL and MariaDB, a database in memory for SQLite.
+The server words both definitions, so there is no second list of columns to keep up to date. Only this
+connection sees the scratch tables, and they leave nothing behind: temporary tables on PostgreSQL and
+MariaDB, a database in memory for SQLite.
 """
 
 import re
 import sqlite3
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from dibs.engines.sql.engine import Dialect, Query
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import Query
 from dibs.engines.sql.migrations import pending, table_names
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.sql.schema_problems import Look, SchemaProblem, compare
 
-# Yields a statement of its own, or the name of a block, and is sent the rows.
-Looking = Generator[str | Query, Any, list[SchemaProblem]]
 
-# What makes something. MySQL's migrations also prepare statements: it has no `add column if not exists`.
-_MADE = re.compile(r"(create|alter|set|prepare|execute|deallocate) ")
-_LINE = re.compile(
-    r"(?P<key>(?:[A-Z]+ )*KEY |CONSTRAINT |PRIMARY )?(?:`(?P<name>[^`]+)` ?)?(?P<definition>.*)"
-)
+@dataclass(frozen=True, slots=True)
+class TableDefinition:
+    """One table as the database describes it: each column and index with its definition."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    indexes: Mapping[str, str] = field(default_factory=dict)
+
+
+Definitions = Mapping[str, TableDefinition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaProblem:
+    """Something about the tables that is not as this dibs needs it. `str()` is a sentence."""
+
+    what: Literal["version", "table", "column", "index"]
+    table: str
+    name: str
+    expected: str
+    found: str | None = None
+    """None when it is missing."""
+
+    def __str__(self) -> str:
+        of = f" of {self.table}" if self.what in ("column", "index") else ""
+        if self.what == "version":
+            versions = f"{self.found} and this dibs needs {self.expected}"
+            return f"the store has schema version {versions}; run `dibs migrate`"
+        if self.found is None:
+            should = f"; it should be: {self.expected}" if self.expected else "; run `dibs migrate`"
+            return f"the {self.what} {self.name}{of} is missing{should}"
+        return f"the {self.what} {self.name}{of} is wrong: it is {self.found} and should be {self.expected}"
+
+
+# A script that yields statements, or names of blocks, and is sent their rows.
+SchemaCheck = Generator[str | Query, Any, list[SchemaProblem]]
+
+# Statements that create something. MySQL's migrations also prepare statements: it has no `add column if not
+# exists`.
+_CREATES = re.compile(r"(create|alter|set|prepare|execute|deallocate) ")
 _SCRATCH = "dibs_scratch"
 
-# A dump has an expression as it reads, and the PostgreSQL that restores it has the casts between its kinds of
-# text elsewhere, and parentheses around what was cast. Neither means anything.
+
+def compare(
+    found: Definitions,
+    expected: Definitions,
+    version: int,
+    needed: int,
+    normal: Callable[[str], str] = str,
+) -> list[SchemaProblem]:
+    """Return what is missing or different; columns and indexes that a user added are ignored.
+
+    Two definitions are the same if their `normal` forms are: a database may write one thing in two ways.
+    """
+    return [*_version(version, needed), *_tables(found, expected, normal)]
+
+
+def _version(version: int, needed: int) -> Iterator[SchemaProblem]:
+    if version < needed:
+        yield SchemaProblem(
+            what="version", table="", name="version", expected=str(needed), found=str(version)
+        )
+
+
+def _tables(
+    found: Definitions, expected: Definitions, normal: Callable[[str], str]
+) -> Iterator[SchemaProblem]:
+    for table, definition in sorted(expected.items()):
+        if (there := found.get(table)) is None:
+            yield SchemaProblem(what="table", table=table, name=table, expected="")
+            continue
+        yield from _parts("column", table, there.columns, definition.columns, normal)
+        yield from _parts("index", table, there.indexes, definition.indexes, normal)
+
+
+def _parts(
+    what: Literal["column", "index"],
+    table: str,
+    found: Mapping[str, str],
+    expected: Mapping[str, str],
+    normal: Callable[[str], str],
+) -> Iterator[SchemaProblem]:
+    for name, definition in sorted(expected.items()):
+        there = found.get(name)
+        if there is None or normal(there) != normal(definition):
+            yield SchemaProblem(what=what, table=table, name=name, expected=definition, found=there)
+
+
+# -- PostgreSQL ---------------------------------------------------------------------------------
+
+# A dump prints an expression, and the PostgreSQL that restores it places the casts between its types of text
+# elsewhere and adds parentheses around what was cast. Neither means anything.
 _TEXT_CAST = re.compile(r"::(?:text|character varying)(?:\[\])?")
 _AROUND_ONE = re.compile(r"\((\w+|'[^']*'|ARRAY\[[^\]]*\])\)")
 
 
-def look_at_postgresql(dialect: Dialect, version: int) -> Looking:
-    """In a transaction that is rolled back."""
-    names = {"tables": _relations(dialect)}
-    found = yield from _postgresql_looks(names)
+def check_postgresql(dialect: Dialect, version: int) -> SchemaCheck:
+    """Compare within a transaction that the caller rolls back."""
+    names = {"tables": [*table_names(dialect)[1:], dialect.rename("dibs_token")]}
+    found = yield from _postgresql_definitions(names)
     yield "set local search_path to pg_temp"
     for _, statement in pending(dialect, ()):
-        if _MADE.match(statement):
+        if _CREATES.match(statement):
             yield statement
-    expected = yield from _postgresql_looks(names)
-    return compare(found, expected, version, schema_version(dialect.name), _plainly)
+    expected = yield from _postgresql_definitions(names)
+    return compare(found, expected, version, schema_version(dialect.name), _without_casts)
 
 
-def _plainly(definition: str) -> str:
+def _without_casts(definition: str) -> str:
     plain = _TEXT_CAST.sub("", definition)
     while (shorter := _AROUND_ONE.sub(r"\1", plain)) != plain:
         plain = shorter
     return plain
 
 
-def look_at_mysql(dialect: Dialect, version: int) -> Looking:
-    scratch = _for_scratch(dialect)
+def _postgresql_definitions(names: Mapping[str, Any]) -> Generator[Query, Any, Definitions]:
+    tables = [row["name"] for row in (yield Query("schema_tables", names))]
+    columns = yield Query("schema_columns", names)
+    indexes = yield Query("schema_indexes", names)
+    parts: dict[str, tuple[dict[str, str], dict[str, str]]] = {table: ({}, {}) for table in tables}
+    for part, rows in enumerate((columns, indexes)):
+        for row in rows:
+            parts[row["table_name"]][part][row["name"]] = row["definition"]
+    return {table: TableDefinition(*both) for table, both in parts.items()}
+
+
+# -- MySQL and MariaDB --------------------------------------------------------------------------
+
+_DEFINED = re.compile(
+    r"(?P<key>(?:[A-Z]+ )*KEY |CONSTRAINT |PRIMARY )?(?:`(?P<name>[^`]+)` ?)?(?P<definition>.*)"
+)
+
+
+def check_mysql(dialect: Dialect, version: int) -> SchemaCheck:
+    # Another prefix: a temporary table would hide the real one of its name.
+    scratch = Dialect(name=dialect.name, spellings=dialect.spellings, prefix=_SCRATCH)
     pairs = dict(zip(table_names(scratch)[1:], table_names(dialect)[1:], strict=True))
     there = {str(row[0]) for row in (yield f"show tables like '{dialect.prefix}\\_%'")}
     found = {}
     for table in pairs.values():
         if table in there:
-            found[table] = _mysql_look((yield f"show create table {table}"))
+            found[table] = _mysql_definition((yield f"show create table {table}"))
     yield f"drop temporary table if exists {', '.join(pairs)}"
     for _, statement in pending(scratch, ()):
-        if _MADE.match(statement):
+        if _CREATES.match(statement):
             yield statement.replace("create table if not exists", "create temporary table")
     expected = {}
     for table, real in pairs.items():
-        expected[real] = _mysql_look((yield f"show create table {table}"), dialect.prefix)
+        expected[real] = _mysql_definition((yield f"show create table {table}"), dialect.prefix)
     yield f"drop temporary table if exists {', '.join(pairs)}"
     return compare(found, expected, version, schema_version(dialect.name))
 
 
-def _for_scratch(dialect: Dialect) -> Dialect:
-    """A temporary table would hide the real one of its name."""
-    return Dialect(name=dialect.name, spellings=dialect.spellings, prefix=_SCRATCH)
-
-
-def look_at_sqlite(connection: sqlite3.Connection, dialect: Dialect, version: int) -> list[SchemaProblem]:
-    scratch = sqlite3.connect(":memory:")
-    try:
-        for _, statement in pending(dialect, ()):
-            if _MADE.match(statement):
-                scratch.execute(statement)
-        names = table_names(dialect)[1:]
-        found, expected = _sqlite_looks(connection, names), _sqlite_looks(scratch, names)
-    finally:
-        scratch.close()
-    return compare(found, expected, version, schema_version(dialect.name))
-
-
-def _relations(dialect: Dialect) -> list[str]:
-    return [*table_names(dialect)[1:], dialect.rename("dibs_token")]
-
-
-def _postgresql_looks(names: Mapping[str, Any]) -> Generator[Query, Any, dict[str, Look]]:
-    tables = [row["name"] for row in (yield Query("look_for_tables", names))]
-    columns = yield Query("look_at_columns", names)
-    indexes = yield Query("look_at_indexes", names)
-    return _looks(tables, columns, indexes)
-
-
-def _looks(tables: Iterable[str], columns: Any, indexes: Any) -> dict[str, Look]:
-    looks: dict[str, tuple[dict[str, str], dict[str, str]]] = {table: ({}, {}) for table in tables}
-    for place, rows in enumerate((columns, indexes)):
-        for row in rows:
-            looks[row["table_name"]][place][row["name"]] = row["definition"]
-    return {table: Look(*parts) for table, parts in looks.items()}
-
-
-def _mysql_look(rows: Any, prefix: str = _SCRATCH) -> Look:
-    """`show create table` has a line for each column and each key, and says all there is to say."""
+def _mysql_definition(rows: Any, prefix: str = _SCRATCH) -> TableDefinition:
+    """Read `show create table`, which has a line for each column and each key."""
     columns: dict[str, str] = {}
     indexes: dict[str, str] = {}
     [(_, text)] = rows
     for line in text.splitlines()[1:-1]:
-        match = _LINE.match(line.strip().removesuffix(","))
+        match = _DEFINED.match(line.strip().removesuffix(","))
         assert match is not None
         name = re.sub(rf"^{_SCRATCH}_", f"{prefix}_", match["name"] or "primary")
         part = indexes if match["key"] else columns
         part[name] = f"{match['key'] or ''}{match['definition']}"
-    return Look(columns, indexes)
+    return TableDefinition(columns, indexes)
 
+
+# -- SQLite -------------------------------------------------------------------------------------
 
 _TABLE = "select 1 from sqlite_master where type = 'table' and name = ?"
 _COLUMNS = 'select name, type, "notnull", dflt_value, pk, hidden from pragma_table_xinfo(?)'
@@ -130,7 +194,20 @@ _INDEXES = """
 _INDEXED = "select name, desc, coll from pragma_index_xinfo(?) where key order by seqno"
 
 
-def _sqlite_looks(connection: sqlite3.Connection, tables: Iterable[str]) -> dict[str, Look]:
+def check_sqlite(connection: sqlite3.Connection, dialect: Dialect, version: int) -> list[SchemaProblem]:
+    scratch = sqlite3.connect(":memory:")
+    try:
+        for _, statement in pending(dialect, ()):
+            if _CREATES.match(statement):
+                scratch.execute(statement)
+        names = table_names(dialect)[1:]
+        found, expected = _sqlite_definitions(connection, names), _sqlite_definitions(scratch, names)
+    finally:
+        scratch.close()
+    return compare(found, expected, version, schema_version(dialect.name))
+
+
+def _sqlite_definitions(connection: sqlite3.Connection, tables: Iterable[str]) -> Definitions:
     def rows(sql: str, name: str) -> list[Any]:
         cursor = connection.cursor()
         cursor.row_factory = None
@@ -146,7 +223,7 @@ def _sqlite_looks(connection: sqlite3.Connection, tables: Iterable[str]) -> dict
         return f"{kind}({', '.join(columns)}){f' {only[0]}' if only else ''}"
 
     return {
-        table: Look(
+        table: TableDefinition(
             {name: _sqlite_column(*about) for name, *about in rows(_COLUMNS, table)},
             {name: index(name, *about) for name, *about in rows(_INDEXES, table)},
         )

@@ -1,16 +1,17 @@
-"""What stores behind a database server have in common."""
+"""Stores behind a database server: run operations on pooled connections, check and migrate the tables."""
 
 import asyncio
 import time
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from dibs.engines.sql.migrations import Holder, Patience
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.retries import Tries, TryAgain, again, again_async
+from dibs.engines.sql.blocks import schema_version
+from dibs.engines.sql.migrations import Blocker, MigrationWait
+from dibs.engines.sql.pools import Conversation
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.sql.within import Engine, bind_async, bind_sync
-from dibs.engines.store import Operation, Pooled, again, again_async
-from dibs.engines.trouble import Tries, TryAgain
+from dibs.engines.store import Operation, Pooled
 from dibs.errors import DibsError, SchemaOutdated
 from dibs.operations.scripts import Rows, Step, run, run_async
 
@@ -18,11 +19,30 @@ T = TypeVar("T")
 
 
 class DatabaseStore(Pooled):
-    """A database behind a server: a pool of connections in each colour, tables of a certain version."""
+    """A database behind a server: a pool of connections for each face, tables of a certain version."""
 
     _engine: Engine
     _name: str
     _checked = False
+
+    # -- what each server is asked besides questions ------------------------------------------------
+
+    def _version_script(self) -> Conversation[int]:
+        """Read the schema version; 0 without tables."""
+        raise NotImplementedError
+
+    def _migration_script(self) -> Conversation[list[int]]:
+        """Apply the pending migrations, one process at a time; return their versions."""
+        raise NotImplementedError
+
+    def _blocker_script(self) -> Conversation[Blocker | None]:
+        """Find the transaction that has kept our tables for the longest time."""
+        raise NotImplementedError
+
+    def _check_script(self, version: int) -> Conversation[list[SchemaProblem]]:
+        raise NotImplementedError
+
+    # -- both faces -------------------------------------------------------------------------------
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
         self.open()
@@ -38,11 +58,19 @@ class DatabaseStore(Pooled):
         return await again_async(lambda tries: run_async(operation(tries), self._execute_async))
 
     def _execute(self, step: Step) -> Rows:
-        rows: Rows = self._sync.execute(step)
+        try:
+            rows: Rows = self._sync.execute(step)
+        except TryAgain as failure:
+            failure.question = step.question
+            raise
         return rows
 
     async def _execute_async(self, step: Step) -> Rows:
-        rows: Rows = await self._async.execute(step)
+        try:
+            rows: Rows = await self._async.execute(step)
+        except TryAgain as failure:
+            failure.question = step.question
+            raise
         return rows
 
     def open(self) -> None:
@@ -54,45 +82,49 @@ class DatabaseStore(Pooled):
             self._check(await self.schema_version_async())
 
     def migrate(self) -> list[int]:
-        patience = Patience()
+        wait = MigrationWait()
         while True:
             try:
-                return again(lambda _: self._sync.migrate(), even_if_locked=False)
-            except TryAgain as trouble:
-                time.sleep(patience.pause(trouble, self._holder()))
-
-    def _holder(self) -> Holder | None:
-        """Only a hint: a server that does not tell everybody leaves it out."""
-        with suppress(DibsError, TryAgain):
-            holder: Holder | None = again(lambda _: self._sync.holder())
-            return holder
-        return None
+                return again(lambda _: self._sync.ask_alone(self._migration_script()), even_if_locked=False)
+            except TryAgain as failure:
+                time.sleep(wait.pause(failure, self._blocker()))
 
     async def migrate_async(self) -> list[int]:
-        patience = Patience()
+        wait = MigrationWait()
         while True:
             try:
-                return await again_async(lambda _: self._async.migrate(), even_if_locked=False)
-            except TryAgain as trouble:
-                await asyncio.sleep(patience.pause(trouble, await self._holder_async()))
+                return await again_async(
+                    lambda _: self._async.ask_alone(self._migration_script()), even_if_locked=False
+                )
+            except TryAgain as failure:
+                await asyncio.sleep(wait.pause(failure, await self._blocker_async()))
 
-    async def _holder_async(self) -> Holder | None:
+    def _blocker(self) -> Blocker | None:
+        """Return a hint for the log; a server that does not show it to this user leaves it out."""
         with suppress(DibsError, TryAgain):
-            return await again_async(lambda _: self._async.holder())
+            blocker: Blocker | None = again(lambda _: self._sync.ask(self._blocker_script()))
+            return blocker
+        return None
+
+    async def _blocker_async(self) -> Blocker | None:
+        with suppress(DibsError, TryAgain):
+            return await again_async(lambda _: self._async.ask(self._blocker_script()))
         return None
 
     def schema_version(self) -> int:
-        version: int = again(lambda _: self._sync.schema_version())
+        version: int = again(lambda _: self._sync.ask(self._version_script()))
         return version
 
     async def schema_version_async(self) -> int:
-        return await again_async(lambda _: self._async.schema_version())
+        return await again_async(lambda _: self._async.ask(self._version_script()))
 
     def check_schema(self) -> list[SchemaProblem]:
-        return again(lambda _: self._sync.check_schema())
+        version = self.schema_version()
+        return again(lambda _: self._sync.ask(self._check_script(version)))
 
     async def check_schema_async(self) -> list[SchemaProblem]:
-        return await again_async(lambda _: self._async.check_schema())
+        version = await self.schema_version_async()
+        return await again_async(lambda _: self._async.ask(self._check_script(version)))
 
     def _check(self, found: int) -> None:
         needed = schema_version(self._engine.dialect.name)

@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.mysql.pools import asyncmy_query, pymysql_query
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.sql.engine import Copy, Plan, Query, placeholders
+from dibs.engines.sql.blocks import placeholders
+from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection

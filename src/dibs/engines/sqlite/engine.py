@@ -3,7 +3,7 @@
 Every answer that writes runs in one `begin immediate` transaction, so it is alone with the file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,13 +11,14 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.sql.engine import Dialect, Plan, Query, Writers
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import READS, Answer, Converters, Plan, Query, errors_with_death, swept_state
 from dibs.engines.sql.moves import MovingEngine, columns
-from dibs.engines.sql.schema_files import schema_version
+from dibs.engines.sql.pipelines import PipelineAnswers
 from dibs.engines.sqlite.doctor import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
-from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
+from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
 from dibs.operations.scripts import Row, Rows, Step
 
@@ -40,6 +41,12 @@ SPELLINGS = {
     "if_free": "",
     "true": "1",
     "in_ids": "in (select value from json_each(:$1))",
+    "is_in": "$1 in (select value from json_each(:$2))",
+    "given": "$1 job",
+    "is_given": "$1 in (select value from json_each(:ids))",
+    "join": "join",
+    "newest": "",
+    "bigint": "bigint",
     "in_numbers": "in (select value from json_each(:$1))",
     "in_texts": "in (select value from json_each(:$1))",
     "has_tags": (
@@ -47,15 +54,6 @@ SPELLINGS = {
         " where wanted.value not in (select tag.value from json_each(job.tags) tag))"
     ),
 }
-
-READS = frozenset(
-    {
-        *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
-        *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
-        *("gates", "current"),
-        *("glance", "glance_at_queue", "departed"),
-    }
-)
 
 _TIMES = (
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
@@ -69,7 +67,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 class SQLite(SqliteGates, MovingEngine):
-    """One file, one writer at a time, many processes on one machine."""
+    """One file, one converter at a time, many processes on one machine."""
 
     traits = Traits(
         durable=True,
@@ -79,20 +77,53 @@ class SQLite(SqliteGates, MovingEngine):
         wakes=True,
     )
 
+    readers = _READERS
+
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="sqlite", spellings=SPELLINGS, prefix=prefix)
+        own: dict[str, Answer] = {
+            "enqueue": self._enqueue,
+            "enqueue_tick": self._enqueue_tick,
+            "claim": self._claim,
+            "claim_job": self._claim_job,
+            "claim_within_limits": self._claim_within_limits,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "renew": self._renew,
+            "stage": self._stage,
+            "sweep": self._sweep,
+            "tick": self._tick,
+            "age": self._age,
+            "cancel": self._cancel,
+            "retry": self._retry,
+            "recover": self._recover,
+            "delete": self._delete,
+            "set_queue": self._set_queue,
+            "release_train": self._release_train,
+            "mend": self._mend,
+            "find": self._find,
+            "find_oldest": self._find_oldest,
+            "counts": self._counts,
+            "ready_lines": self._ready_lines,
+            "examine": self._examine,
+            **self._move_answers(),
+            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
+            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
+            **self._blocks("upcoming", "now", "echo"),
+        }
+        self.answers = self.answers_within = own | PipelineAnswers(self, own).answers()
 
     def needs_transaction(self, step: Step) -> bool:
         return step.question not in READS
 
-    def read(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
-        readers = [(name, _READERS[name]) for name in names if name in _READERS]
-        answer = [dict(zip(names, row, strict=True)) for row in rows]
-        for row in answer:
-            for name, reader in readers:
-                if row[name] is not None:
-                    row[name] = reader(row[name])
-        return answer
+    def ids(self, ids: Iterable[UUID]) -> Any:
+        return _json(list(ids))
+
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        return ()  # there is no other converter: all were found before
+
+    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        raise AssertionError("on SQLite nothing is locked but the file")
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: _plain(value) for name, value in params.items()}
@@ -250,25 +281,20 @@ class SQLite(SqliteGates, MovingEngine):
             held += yield Query("renew", {"id": str(id), "token": token, "lease": lease})
         return held
 
-    def _tick(self, **about: Any) -> Plan:
-        yield Query("tick", about)
-        yield Query("forget_workers", about)
-        return (yield Query("upcoming", {}))
-
     # -- upkeep and acts ------------------------------------------------------------------------
 
     def _sweep(self, limit: int) -> Plan:
         expired = yield Query("expired", {"limit": limit})
         gates: list[Key] = []
         for job in expired:
-            errors = _with_death(job)
-            if (state := _swept(job)) in FINISHED:
+            errors = errors_with_death(job)
+            if (state := swept_state(job)) in FINISHED:
                 gates += yield from self._end(job["id"], state, job["cancel_reason"], errors)
             else:
                 yield Query("sweep_returned", {"id": str(job["id"]), "errors": errors})
                 gates += slots_of([job])
         yield from self._open_gates(gates)
-        return [{**job, "state": _swept(job)} for job in expired]
+        return [{**job, "state": swept_state(job)} for job in expired]
 
     def _cancel(self, ids: Sequence[UUID], reason: str | None) -> Plan:
         standing = yield Query("standing", self.adapt({"ids": ids}))
@@ -357,12 +383,6 @@ class SQLite(SqliteGates, MovingEngine):
         [file] = [row["file"] for row in (yield Query("files", {})) if row["name"] == "main"]
         return [*facts, *(about_file(file) if file else about_nothing_kept())]
 
-    def _age(self, micros: int) -> Plan:
-        yield Query("age_jobs", {"micros": micros})
-        yield Query("age_schedules", {"micros": micros})
-        yield Query("age_gates", {"micros": micros})
-        return (yield Query("age_finished", {"micros": micros}))
-
 
 _UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
 
@@ -389,33 +409,17 @@ def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
     return ids
 
 
-def _swept(job: Row) -> JobState:
-    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
-
-
-def _with_death(job: Row) -> str:
-    death = {
-        "attempt": job["attempts"],
-        "token": job["token"],
-        "at": job["now"],
-        "worker": job["worker"],
-        "type": "LeaseLost",
-        "message": WORKER_DIED,
-    }
-    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()
-
-
 def _plain(value: Any) -> Any:
     """A value as sqlite3 takes it: ids and states as text, times as microseconds, lists as JSON."""
-    writer = _WRITERS[type(value)]
-    return value if writer is None else writer(value)
+    converter = _CONVERTERS[type(value)]
+    return value if converter is None else converter(value)
 
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-_WRITERS = Writers(
+_CONVERTERS = Converters(
     {
         UUID: str,
         JobState: str,

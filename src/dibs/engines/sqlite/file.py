@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from dibs.engines.pools import inherited
+from dibs.engines.retries import TryAgain, busy
+from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.engine import Copy, Query
 from dibs.engines.sql.migrations import pending, schema_table
-from dibs.engines.sql.schema_check import look_at_sqlite
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.sql.schema_problems import SchemaProblem
+from dibs.engines.sql.schema_check import SchemaProblem, check_sqlite
 from dibs.engines.sqlite.engine import OLDEST, SQLite
-from dibs.engines.trouble import TryAgain
 from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection
 from dibs.operations.scripts import Rows, Step, run
 
@@ -85,7 +84,7 @@ class SqliteFile:
             except sqlite3.Error as error:
                 if connection.in_transaction:
                     connection.execute("rollback")
-                raise self._sorted(error) from error
+                raise self._sorted(error, step.question) from error
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("rollback")
@@ -143,7 +142,7 @@ class SqliteFile:
 
     def check_schema(self) -> list[SchemaProblem]:
         with self._lock:
-            return look_at_sqlite(self._opened(), self._engine.dialect, self.schema_version())
+            return check_sqlite(self._opened(), self._engine.dialect, self.schema_version())
 
     def close(self) -> None:
         with self._lock:
@@ -191,7 +190,7 @@ class SqliteFile:
             raise _unusable(_unopened(self.path), error) from error
         return connection
 
-    def _sorted(self, error: sqlite3.Error) -> BaseException:
+    def _sorted(self, error: sqlite3.Error, question: str | None = None) -> BaseException:
         name = _errorname(error)
         if name == "SQLITE_BUSY" and self._is_in_own_way():
             return UnsupportedConnection(
@@ -199,10 +198,7 @@ class SqliteFile:
                 "within=connection to enqueue in that, or wait for its end"
             )
         if name == "SQLITE_BUSY":
-            return StoreUnavailable(
-                f"SQLite file {self.path} was locked by somebody else for {BUSY_TIMEOUT} s; "
-                "look for a transaction that is open too long"
-            )
+            return busy(f"SQLite file {self.path}", question, BUSY_TIMEOUT)
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaOutdated(0, schema_version("sqlite"), f"SQLite file {self.path}")
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):

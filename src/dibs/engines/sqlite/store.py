@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from dibs.engines.hints import Listeners
-from dibs.engines.sql.schema_files import schema_version
-from dibs.engines.sql.schema_problems import SchemaProblem
-from dibs.engines.sql.stepped import SteppedSQLite
+from dibs.engines.retries import Tries, again
+from dibs.engines.sql.blocks import schema_version
+from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.sql.within import bind_async, bind_sync, has_begun
+from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import SqliteFile
-from dibs.engines.store import Operation, again
-from dibs.engines.trouble import Tries
+from dibs.engines.store import Operation
 from dibs.errors import BadRequest, UnsupportedConnection
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
@@ -27,13 +27,13 @@ GLANCE = 0.02  # seconds between two looks at whether somebody committed to the 
 class SqliteStore:
     """A SQLite file. Awaited calls run on the file's own thread, whole operations at a time."""
 
-    traits = SteppedSQLite.traits
+    traits = SQLite.traits
 
     def __init__(self, settings: Settings) -> None:
-        self._engine = SteppedSQLite(settings.prefix)
+        self._engine = SQLite(settings.prefix)
         self._path = _sqlite_path(settings.url)
         if self._path == ":memory:":
-            self.traits = replace(SteppedSQLite.traits, durable=False, shared=False)
+            self.traits = replace(SQLite.traits, durable=False, shared=False)
         self._file = SqliteFile(self._engine, self._path)
         self._listeners = Listeners()
         self._migrated = False

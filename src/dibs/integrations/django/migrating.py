@@ -6,7 +6,7 @@ from django.db import router
 from django.db.migrations import Migration
 from django.db.migrations.operations.base import Operation
 
-from dibs.engines.sql.engine import Dialect
+from dibs.engines.sql.blocks import Dialect
 from dibs.engines.sql.migrations import MIGRATION_LOCK, dialect_named, pending, schema_table, undoing
 from dibs.integrations.django import store
 

@@ -27,7 +27,7 @@ from dibs.app.dibs import Dibs
 from dibs.app.lifespan import Lifespan
 from dibs.app.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
 from dibs.app.state import AppState
-from dibs.errors import BadRequest, DibsError, LeaseLost, StoreRefused, StoreUnavailable
+from dibs.errors import BadRequest, DibsError, LeaseLost, StoreBusy, StoreRefused, StoreUnavailable
 from dibs.faces import Call, Calls, make
 from dibs.jobs.failures import describe
 from dibs.jobs.job import Job, NewJob
@@ -48,7 +48,8 @@ from dibs.worker.isolation.protocol import (
 )
 
 PR_SET_PDEATHSIG = 1
-ERRORS = {error.__name__: error for error in (BadRequest, LeaseLost, StoreRefused, StoreUnavailable)}
+RAISED = (BadRequest, LeaseLost, StoreBusy, StoreRefused, StoreUnavailable)
+ERRORS = {error.__name__: error for error in RAISED}
 
 
 class Stopped(BaseException):

@@ -1,0 +1,150 @@
+"""A session with MySQL or MariaDB: how it is set up, and what dibs asks there besides questions."""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dibs.engines.mysql.engine import OLDEST, MySQL
+from dibs.engines.mysql.errors import store_name
+from dibs.engines.retries import TryAgain
+from dibs.engines.sql.engine import Query
+from dibs.engines.sql.migrations import LOCK_SECONDS, Blocker, pending, schema_table
+from dibs.engines.sql.pools import IDLE_LIMIT, Conversation
+from dibs.errors import BadRequest, UnknownEngine
+from dibs.operations.scripts import Rows
+
+CONNECT_TIMEOUT = 10
+ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
+LOCK_TIMEOUT = 10  # seconds that a statement waits for a row before its transaction starts over
+TURN_TIMEOUT = 25  # seconds that a migration waits for another one
+
+# Whatever the server's defaults are: at REPEATABLE READ an idle claim would block every enqueue.
+SESSION = (
+    "set session transaction isolation level read committed",
+    f"set session innodb_lock_wait_timeout = {LOCK_TIMEOUT}, "
+    f"/*M! idle_transaction_timeout = {IDLE_LIMIT}, */ "
+    "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+)
+
+# MySQL has no limit for idle transactions, only one for idle sessions: ours is short while a transaction is
+# open. Each pair of statements is one round trip.
+BEGIN, COMMIT, ROLLBACK = "start transaction", "commit", "rollback"
+_LIMITED = f"set session wait_timeout = {IDLE_LIMIT}; {BEGIN}"
+_UNLIMITED = "set session wait_timeout = default"
+
+# What an old server does not understand: locks that are skipped, JSON as rows, names that end in spaces.
+PROBE = """
+select 'a' collate /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */
+from json_table('[1]', '$[*]' columns (n integer path '$')) given
+for update skip locked
+"""
+
+_TLS = {"ssl_ca": "ca", "ssl_cert": "cert", "ssl_key": "key"}
+_IGNORED = ("charset",)  # part of SQLAlchemy's URLs; ours is always utf8mb4
+
+
+def connect_options(url: str) -> dict[str, Any]:
+    """Return the parameters of a URL that both drivers know; SQLAlchemy's `mysql+asyncmy://…` is fine."""
+    parts = urlsplit(url)
+    database = unquote(parts.path.lstrip("/"))
+    if not database:
+        raise BadRequest("the URL of the store names no database; write mysql://user:password@host/database")
+    return {
+        "host": parts.hostname or "localhost",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username) if parts.username else None,
+        "password": unquote(parts.password or ""),
+        "database": database,
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "connect_timeout": CONNECT_TIMEOUT,
+        "read_timeout": ANSWER_TIMEOUT,
+        **_extras(dict(parse_qsl(parts.query))),
+    }
+
+
+def _extras(given: Mapping[str, str]) -> dict[str, Any]:
+    known = {"unix_socket", *_TLS, *_IGNORED}
+    if unknown := given.keys() - known:
+        raise BadRequest(f"{', '.join(sorted(unknown))}: unknown in a MySQL URL; known: {', '.join(known)}")
+    extras: dict[str, Any] = {name: given[name] for name in ("unix_socket",) if name in given}
+    return extras | ({"ssl": _tls(given)} if given.keys() & _TLS.keys() else {})
+
+
+def _tls(given: Mapping[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=given.get("ssl_ca"))
+    if "ssl_cert" in given:
+        context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
+    return context
+
+
+# -- Transactions -------------------------------------------------------------------------------
+
+
+def limits_transactions(connection: Any) -> bool:
+    """Return whether the server has `idle_transaction_timeout`, which SESSION sets."""
+    return "MariaDB" in connection.get_server_info()
+
+
+def begin_on(connection: Any) -> str:
+    return BEGIN if limits_transactions(connection) else _LIMITED
+
+
+def end_on(connection: Any, end: str) -> str:
+    return end if limits_transactions(connection) else f"{end}; {_UNLIMITED}"
+
+
+# -- Scripts for both faces ---------------------------------------------------------------------
+
+
+def schema_version_script(engine: MySQL) -> Conversation[int]:
+    table = engine.dialect.rename("dibs_schema")
+    if not (yield f"show tables like '{table}'"):
+        return 0
+    [(found,)] = yield f"select max(version) from {table}"  # noqa: S608
+    return int(found or 0)
+
+
+def probe_script() -> Conversation[None]:
+    """Refuse a server that lacks what dibs needs. It is tried out, not read from the version."""
+    [(version, log_bin, binlog_format)] = yield "select version(), @@log_bin, @@binlog_format"
+    if (yield PROBE) is None:
+        oldest = " or ".join(f"{name} {number}" for name, number in OLDEST.items())
+        raise UnknownEngine(f"the server is {version}, which is too old; dibs needs {oldest} or later")
+    if log_bin and str(binlog_format).upper() == "STATEMENT":
+        raise UnknownEngine(
+            f"the server ({version}) replicates by statement, which can't repeat what `skip locked` chose; "
+            "set binlog_format to ROW or MIXED"
+        )
+
+
+def migration_script(engine: MySQL, url: str) -> Conversation[list[int]]:
+    """Migrate, one process at a time. DDL commits here, so every statement can be repeated."""
+    lock = f"concat(database(), '.{engine.dialect.rename('dibs_migrate')}')"  # locks are the whole server's
+    [(got,)] = yield f"select get_lock({lock}, {TURN_TIMEOUT})"
+    if got != 1:
+        raise TryAgain(TimeoutError("another process has been migrating it for long"), store_name(url))
+    # While a migration waits for a table, all others wait behind it; by default for a day.
+    yield f"set session lock_wait_timeout = {LOCK_SECONDS}"
+    create, versions = schema_table(engine.dialect)
+    exactly = engine.dialect.rename("dibs_schema").replace("_", r"\_")
+    if not (yield f"show tables like '{exactly}'"):  # else the server warns, and asyncmy logs it
+        yield create
+    applied = {version for (version,) in (yield versions)}
+    steps = pending(engine.dialect, applied)
+    for _, statement in steps:
+        yield statement
+    return sorted({version for version, _ in steps})
+
+
+def blocker_script() -> Conversation[Blocker | None]:
+    """Find the oldest open transaction; which tables it uses is not shown by default."""
+    rows = yield Query("oldest_transaction", {})
+    return Blocker(**rows[0]) if rows else None
+
+
+def asked_to_stop_script() -> Conversation[Rows]:
+    """Read the claims of jobs that were cancelled and still run."""
+    rows: Rows = yield Query("asked_to_stop", {})
+    return rows

@@ -1,0 +1,126 @@
+"""SQL files: the named blocks of a dialect with its spellings filled in, and the files of its migrations."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+
+from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
+
+# What a job takes along unchanged when it moves between the live and the finished table.
+KEPT_COLUMNS = (
+    *("id", "kind", "queue", "args", "priority", "max_attempts", "run_at", "enqueued_at"),
+    *("claimed_at", "worker", "token", "train", "slot", "on_cancelled", "on_failed"),
+    *("unique_key", "unique_until", "parent_id", "progress", "tags", "meta"),
+    *("position", "slot_policy", "slot_limit"),
+)
+RETURNED = {"worker": "null", "progress": "0"}
+RETRIED = {**RETURNED, "run_at": "{now}"}
+
+_BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
+_FRAGMENT = re.compile(r"\{>(\w+)(?::(\w+))?(?::(\w+))?\}")
+_SPELLING = re.compile(r"\{(\w+)(?::([\w.]+))?(?::(\w+))?\}")
+_PARAM = re.compile(r"(?<!:):([a-z_]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One database's words: where its files are, and the spellings that its blocks leave open."""
+
+    name: str
+    spellings: Mapping[str, str]
+    prefix: str = "dibs"
+    blocks: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", _load(self))
+
+    def spell(self, text: str) -> str:
+        return _SPELLING.sub(lambda match: self._word(*match.groups()), text)
+
+    def rename(self, text: str) -> str:
+        """Tables, indexes and the sequence carry the store's prefix."""
+        return text if self.prefix == "dibs" else re.sub(r"\bdibs_", f"{self.prefix}_", text)
+
+    def _word(self, name: str, first: str | None, second: str | None) -> str:
+        match name:
+            case "job_columns":
+                return _columns(JOB_COLUMNS, first)
+            case "kept_columns":
+                return _columns(KEPT_COLUMNS, first)
+            case "stored_columns":
+                return _columns(tuple(STORED_TYPES), first)
+            case "stored_values":
+                return ", ".join(f":{name}" for name in STORED_TYPES)
+            case "returned_columns":
+                return _columns(KEPT_COLUMNS, first, RETURNED)
+            case "retried_columns":
+                return self.spell(_columns(KEPT_COLUMNS, first, RETRIED))
+            case _:
+                return _filled(self.spellings[name], first, second)
+
+
+@lru_cache(maxsize=1024)
+def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
+    """Turn `:name` into `$1` or `%(name)s`; answer the names in order of first use."""
+    order = tuple(dict.fromkeys(_PARAM.findall(sql)))
+    if style == "numeric":
+        return _PARAM.sub(lambda match: f"${order.index(match[1]) + 1}", sql), order
+    if style == "pyformat":
+        return _PARAM.sub(r"%(\1)s", sql.replace("%", "%%")), order
+    return sql, order
+
+
+def _load(dialect: Dialect) -> dict[str, str]:
+    folder = files("dibs.engines")
+    common = [folder.joinpath("sql", f"{part}.sql") for part in ("common", "pipelines")]
+    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "pipelines")]
+    texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
+    return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
+
+
+def read_blocks(*texts: str) -> dict[str, str]:
+    """The named blocks of these files with their fragments filled in; what comes later goes before."""
+    blocks: dict[str, str] = {}
+    fragments: dict[str, str] = {}
+    for text in texts:
+        _, *parts = _BLOCK.split(text)
+        for sort, name, comment, body in zip(*[iter(parts)] * 4, strict=True):
+            del comment
+            (blocks if sort == "name" else fragments)[name] = body.strip()
+    return {name: _include(body, fragments) for name, body in blocks.items()}
+
+
+def _include(text: str, fragments: Mapping[str, str]) -> str:
+    while _FRAGMENT.search(text):
+        text = _FRAGMENT.sub(lambda match: _filled(fragments[match[1]], match[2], match[3]), text)
+    return text
+
+
+def _filled(text: str, first: str | None, second: str | None) -> str:
+    return text.replace("$1", first or "").replace("$2", second or "")
+
+
+def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str] | None = None) -> str:
+    instead = instead or {}
+    dot = f"{table}." if table else ""
+    return ", ".join(instead.get(name, f"{dot}{name}") for name in names)
+
+
+def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
+    """(version, SQL) of each migration, oldest first."""
+    folder = files("dibs.engines").joinpath(dialect, "schema")
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql"):  # beside them there may be the folder `down`
+            yield int(file.name.split("_")[0]), file.read_text(encoding="utf-8")
+
+
+def schema_version(dialect: str) -> int:
+    return max(version for version, _ in schema_files(dialect))
+
+
+def statements(text: str) -> list[str]:
+    """The statements of a migration file, one by one."""
+    bare = re.sub(r"--.*", "", text)
+    return [statement.strip() for statement in bare.split(";") if statement.strip()]

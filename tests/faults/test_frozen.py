@@ -1,0 +1,242 @@
+"""Stopped processes with a transaction open, and locks that are held for long: no store is lost by them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dibs import Dibs, NewJob, StoreBusy, StoreUnavailable, Worker
+from dibs.engines import retries
+from dibs.engines.mysql import pools as mysql_pools
+from dibs.engines.mysql import session as mysql_session
+from dibs.engines.postgresql import session as postgresql_session
+from dibs.engines.sqlite import file as sqlite_file
+from dibs.operations.scripts import Step
+from tests.support.fault_stores import Place, face_of, wait_until
+from tests.support.internals import engine_of, store_of
+
+LIMIT = 2.0  # seconds that a transaction of ours may be idle
+SOON = LIMIT + 2.5  # on a machine that does other things as well
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def place(request: pytest.FixtureRequest, places: Any) -> Place:
+    made: Place = places(request.param)
+    return made
+
+
+@pytest.fixture(params=["sync", "async"])
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Frozen:
+    """An app whose first cancel stops before its commit, with all its locks, until it may go on."""
+
+    def __init__(self, app: Dibs) -> None:
+        self.is_frozen, self.may_go_on = threading.Event(), threading.Event()
+        engine = engine_of(app)
+        answer = engine.answer
+
+        def frozen(step: Step, **options: Any) -> Any:
+            rows = yield from answer(step, **options)
+            if step.question == "cancel" and not self.is_frozen.is_set():
+                self.is_frozen.set()
+                self.may_go_on.wait(60)  # on an event loop this stops the loop, as SIGSTOP would
+            return rows
+
+        engine.answer = frozen
+
+
+def test_a_transaction_that_stands_still_is_ended_and_run_again(place: Place, face: str) -> None:
+    stopped, other = place.app(), place.app()
+    [job] = other.sync.enqueue(NewJob("work"))
+    other.sync.counts()
+    frozen = Frozen(stopped)
+
+    with face_of(stopped, face) as app, ThreadPoolExecutor(1) as pool:
+        cancelling = pool.submit(app.cancel_many, kind="work")
+        assert frozen.is_frozen.wait(30)
+        before = time.monotonic()
+        cancelled = other.sync.cancel(job.id)
+        waited = time.monotonic() - before
+        frozen.may_go_on.set()
+        cancelling.result(30)
+
+    assert waited < SOON
+    assert cancelled.state == "cancelled"
+
+
+def test_a_stopped_process_keeps_no_locks(place: Place) -> None:
+    app = place.app()
+    [job] = app.sync.enqueue(NewJob("work"))
+
+    with _stopped_process(place.url):
+        before = time.monotonic()
+        app.sync.cancel(job.id)
+
+    assert time.monotonic() - before < SOON
+    assert app.sync.get(job.id).state == "cancelled"
+
+
+@contextlib.contextmanager
+def _stopped_process(url: str) -> Iterator[None]:
+    """A process that stops itself between the last statement of a cancel and its commit."""
+    program = f"""
+import os, signal
+from dibs import Dibs
+from tests.support.internals import engine_of
+app = Dibs({url!r})
+engine = engine_of(app)
+answer = engine.answer
+def stopping(step, **options):
+    rows = yield from answer(step, **options)
+    if step.question == "cancel":
+        engine.answer = answer
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return rows
+engine.answer = stopping
+app.sync.cancel_many(kind='work')
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30) == 0  # its session is gone: it went on with another
+
+
+def test_a_callers_transaction_may_stand_still(place: Place) -> None:
+    app = place.app()
+    with contextlib.closing(place.connect()) as connection:
+        with connection.transaction():
+            [job] = app.sync.enqueue(NewJob("work"), within=connection)
+            time.sleep(LIMIT + 1)
+
+    assert app.sync.get(job.id).state == "ready"
+
+
+def test_mysql_limits_its_transactions_by_their_sessions(
+    places: Any, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL has no `idle_transaction_timeout`: a short `wait_timeout` instead, only while one is open."""
+    place = places("mariadb")
+    isolation, rest = mysql_session.SESSION
+    without = rest.replace(f"/*M! idle_transaction_timeout = {LIMIT:.0f}, */ ", "")
+    assert without != rest
+    monkeypatch.setattr(mysql_pools, "SESSION", (isolation, without))
+    monkeypatch.setattr(mysql_session, "limits_transactions", lambda connection: False)
+
+    test_a_transaction_that_stands_still_is_ended_and_run_again(place, face)
+
+    app = place.app()
+    app.sync.cancel_many(kind="work")
+    with store_of(app)._sync._connection() as connection, connection.cursor() as cursor:
+        cursor.execute("select @@session.wait_timeout = @@global.wait_timeout")
+        assert cursor.fetchone() == (1,)
+
+
+def test_a_transaction_has_no_round_trip_for_its_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = place.app()
+    app.sync.enqueue(NewJob("work"))
+    pool = store_of(app)._sync
+    said: list[object] = []
+    speaker = pool._speaker
+
+    def noting(connection: Any, *timeout: Any) -> Any:
+        speak = speaker(connection, *timeout)
+        return lambda what: (said.append(what), speak(what))[1]
+
+    monkeypatch.setattr(pool, "_speaker", noting)
+    app.sync.cancel_many(kind="work")
+
+    texts = [one for one in said if isinstance(one, str)]
+    assert len(texts) == 2
+    assert texts[0].startswith(("begin", "start transaction"))
+    assert texts[1] == "commit"
+
+
+# -- Locks that are held for long ---------------------------------------------------------------
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def locked(request: pytest.FixtureRequest, places: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A store on which a lock is waited for only a second, and an operation tried once."""
+    monkeypatch.setattr(retries, "PAUSES", ())
+    monkeypatch.setitem(postgresql_session.SESSION, "lock_timeout", "1s")
+    isolation, rest = mysql_session.SESSION
+    short = rest.replace(
+        f"innodb_lock_wait_timeout = {mysql_session.LOCK_TIMEOUT}", "innodb_lock_wait_timeout = 1"
+    )
+    monkeypatch.setattr(mysql_pools, "SESSION", (isolation, short))
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT", 1)
+    made: Place = places(request.param)
+    return made
+
+
+@contextlib.contextmanager
+def _locking(place: Place, job: Any) -> Iterator[None]:
+    with contextlib.closing(place.connect()) as connection:
+        if place.kind == "sqlite":
+            connection.execute("begin immediate")
+            yield
+            connection.execute("rollback")
+            return
+        with connection.transaction():
+            connection.execute("select 1 from dibs_jobs where id = %s for update", [job])
+            yield
+
+
+def test_a_lock_wait_is_not_a_store_that_does_not_answer(locked: Place, face: str) -> None:
+    app = locked.app()
+    [job] = app.sync.enqueue(NewJob("work"))
+
+    with _locking(locked, job.id), face_of(app, face) as caller, pytest.raises(StoreBusy) as busy:
+        caller.cancel(job.id)
+
+    assert "waited 1" in str(busy.value)
+    assert "`cancel` has waited" in str(busy.value)
+    assert "for a lock" in str(busy.value)
+    assert isinstance(busy.value, StoreUnavailable)
+
+
+@pytest.mark.parametrize("locked", ["sqlite"], indirect=True)
+def test_a_worker_waits_for_a_lock_and_keeps_its_store(
+    locked: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = locked.app()
+    began, may_end = threading.Event(), threading.Event()
+
+    @app.job(name="work")
+    async def _() -> None:
+        began.set()
+        await asyncio.to_thread(may_end.wait, 10)
+
+    [job] = app.sync.enqueue(NewJob("work"))
+    worker = Worker(app, concurrency=1)
+    running = threading.Thread(target=lambda: asyncio.run(worker.run(handle_signals=False)))
+    running.start()
+    try:
+        assert began.wait(10)
+        with _locking(locked, job.id), caplog.at_level("INFO"):
+            may_end.set()
+            wait_until(lambda: "the worker keeps trying" in caplog.text)
+        wait_until(lambda: app.sync.get(job.id).state == "succeeded", seconds=10)
+    finally:
+        worker.stop()
+        running.join()
+
+    assert "has waited" in caplog.text
+    assert "lost its store" not in caplog.text
