@@ -19,6 +19,7 @@ import pytest
 import typer
 
 from dibs.cli import app
+from dibs.engines import retries
 from tests.support.commands import UNKNOWN, dibs, lines
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
