@@ -16,9 +16,8 @@ import pytest
 
 from dibs import Dibs, NewJob, SyncDibs
 from dibs.cli.commands.demo import QUEUE, Display, kill_one
-from dibs.cli.trial.judge import count
 from dibs.cli.trial.processes import WorkerProcess, WorkerProcesses
-from dibs.cli.trial.records import ProcessLog, Record, RecordedEvent, TrialOptions
+from dibs.cli.trial.records import ProcessLog, Record, RecordedEvent, TrialOptions, count
 from dibs.engines.sql.blocks import schema_version
 from tests.support.servers import PostgreSQL
 

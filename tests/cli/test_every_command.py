@@ -35,10 +35,10 @@ class Typed:
     code: int = 0
     says: str = ""
     wrong: str | None = None
-    """The same with an id or a name that nobody knows, exit code 1, or with an id that is none: 2."""
+    """The same with an unknown id or name, exit code 1, or with an invalid id: 2."""
     needs_store: bool = True
     ends: bool = True
-    """False for what goes on until it is told to stop, or takes long: tests of its own try it."""
+    """False for commands that run until a signal, or take long: they have tests of their own."""
     waits: bool = False
     """For a server that is not there."""
 

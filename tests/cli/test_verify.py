@@ -10,7 +10,7 @@ import pytest
 
 from dibs import Dibs
 from dibs.cli.commands import verify
-from dibs.cli.trial.judge import Verdict
+from dibs.cli.trial.records import Verdict
 from tests.support.commands import dibs, lines
 from tests.support.servers import MariaDB, PostgreSQL
 

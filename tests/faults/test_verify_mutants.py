@@ -8,9 +8,8 @@ import pytest
 
 from dibs import Dibs
 from dibs.cli.trial import late_writes
-from dibs.cli.trial.judge import Verdict, judge
 from dibs.cli.trial.late_writes import write_late
-from dibs.cli.trial.records import Recorder, RecordFile
+from dibs.cli.trial.records import Recorder, RecordFile, Verdict, judge
 from tests.faults.test_mutants import FENCE, HELD
 from tests.support.fault_stores import mutate
 

@@ -206,13 +206,13 @@ def test_the_nth_time_can_be_chosen(
 
 
 def test_a_claim_that_gets_nothing_is_no_claim(app: Face) -> None:
-    with pytest.raises(AssertionError, match=r"nothing came to 'after_claim'; .* passed: before_claim$"):
+    with pytest.raises(AssertionError, match=r"nothing reached 'after_claim'; .* passed: before_claim$"):
         with crash_at(app.app, "after_claim"):
             app.claim()
 
 
 def test_a_block_that_never_gets_there_fails_the_test(app: Face) -> None:
-    with pytest.raises(AssertionError, match=r"nothing came to 'after_enqueue' 2 times; .* after_enqueue$"):
+    with pytest.raises(AssertionError, match=r"nothing reached 'after_enqueue' 2 times; .* after_enqueue$"):
         with crash_at(app.app, "after_enqueue", nth=2):
             app.enqueue(NewJob("work"))
 

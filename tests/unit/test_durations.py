@@ -6,7 +6,7 @@ import pytest
 
 from dibs.cli.commands import serve, verify
 from dibs.cli.commands.demo import LineDisplay
-from dibs.cli.trial.judge import Verdict
+from dibs.cli.trial.records import Verdict
 from dibs.log_format import swept_line
 from dibs.text import numbered, spoken_size
 

@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from dibs.cli.trial.judge import Verdict, judge
-from dibs.cli.trial.records import Record, Recorder, RecordFile
+from dibs.cli.trial.records import Record, Recorder, RecordFile, Verdict, judge
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 JOB, OTHER = UUID(int=1), UUID(int=2)

@@ -1,1 +1,1 @@
-"""What fits dibs into other people's frameworks. Each module needs an extra; importing dibs imports none."""
+"""dibs in other frameworks. Each module needs an extra; importing dibs imports none of them."""

@@ -92,7 +92,7 @@ class JobId(TypeDecorator[UUID]):
         return UUID(bytes=value) if isinstance(value, bytes) else UUID(value)
 
 
-class StoreTime(TypeDecorator[datetime]):
+class UtcTime(TypeDecorator[datetime]):
     """A time with its zone: microseconds since 1970 on SQLite, UTC without a zone on MariaDB."""
 
     impl = DateTime
@@ -290,7 +290,7 @@ SQL_TYPES: dict[Any, Any] = {
     int: BigInteger,
     float: Double,
     bool: Boolean,
-    datetime: StoreTime,
+    datetime: UtcTime,
     JobState: StateText,
 }
 

@@ -1,1 +1,1 @@
-"""The commands of `dibs`, one module each."""
+"""The commands of `dibs`."""

@@ -16,9 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from dibs.app.dibs import Dibs
 from dibs.cli._support.options import AsJson
-from dibs.cli.trial.judge import Counts, count
 from dibs.cli.trial.processes import WorkerProcesses, succeeded_ids
-from dibs.cli.trial.records import TrialOptions
+from dibs.cli.trial.records import Counts, TrialOptions, count
 from dibs.clock import monotonic
 from dibs.jobs.job import NewJob
 from dibs.text import numbered

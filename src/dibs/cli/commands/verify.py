@@ -16,10 +16,9 @@ from dibs.app.dibs import Dibs
 from dibs.cli._support.config import given
 from dibs.cli._support.options import AsJson, Url, bad_usage, not_empty
 from dibs.cli._support.printing import complain, print_result, progress_bar
-from dibs.cli.trial.judge import Verdict, judge
 from dibs.cli.trial.late_writes import KIND, write_late
 from dibs.cli.trial.processes import PAGE, POLL, WorkerProcesses, succeeded_ids
-from dibs.cli.trial.records import Recorder, RecordFile, TrialOptions
+from dibs.cli.trial.records import Recorder, RecordFile, TrialOptions, Verdict, judge
 from dibs.clock import monotonic
 from dibs.errors import Refused
 from dibs.jobs.job import NewJob

@@ -1,1 +1,1 @@
-"""What `dibs demo` and `dibs verify` share: processes that claim jobs, their records, and the judge."""
+"""What `dibs demo` and `dibs verify` share: processes that claim jobs, and their records."""

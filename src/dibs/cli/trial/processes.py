@@ -21,7 +21,7 @@ from dibs.settings import Settings
 
 POLL = 0.02  # seconds between two reads of the records
 STUCK = 120  # seconds without any progress, after which a trial gives up and counts
-CATCH_LIMIT = 30  # seconds to meet a worker that holds jobs
+CATCH_LIMIT = 30  # seconds to find a worker that holds jobs
 PAGE = 500
 
 
@@ -130,7 +130,7 @@ class WorkerProcesses:
     ) -> tuple[WorkerProcess, int] | None:
         """Freeze a process while it holds jobs, by its records and by the store; return it and how many.
 
-        Settle for fewer jobs with every failed try. Return None if no process was met in time.
+        Accept fewer jobs after every failed try. Return None if no process held jobs in time.
         """
         deadline = monotonic() + CATCH_LIMIT
         while (alive := self.alive()) and monotonic() < deadline:
