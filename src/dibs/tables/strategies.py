@@ -52,7 +52,7 @@ from dibs.errors import BadRequest, DibsError
 from dibs.tables.model import Key, OrderColumn, RowClaim, UserTable, order_columns
 from dibs.tables.session import ClaimSession, claim_session, dialect_of, may_try_again
 
-Strategy = Callable[[ClaimSession, RowClaim], list[Any] | None]
+ClaimBy = Callable[[ClaimSession, RowClaim], list[Any] | None]
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ KEYS_PER_STATEMENT = 500
 REFRESHED = {"populate_existing": True, "synchronize_session": False}
 
 
-def strategy_for(dialect: Dialect, claim: RowClaim) -> Strategy:
+def strategy_for(dialect: Dialect, claim: RowClaim) -> ClaimBy:
     """Return the best strategy for this database; it does not rely on the query planner."""
     if dialect.name == "postgresql":
         return one_statement
@@ -327,7 +327,7 @@ def claim_once(given: Connection | Session, claim: RowClaim) -> list[Any] | None
         return _claim_by(strategy, session, claim)
 
 
-def _claim_by(strategy: Strategy, session: ClaimSession, claim: RowClaim) -> list[Any] | None:
+def _claim_by(strategy: ClaimBy, session: ClaimSession, claim: RowClaim) -> list[Any] | None:
     try:
         rows = strategy(session, claim)
     except DBAPIError as error:
