@@ -1,4 +1,4 @@
-"""Fixtures of the outbox suites: every database that has transactions of the user's, in both colours."""
+"""Fixtures of the outbox suites: every database with transactions of the user, on both faces."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def box(url: str, face: str) -> Iterator[Box]:
-    """An empty outbox, closed when the test is over."""
+    """Open an empty outbox, closed when the test is over."""
     with open_box(face, url) as box:
         yield box
 
 
 @pytest.fixture
 def open_outbox(url: str, face: str) -> Iterator[Callable[..., Box]]:
-    """Further outboxes on the same table, with settings of their own."""
+    """Open further outboxes on the same table, with settings of their own."""
     with contextlib.ExitStack() as opened:
         yield lambda **options: opened.enter_context(open_box(face, url, **options))
 
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
-    """One for all tests of this process: it takes seconds to start."""
+    """Start one server for all tests of this process: it takes seconds."""
     with RabbitMQ() as server:
         yield server
 
@@ -48,7 +48,7 @@ def nats() -> Iterator[Nats]:
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest) -> Target:
-    """The broker that the test names."""
+    """Return the broker that the test names."""
     kinds = {"rabbitmq": RabbitTarget, "nats": NatsTarget, "redis": RedisTarget}
     fixture = {"redis": "redis_server"}.get(request.param, request.param)
     target: Target = kinds[request.param](request.getfixturevalue(fixture))

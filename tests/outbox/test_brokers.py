@@ -120,7 +120,7 @@ def test_a_broker_that_says_nothing_is_given_up_with_a_word_about_it(
 
 @pytest.fixture
 def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a broker that is there and does not let us in."""
+    """Return the URL of a broker that is up and refuses the login."""
     match request.param:
         case "rabbitmq":
             yield request.getfixturevalue("rabbitmq").url().replace("guest:guest", "guest:s3cret")

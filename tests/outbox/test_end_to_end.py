@@ -193,7 +193,7 @@ def test_the_judge_sees_what_is_wrong() -> None:
 
 def _outage(url: str, target: Target, seconds: float) -> None:
     asyncio.run(target.prepare())
-    outbox = Outbox(url, max_attempts=2)  # an outage is nobody's attempt
+    outbox = Outbox(url, max_attempts=2)  # an outage does not count as an attempt
     with Relays.running(url=url, broker=target.url, lock_for=5, batch=50):
         outbox.sync.publish("orders", {"n": 0}, key="k")
         _until(lambda: outbox.sync.counts()["published"] == 1)

@@ -196,7 +196,7 @@ def test_a_back_off_grows_and_is_jittered(open_outbox: Callable[..., Box]) -> No
 
 
 def _now(box: Box) -> Any:
-    """The clock of the database."""
+    """Return the time of the database's clock."""
     [message] = box.get(box.publish("now", 1, brokers=["nobody"]))
     return message.created_at
 

@@ -1,4 +1,4 @@
-"""A claim reads what it is about, however much was published before and however much waits."""
+"""A claim reads about as many rows as it returns, however many are published or waiting."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_deep_outbox_costs_a_claim_nothing_on_postgresql(box: Box, deep: Any, 
 
 
 def _most_rows(plan: dict[str, Any]) -> int:
-    """The greatest number of rows that any part of the plan saw, one loop with another."""
+    """Return the greatest number of rows that any node of the query plan read, all loops together."""
     seen = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
     return max([seen * plan["Actual Loops"], *(_most_rows(one) for one in plan.get("Plans", []))])
 
@@ -117,7 +117,7 @@ def test_a_claim_on_mariadb_reads_what_is_open_at_most_once(box: Box, deep: Any)
 
 
 def _reads(connection: Any) -> int:
-    """How many rows this session has read; the pool has one."""
+    """Return how many rows this session has read; the pool has one."""
     from sqlalchemy import text
 
     rows = connection.execute(text("show session status like 'Handler_read%'")).fetchall()

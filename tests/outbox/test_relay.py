@@ -28,12 +28,12 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def face() -> str:
-    """A relay is awaited."""
+    """Limit the tests to the async face, the only one of a relay."""
     return "async"
 
 
 class Sink:
-    """A broker that remembers what it got, and does first what it is told."""
+    """A broker that remembers its messages, and calls a function of the test first."""
 
     def __init__(self, first: Send | None = None) -> None:
         self.got: list[Message] = []
@@ -49,7 +49,7 @@ class Sink:
 
 
 class Gatekeeper(Sink):
-    """A broker that is away or refuses us, one after the other, before it lets us in."""
+    """A broker that is away or refuses the login, one after the other, before it accepts."""
 
     def __init__(self, *troubles: Literal["away", "refused"]) -> None:
         super().__init__()

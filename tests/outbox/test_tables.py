@@ -1,4 +1,4 @@
-"""The tables of the outbox: made by `dibs migrate`, or by the user's own migrations, they are the same."""
+"""The tables of the outbox are the same, by `dibs migrate` and by the user's own migrations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _engine(url: str) -> sqlalchemy.Engine:
 
 
 def _described(engine: sqlalchemy.Engine, table: str) -> tuple[Any, Any]:
-    """What a database says of a table; where SQLite was told less, it keeps no less."""
+    """Return what a database reports of a table; lengths left out for SQLite, which ignores them."""
     inspector = sqlalchemy.inspect(engine)
     columns = {
         (

@@ -76,7 +76,7 @@ def test_a_message_shares_the_fate_of_the_transaction(app: Face, url: str, yours
 
 
 def _begin_again(yours: Yours) -> None:
-    """Where the driver does not do it by itself."""
+    """Begin a transaction where the driver does not do it by itself."""
     begun = ("asyncpg.", "pymysql.")
     if type(yours.given).__module__.startswith(begun):
         yours.execute("begin")
@@ -123,7 +123,7 @@ def test_what_an_inbox_noted_stays_noted_until_it_is_pruned(box: Box) -> None:
     with engine.begin() as connection, inbox.sync.once("m1", within=connection) as first:
         assert not first
 
-    prune = inbox.sync.prune if box.colour == "sync" else lambda *age: box.run(inbox.prune(*age))
+    prune = inbox.sync.prune if box.face == "sync" else lambda *age: box.run(inbox.prune(*age))
     assert prune(60) == 0
     assert prune(0) == 1
 
@@ -180,7 +180,7 @@ def test_an_outbox_is_made_of_an_engine_of_either_colour(url: str) -> None:
     blocking.dispose()
 
 
-# -- Where nobody has made the tables yet -------------------------------------------------------
+# -- Without tables ------------------------------------------------------------------------------
 
 
 @pytest.fixture

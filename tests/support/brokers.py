@@ -31,13 +31,13 @@ class Arrived:
 
 
 class Target(Protocol):
-    """A broker of which a test knows what it holds."""
+    """A broker that a test can read from."""
 
     url: str
     server: Any
 
     async def prepare(self, topic: str = TOPIC) -> None:
-        """Make an empty place for messages of this topic."""
+        """Make an empty queue or stream for messages of this topic."""
 
     async def arrived(self, topic: str = TOPIC) -> list[Arrived]:
         """Everything that was ever published there, in order."""
@@ -138,7 +138,7 @@ class RedisTarget:
 
 
 class Receiver:
-    """A web server that takes what is posted to it, or answers as it is told."""
+    """A web server that keeps what is posted to it, or responds as the test says."""
 
     def __init__(self) -> None:
         self.answers: list[int] = []
@@ -170,7 +170,7 @@ class Receiver:
 
 
 def in_order(arrived: list[Arrived]) -> dict[str, list[int]]:
-    """The numbers of each key's messages as they came for the first time."""
+    """Return the numbers of each key's messages in the order of their first arrival."""
     seen: set[str] = set()
     lines: dict[str, list[int]] = {}
     for one in arrived:

@@ -1,4 +1,4 @@
-"""Both faces of an outbox behind one blocking handle, and a few powers over its database."""
+"""Both faces of an outbox behind one sync handle, with access to its database."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def statements_of(outbox: Outbox) -> Any:
 
 
 class Box:
-    """An outbox as a test uses it: what `Outbox` offers, blocking."""
+    """An outbox as a test uses it: the verbs of `Outbox`, always sync."""
 
-    def __init__(self, colour: str, outbox: Outbox, url: str, runner: asyncio.Runner) -> None:
-        self.colour = colour
+    def __init__(self, face: str, outbox: Outbox, url: str, runner: asyncio.Runner) -> None:
+        self.face = face
         self.outbox = outbox
         self.url = url
         self._runner = runner
@@ -43,16 +43,16 @@ class Box:
         return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
 
     def run(self, coroutine: Any) -> Any:
-        """What the coroutine comes to, whichever face this is."""
+        """Run a coroutine, whichever face this is."""
         return self._runner.run(coroutine)
 
     def __getattr__(self, name: str) -> Any:
-        if self.colour == "sync":
+        if self.face == "sync":
             return getattr(self.outbox.sync, name)
         return lambda *args, **kwargs: self.wait_for(getattr(self.outbox, name)(*args, **kwargs))
 
     def publish_keys(self, keys: str, topic: str = "orders") -> list[Any]:
-        """A message for each letter, numbered from 0; a dot is a message without a key."""
+        """Publish a message for each letter, numbered from 0; a dot is a message without a key."""
         return [
             self.publish(topic, {"n": number}, key=None if key == "." else key)
             for number, key in enumerate(keys)
@@ -75,7 +75,7 @@ class Box:
             connection.commit()
 
     def race(self, times: int, call: Callable[[int], Any]) -> list[Any]:
-        """The same call from several threads at once."""
+        """Make the same call from several threads at once."""
         gate = threading.Barrier(times)
 
         def one(number: int) -> Any:
@@ -91,7 +91,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def beside(url: str) -> Any:
-    """Another connection to the same database."""
+    """Open another connection to the same database."""
     if url.startswith("sqlite"):
         return sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)
     if url.startswith("mysql"):
@@ -100,11 +100,11 @@ def beside(url: str) -> Any:
 
 
 @contextlib.contextmanager
-def open_box(colour: str, url: str, **options: Any) -> Iterator[Box]:
+def open_box(face: str, url: str, **options: Any) -> Iterator[Box]:
     with asyncio.Runner() as runner:
         outbox = Outbox(url, **options)
         try:
-            yield Box(colour, outbox, url, runner)
+            yield Box(face, outbox, url, runner)
         finally:
             runner.run(outbox.close())
 
@@ -114,15 +114,15 @@ def numbers(messages: list[Message]) -> list[int]:
 
 
 def eventually(true: Callable[[], Any], seconds: float = 30) -> Any:
-    """Look until there is something to see; the last look otherwise."""
+    """Call until the result is true; return the last result after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not (seen := true()) and time.monotonic() < deadline:
+    while not (result := true()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return seen
+    return result
 
 
 async def eventually_async(true: Callable[[], Any], seconds: float = 30) -> Any:
     deadline = time.monotonic() + seconds
-    while not (seen := true()) and time.monotonic() < deadline:
+    while not (result := true()) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
-    return seen
+    return result

@@ -11,18 +11,18 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from dibs import tables
-from dibs.tables import sync as blocking
+from dibs.tables import sync
 
-BLOCKING = ["postgresql+psycopg", "mysql+pymysql", "sqlite+pysqlite"]
-AWAITED = ["postgresql+psycopg_async", "postgresql+asyncpg", "mysql+asyncmy", "sqlite+aiosqlite"]
+SYNC_DRIVERS = ["postgresql+psycopg", "mysql+pymysql", "sqlite+pysqlite"]
+ASYNC_DRIVERS = ["postgresql+psycopg_async", "postgresql+asyncpg", "mysql+asyncmy", "sqlite+aiosqlite"]
 
 
 def open_engine(driver: str, url: str, archive: str, **options: Any) -> Any:
-    """An engine of SQLAlchemy's; SQLite gets its archive as a schema."""
-    make: Any = create_async_engine if driver in AWAITED else create_engine
+    """Make an engine of SQLAlchemy; SQLite gets its archive as a schema."""
+    make: Any = create_async_engine if driver in ASYNC_DRIVERS else create_engine
     made = make(driver + url[url.index(":") :], **options)
     if driver.startswith("sqlite"):
-        beneath = made.sync_engine if driver in AWAITED else made
+        beneath = made.sync_engine if driver in ASYNC_DRIVERS else made
         event.listen(beneath, "connect", lambda connection, _: _attach(connection, archive))
     return made
 
@@ -33,7 +33,7 @@ class Desk:
     def __init__(self, driver: str, url: str, archive: str, home: Engine) -> None:
         self.driver = driver
         self.home = home
-        """For looking and preparing, always blocking."""
+        """The sync engine that prepares and reads the tables."""
         self.tested: Any = open_engine(driver, url, archive)
         self._loop = asyncio.Runner()
 
@@ -42,29 +42,29 @@ class Desk:
         return self.driver.split("+")[0]
 
     @property
-    def is_awaited(self) -> bool:
-        return self.driver in AWAITED
+    def is_async(self) -> bool:
+        return self.driver in ASYNC_DRIVERS
 
     def close(self) -> None:
-        if self.is_awaited:
+        if self.is_async:
             self.run(self.tested.dispose())
         else:
             self.tested.dispose()
         self._loop.close()
 
     def run(self, answer: Any) -> Any:
-        return self._loop.run(answer) if self.is_awaited else answer
+        return self._loop.run(answer) if self.is_async else answer
 
     # -- the call ---------------------------------------------------------------------------------
 
     def claim(self, model: Any, **how: Any) -> list[Any]:
-        """Through the engine; `on=` for something else."""
+        """Claim through the engine, or through `on=`."""
         on = how.pop("on", self.tested)
-        return self.run((tables if self.is_awaited else blocking).claim_rows(on, model, **how))
+        return self.run((tables if self.is_async else sync).claim_rows(on, model, **how))
 
     def claim_on_connection(self, model: Any, before: Callable[[Any], Any] | None = None, **how: Any) -> Any:
-        """Through one connection, on which `before(connection)` was done, blocking."""
-        if not self.is_awaited:
+        """Claim through one connection, after `before(connection)`."""
+        if not self.is_async:
             with self.tested.connect() as connection:
                 before and before(connection)
                 return self.claim(model, on=connection, **how)
@@ -79,9 +79,9 @@ class Desk:
     def claim_in_session(
         self, model: Any, before: Any = None, after: Any = None, make: Any = None, **how: Any
     ) -> Any:
-        """Through a session; the answer of `after(session, rows)`."""
+        """Claim through a session; return the result of `after(session, rows)`."""
         before, after = before or (lambda session: None), after or (lambda session, rows: rows)
-        if not self.is_awaited:
+        if not self.is_async:
             with (make or Session)(self.tested) as session:
                 before(session)
                 return after(session, self.claim(model, on=session, **how))
@@ -95,8 +95,8 @@ class Desk:
         return self.run(claim())
 
     def on_connection(self, before: Callable[[Any], Any], claim: Any, after: Callable[[Any], Any]) -> Any:
-        """Three things one after the other on one connection; the answer of the last."""
-        if not self.is_awaited:
+        """Call three functions on one connection; return the result of the last."""
+        if not self.is_async:
             with self.tested.connect() as connection:
                 before(connection)
                 claim(connection)
@@ -111,13 +111,13 @@ class Desk:
         return self.run(work())
 
     def ask(self, on: Any, model: Any, **how: Any) -> Any:
-        """Just the call: rows, or what is to be awaited for them."""
-        return (tables if self.is_awaited else blocking).claim_rows(on, model, **how)
+        """Return rows, or the coroutine for them."""
+        return (tables if self.is_async else sync).claim_rows(on, model, **how)
 
     def claims(self, model: Any, **how: Any) -> Any:
-        """`Claims`, with each of its verbs blocking."""
-        made = (tables if self.is_awaited else blocking).Claims(model, self.tested, **how)
-        return _Blocking(self, made) if self.is_awaited else made
+        """Return `Claims` with sync verbs."""
+        made = (tables if self.is_async else sync).Claims(model, self.tested, **how)
+        return _SyncVerbs(self, made) if self.is_async else made
 
     # -- around it --------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Desk:
             connection.execute(insert(table), list(rows))
 
     def look(self, *columns: Any) -> list[tuple[Any, ...]]:
-        """These columns of all rows, in the order of the first."""
+        """Return these columns of all rows, in the order of the first."""
         with self.home.connect() as connection:
             return [tuple(row) for row in connection.execute(select(*columns).order_by(columns[0]))]
 
@@ -139,11 +139,11 @@ class Desk:
             return list(connection.execute(select(column).order_by(*order)).scalars())
 
     def statements(self) -> list[str]:
-        """Everything that the tested driver is told from now on."""
-        told: list[str] = []
+        """Return a list that collects the statements of the tested driver from now on."""
+        sent: list[str] = []
         engine: Engine = self.tested.sync_engine if isinstance(self.tested, AsyncEngine) else self.tested
-        event.listen(engine, "before_cursor_execute", lambda *args: told.append(args[2]))
-        return told
+        event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
+        return sent
 
 
 def _attach(connection: Any, archive: str) -> None:
@@ -152,8 +152,8 @@ def _attach(connection: Any, archive: str) -> None:
     cursor.close()
 
 
-class _Blocking:
-    """An awaited `Claims` as a test uses it; a stream is read to its end, or as far as asked."""
+class _SyncVerbs:
+    """An async `Claims` with sync verbs; a stream is read to its end, or as far as asked."""
 
     def __init__(self, desk: Desk, claims: Any) -> None:
         self._desk = desk

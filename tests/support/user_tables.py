@@ -99,7 +99,7 @@ class Parcel(Base, Claimable):
 
 
 class Shelf(Base):
-    """An instance is more than its row: something computed, something joined, something loaded after it."""
+    """A model with more than its row: something computed, something joined, something loaded later."""
 
     __tablename__ = "shelf"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -115,7 +115,7 @@ class Shelf(Base):
 
 
 class Loose(Base):
-    """Made by hand, by somebody who has never heard of us: no mixin, and times without a zone."""
+    """A table with leases made by hand: no mixin, and times without a zone."""
 
     __tablename__ = "loose"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -151,5 +151,5 @@ archived = Table(
 shown = Table(
     "shown_report", MetaData(), Column("id", Integer, primary_key=True), Column("status", String(20))
 )
-"""A view; its metadata is its own, so that nobody creates it as a table."""
+"""A view, in metadata of its own, so that no test creates it as a table."""
 keyless = Table("keyless", MetaData(), Column("id", Integer))

@@ -1,4 +1,4 @@
-"""One desk per driver of SQLAlchemy: the same call, blocking or awaited, on the same tables."""
+"""Fixtures for the tests of `claim_rows`: one desk per driver of SQLAlchemy, on the same tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, delete, text
 
-from tests.support.table_databases import AWAITED, BLOCKING, Desk, open_engine
+from tests.support.table_databases import ASYNC_DRIVERS, SYNC_DRIVERS, Desk, open_engine
 from tests.support.user_tables import Base, plain
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class SharedDatabase:
     """A database with our tables, made once per kind, and one connection to it that stays."""
 
     url: str
@@ -25,8 +25,8 @@ class Home:
 @pytest.fixture(scope="session", autouse=True)
 def homes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Home]]:
-    """Made before any test, so that the leak check takes their connections for granted."""
+) -> Iterator[dict[str, SharedDatabase]]:
+    """Make the databases before any test, so that the leak check ignores their connections."""
     made = {
         database: _made(database, request, tmp_path_factory.mktemp("tables"))
         for database in ("sqlite", "postgresql", "mysql")
@@ -36,7 +36,7 @@ def homes(
         one.engine.dispose()
 
 
-def _made(database: str, request: pytest.FixtureRequest, folder: Path) -> Home:
+def _made(database: str, request: pytest.FixtureRequest, folder: Path) -> SharedDatabase:
     archive = str(folder / "archive.db")
     if database == "sqlite":
         url = f"sqlite:///{folder}/shop.db"
@@ -44,7 +44,7 @@ def _made(database: str, request: pytest.FixtureRequest, folder: Path) -> Home:
         url = request.getfixturevalue("postgresql").create_database("tables")
     else:
         url = request.getfixturevalue("mariadb").create_database("tables")
-    driver = next(one for one in BLOCKING if one.startswith(database))
+    driver = next(one for one in SYNC_DRIVERS if one.startswith(database))
     engine = open_engine(driver, url, archive, pool_size=1)
     with engine.begin() as connection:
         if database != "sqlite":
@@ -54,10 +54,10 @@ def _made(database: str, request: pytest.FixtureRequest, folder: Path) -> Home:
         Base.metadata.create_all(connection)
         plain.create_all(connection)
         connection.execute(text("create view shown_report as select id, status from report"))
-    return Home(url, archive, engine)
+    return SharedDatabase(url, archive, engine)
 
 
-@pytest.fixture(params=[*BLOCKING, *(one for one in AWAITED if one != "postgresql+psycopg_async")])
+@pytest.fixture(params=[*SYNC_DRIVERS, *(one for one in ASYNC_DRIVERS if one != "postgresql+psycopg_async")])
 def driver(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -68,12 +68,12 @@ def strategy(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-def home(driver: str, homes: dict[str, Home]) -> Home:
+def home(driver: str, homes: dict[str, SharedDatabase]) -> SharedDatabase:
     return homes[driver.split("+")[0]]
 
 
 @pytest.fixture
-def desk(driver: str, home: Home) -> Iterator[Desk]:
+def desk(driver: str, home: SharedDatabase) -> Iterator[Desk]:
     with home.engine.begin() as connection:
         for table in reversed([*Base.metadata.sorted_tables, *plain.sorted_tables]):
             connection.execute(delete(table))

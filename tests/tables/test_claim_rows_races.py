@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from dibs import tables
 from dibs.tables import sync
-from tests.support.table_databases import AWAITED, BLOCKING, Desk
+from tests.support.table_databases import ASYNC_DRIVERS, SYNC_DRIVERS, Desk
 from tests.support.user_tables import Report
 
 READY = Report.status == "ready"
@@ -49,7 +49,7 @@ def judge(desk: Desk, taken: list[list[int]], rows: int, caplog: pytest.LogCaptu
     assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
 
 
-@pytest.mark.parametrize("driver", BLOCKING)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS)
 @pytest.mark.parametrize(("claimers", "rows"), SIZES)
 def test_many_threads_claim_every_row_exactly_once(
     desk: Desk, strategy: Any, claimers: int, rows: int, caplog: pytest.LogCaptureFixture
@@ -70,7 +70,7 @@ def test_many_threads_claim_every_row_exactly_once(
     judge(desk, taken, rows, caplog)
 
 
-@pytest.mark.parametrize("driver", AWAITED)
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS)
 @pytest.mark.parametrize(
     ("claimers", "rows", "strategy"),
     [
@@ -120,7 +120,7 @@ engine.dispose()
 """
 
 
-@pytest.mark.parametrize("driver", BLOCKING)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS)
 @pytest.mark.parametrize(
     ("processes", "rows", "strategy"),
     [
@@ -170,7 +170,7 @@ NAIVE = """
 
 @pytest.fixture
 def misled(desk: Desk) -> Desk:
-    """A table whose statistics say that nothing is ready; then fifty rows are."""
+    """Make fifty rows ready in a table with statistics that say none is."""
     desk.insert(Report.__table__, *({"id": id, "status": "done", "attempts": 0} for id in range(1000, 3000)))
     with desk.home.begin() as connection:
         connection.execute(text("alter table report set (autovacuum_enabled = off)"))

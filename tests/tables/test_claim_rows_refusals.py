@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, aliased, scoped_session, sessionmaker
 
 from dibs import BadRequest, ClaimInTransaction, UnsupportedConnection, tables
-from dibs.tables import sync as blocking
-from tests.support.table_databases import BLOCKING, Desk
+from dibs.tables import sync
+from tests.support.table_databases import SYNC_DRIVERS, Desk
 from tests.support.user_tables import Author, Base, Employee, Manager, Query, Report, keyless, shown
 
 TAKEN = {"status": "taken"}
@@ -66,7 +66,7 @@ def test_what_a_session_has_not_written_yet_is_a_transaction_too(desk: Desk) -> 
     assert desk.look(Report.id) == []
 
 
-@pytest.mark.parametrize("driver", BLOCKING)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS)
 def test_a_session_on_a_connection_in_a_transaction_is_refused(desk: Desk, strategy: Any) -> None:
     desk.add(Report(id=1))
 
@@ -80,7 +80,7 @@ def test_a_session_on_a_connection_in_a_transaction_is_refused(desk: Desk, strat
     assert desk.look(Report.status) == [("taken",)]
 
 
-@pytest.mark.parametrize("driver", BLOCKING)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS)
 def test_a_scoped_session_is_the_session_of_this_thread(desk: Desk, strategy: Any) -> None:
     desk.add(Report(id=1))
     scoped = scoped_session(sessionmaker(desk.tested))
@@ -99,7 +99,7 @@ def test_somebody_elses_transaction_on_a_shared_connection_is_not_committed() ->
         other.flush()
 
         with pytest.raises(ClaimInTransaction, match="shares"):
-            blocking.claim_rows(engine, Report, where=READY, set=TAKEN, limit=1)
+            sync.claim_rows(engine, Report, where=READY, set=TAKEN, limit=1)
         other.rollback()
         assert other.scalars(select(Author.id)).all() == []
     engine.dispose()
@@ -174,14 +174,14 @@ def test_names_of_columns_will_do(desk: Desk) -> None:
     assert [row.id for row in rows] == [3, 1]
 
 
-def test_the_other_colour_is_refused_with_the_right_import() -> None:
-    awaited, engine = create_async_engine("sqlite+aiosqlite://"), create_engine("sqlite://")
+def test_an_engine_of_the_other_face_is_refused_with_the_right_import() -> None:
+    async_engine, engine = create_async_engine("sqlite+aiosqlite://"), create_engine("sqlite://")
     how: dict[str, Any] = {"where": false(), "set": TAKEN, "limit": 1}
 
     with pytest.raises(UnsupportedConnection, match=r"import claim_rows and Claims from dibs.tables, not"):
-        blocking.claim_rows(awaited, Report, **how)  # type: ignore[arg-type]
+        sync.claim_rows(async_engine, Report, **how)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedConnection, match=r"pass SQLAlchemy's Engine"):
-        blocking.claim_rows("sqlite://", Report, **how)  # type: ignore[arg-type]
+        sync.claim_rows("sqlite://", Report, **how)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedConnection, match=r"from dibs.tables.sync"):
         asyncio.run(tables.claim_rows(engine, Report, **how))  # type: ignore[arg-type]
 

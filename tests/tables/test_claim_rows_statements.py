@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from dibs.tables import session, strategies, sync
 from dibs.tables.model import row_claim
-from tests.support.table_databases import BLOCKING, Desk
+from tests.support.table_databases import SYNC_DRIVERS, Desk
 from tests.support.user_tables import Report, Seat, task
 
 READY = Report.status == "ready"
@@ -78,7 +78,7 @@ def _commits_itself(connection: Any) -> bool:
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("driver", [*BLOCKING[:2], "postgresql+asyncpg"])
+@pytest.mark.parametrize("driver", [*SYNC_DRIVERS[:2], "postgresql+asyncpg"])
 def test_a_connection_keeps_its_isolation(desk: Desk, strategy: Any, level: str) -> None:
     desk.add(Report(id=1), Report(id=2))
 
@@ -162,7 +162,7 @@ def test_between_lock_and_update_others_may_insert_and_nobody_may_claim(
 
 @contextmanager
 def refusing(desk: Desk, code: int | str, times: int, verb: str = "UPDATE") -> Iterator[list[str]]:
-    """The server undoes the next statements that begin so, with this code."""
+    """Let the server undo the next statements that begin so, with this code."""
     beneath: Engine = desk.tested.sync_engine if isinstance(desk.tested, AsyncEngine) else desk.tested
     kind: Any = beneath.dialect.loaded_dbapi.OperationalError
     refused: list[str] = []
@@ -242,7 +242,7 @@ def test_after_many_tries_the_servers_own_error_is_raised(
 
 @pytest.mark.parametrize("driver", ["mysql+pymysql"])
 def test_a_lock_that_lasts_longer_than_the_server_waits_is_waited_for(desk: Desk) -> None:
-    """1205, by a real server: a guarded update meets a row that somebody holds."""
+    """Get 1205 from a real server: a guarded update meets a row that another transaction has locked."""
     desk.add(Report(id=1))
     engine = create_engine(desk.tested.url)
     refused = threading.Event()

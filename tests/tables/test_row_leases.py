@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from dibs import BadRequest, LeaseLost, UnsupportedConnection, tables
 from dibs.tables import RowsLost, leases, sync
-from tests.support.table_databases import BLOCKING, Desk
+from tests.support.table_databases import SYNC_DRIVERS, Desk
 from tests.support.user_tables import Loose, Parcel, Report
 
 READY = Parcel.status == "ready"
@@ -144,7 +144,7 @@ def test_of_several_those_still_held_are_written_and_the_others_named(desk: Desk
     assert desk.look(Parcel.id, Parcel.status) == [(1, "sent"), (2, "ready"), (3, "sent")]
 
 
-@pytest.mark.parametrize("driver", BLOCKING)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS)
 def test_a_database_that_answers_no_updates_writes_row_by_row(
     desk: Desk, claims: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ def test_done_in_your_transaction_lives_and_dies_with_it(desk: Desk, claims: Any
 
 
 def finish_within(desk: Desk, claims: Any, row: Any, *, commit: bool) -> None:
-    if not desk.is_awaited:
+    if not desk.is_async:
         with Session(desk.tested) as session:
             claims.done(row, set={"status": "sent"}, within=session)
             session.commit() if commit else session.rollback()

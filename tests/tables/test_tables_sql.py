@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dibs.cli import app
 from dibs.doctor import Level
-from tests.support.table_databases import BLOCKING, Desk
+from tests.support.table_databases import SYNC_DRIVERS, Desk
 from tests.support.user_tables import Parcel, Report
 
 OLD = """
@@ -43,7 +43,7 @@ claims = claims_on(create_engine("sqlite://"))
 
 @pytest.fixture
 def old(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    """A table that was there before anybody thought of leases, with two rows in it."""
+    """Make a table without the columns of leases, with two rows in it."""
     (tmp_path / "old_shop.py").write_text(OLD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -68,7 +68,7 @@ def url_of(desk: Desk) -> str:
     return desk.home.url.set(drivername=desk.database).render_as_string(hide_password=False)
 
 
-@pytest.mark.parametrize("driver", BLOCKING)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS)
 def test_a_table_that_exists_becomes_a_queue_by_what_is_printed(old: Desk) -> None:
     printed = dibs("old_shop:claims", "--url", url_of(old))
     assert (printed.exit_code, printed.stdout.count("ADD COLUMN"), printed.stdout.count("CREATE INDEX")) == (
@@ -156,7 +156,7 @@ def test_the_mixin_makes_the_columns(desk: Desk) -> None:
 
 
 def asked(*words: str) -> str:
-    """The one line that is said when it can't be done."""
+    """Return the one line of the error."""
     done = CliRunner().invoke(app, ["tables", "sql", *words])
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
     return done.stderr

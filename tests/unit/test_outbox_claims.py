@@ -1,4 +1,4 @@
-"""What the outbox decides without a database: gaps in a key, the two faces, how often it asks."""
+"""Decisions of the outbox without a database: gaps in a key, the two faces, the number of queries."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _missed(position: int, key: str) -> dict[str, Any]:
     return {**nothing, "wanted": position, "wanted_broker": "default", "wanted_key": key}
 
 
-def _claim(answers: list[dict[str, Any]]) -> tuple[list[int], list[Any]]:
-    """What is claimed when the database answers this, and what is asked after the claim."""
+def _claim(rows: list[dict[str, Any]]) -> tuple[list[int], list[Any]]:
+    """Return what is claimed when the database returns these rows, and the queries after the claim."""
     script = verbs.claim(Statements("postgresql", TableNames()), REQUEST)
     next(script)
     asked: list[Any] = []
     try:
-        query = script.send(answers)
+        query = script.send(rows)
         while True:
             asked.append(query)
             query = script.send([])
@@ -65,8 +65,8 @@ def test_a_claim_without_gaps_asks_once() -> None:
     assert (claimed, asked) == ([1, 2, 3], [])
 
 
-@pytest.mark.parametrize(("awaited", "blocking"), [(Outbox, SyncOutbox), (Inbox, SyncInbox)])
-def test_both_faces_have_the_same_verbs_and_arguments(awaited: type, blocking: type) -> None:
+@pytest.mark.parametrize(("async_face", "sync_face"), [(Outbox, SyncOutbox), (Inbox, SyncInbox)])
+def test_both_faces_have_the_same_verbs_and_arguments(async_face: type, sync_face: type) -> None:
     def verbs_of(face: type) -> dict[str, Any]:
         return {
             name: [(one.name, one.kind, one.default) for one in inspect.signature(verb).parameters.values()]
@@ -74,12 +74,12 @@ def test_both_faces_have_the_same_verbs_and_arguments(awaited: type, blocking: t
             if not name.startswith("_") and name != "table"
         }
 
-    assert verbs_of(awaited) == verbs_of(blocking)
+    assert verbs_of(async_face) == verbs_of(sync_face)
 
 
 @pytest.fixture
 def counted(postgresql: PostgreSQL) -> Iterator[tuple[Outbox, list[str]]]:
-    """An outbox on PostgreSQL, and the statements that were sent."""
+    """Open an outbox on PostgreSQL, with a list of the statements that were sent."""
     from dibs import Dibs
 
     url = postgresql.fresh_database()

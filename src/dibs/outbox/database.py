@@ -36,13 +36,13 @@ NO_SUCH_TABLE = 1146  # as MySQL counts
 
 
 class NoOutboxTable(SchemaOutdated):
-    """The database has no table for messages."""
+    """The error of a database without a table for messages."""
 
     def __init__(self, table: str) -> None:
         Exception.__init__(
             self,
-            f"there is no table {table} here: run `dibs migrate` (or `app.migrate()`), or make it with your "
-            "own migrations from `outbox.table(metadata)`, and try again",
+            f"there is no table {table} here: run `dibs migrate` (or `app.migrate()`), or create it with "
+            "your own migrations from `outbox.table(metadata)`, and try again",
         )
 
 
@@ -96,9 +96,6 @@ class OutboxDatabase:
     def call(self, operation: Operation[T], within: Any = None) -> Calls[T]:
         """Run an operation in a transaction of its own, or `within` the caller's; return its result."""
         return self._call_within(operation, within) if within is not None else self._call(operation)
-
-    def run(self, operation: Operation[T]) -> T:
-        return faces.run(self._call(operation))
 
     async def run_async(self, operation: Operation[T]) -> T:
         return await faces.run_async(self._call(operation))

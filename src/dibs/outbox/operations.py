@@ -5,8 +5,9 @@ Every statement that writes checks again that it may: other relays work at the s
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
+from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -64,7 +65,7 @@ def claim(statements: Statements, request: BatchRequest) -> Script[ClaimedBatch]
         if len(rows) < request.limit:
             one = replace(request, broker=broker, limit=request.limit - len(rows))
             rows += yield from _claim_for_broker(statements, one)
-    claimed = [message(row) for row in sorted(rows, key=_position)]
+    claimed = [message(row) for row in sorted(rows, key=itemgetter("position"))]
     return ClaimedBatch(
         [one for one in claimed if one.status == Status.processing],
         [one for one in claimed if one.status == Status.abandoned],
@@ -89,13 +90,7 @@ def _claim_for_broker(statements: Statements, request: BatchRequest) -> Script[l
 def _claim_in_one_statement(
     statements: Statements, request: BatchRequest
 ) -> Script[tuple[list[Row], list[Row]]]:
-    params = {
-        "worker": request.worker,
-        "limit": request.limit,
-        "broker": request.broker,
-        "lock": request.lock,
-    }
-    selected = yield Query("claim", {**params, "window": WINDOW * request.limit})
+    selected = yield Query("claim", {**asdict(request), "window": WINDOW * request.limit})
     rows = [row for row in selected if row["position"] is not None]
     missed: list[Row] = [
         {"position": row["wanted"], "broker": row["wanted_broker"], "message_key": row["wanted_key"]}
@@ -113,7 +108,7 @@ def _lock_then_claim(request: BatchRequest) -> Script[tuple[list[Row], list[Row]
         return [], []
     wanted = [*heads, *(yield from _followers(heads, request))]
     positions = _json([row["position"] for row in wanted])
-    params = {"positions": positions, "worker": request.worker, "lock": request.lock}
+    params = {"positions": positions, **asdict(request)}
     yield Query("claim_positions", params)
     rows = yield Query("claimed", params)
     claimed = {row["position"] for row in rows}
@@ -142,11 +137,7 @@ def _followers(heads: Sequence[Row], request: BatchRequest) -> Script[list[Row]]
     by_key: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in (yield Query("followers", params)):
         by_key[row["broker"], row["message_key"]].append(row)
-    return [row for rows in by_key.values() for row in takewhile(_is_free, rows)]
-
-
-def _is_free(row: Row) -> bool:
-    return bool(row["free"])
+    return [row for rows in by_key.values() for row in takewhile(itemgetter("free"), rows)]
 
 
 def _split(rows: Sequence[Row], missed: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -284,8 +275,3 @@ def _held(rows: Iterable[Row]) -> str:
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _position(row: Row) -> int:
-    position: int = row["position"]
-    return position

@@ -37,6 +37,8 @@ DEFAULT_ATTEMPTS = 10
 MOST_CLAIMED = 10_000
 MOST_FOUND = 10_000
 
+Filter = str | None  # None matches all
+
 
 class OutboxVerbs:
     """The verbs of an outbox, for both faces."""
@@ -142,84 +144,54 @@ class OutboxVerbs:
 
     @verb
     def find_unprocessed(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
+        self, limit: int = 50, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None
     ) -> Calls[list[Message]]:
         """Return messages that are still to be published and not locked, oldest first."""
         return (yield from self._find("find_unprocessed", limit, target_broker, topic, key))
 
     @verb
     def find_pending(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
+        self, limit: int = 50, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None
     ) -> Calls[list[Message]]:
         """Return messages that were never tried."""
         return (yield from self._find("find_open", limit, target_broker, topic, key, status="pending"))
 
     @verb
     def find_failed(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
+        self, limit: int = 50, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None
     ) -> Calls[list[Message]]:
         """Return messages that are in back-off after a failed attempt, or due again."""
         return (yield from self._find("find_open", limit, target_broker, topic, key, status="failed"))
 
     @verb
     def find_abandoned(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
+        self, limit: int = 50, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None
     ) -> Calls[list[Message]]:
         """Return messages that are out of attempts and wait for an operator to redrive them."""
         return (yield from self._find("find_abandoned", limit, target_broker, topic, key))
 
     @verb
     def find_published(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
+        self, limit: int = 50, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None
     ) -> Calls[list[Message]]:
         """Return published messages that are not pruned yet, the latest first."""
         return (yield from self._find("find_published", limit, target_broker, topic, key))
 
     @verb
     def find_processing(
-        self,
-        limit: int = 50,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
+        self, limit: int = 50, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None
     ) -> Calls[list[Message]]:
         """Return messages that relays hold now, including messages with an expired lock."""
         return (yield from self._find("find_open", limit, target_broker, topic, key, status="processing"))
 
     @verb
-    def counts(self, target_broker: str | None = None) -> Calls[dict[str, int]]:
+    def counts(self, target_broker: Filter = None) -> Calls[dict[str, int]]:
         """Return how many messages are in each status."""
         broker = _optional(target_broker, "target_broker")
         return (yield from self._database.call(lambda: operations.counts(broker)))
 
     @verb
-    def lag(self, target_broker: str | None = None) -> Calls[float]:
+    def lag(self, target_broker: Filter = None) -> Calls[float]:
         """Return for how many seconds the oldest unpublished message has been waiting; 0 if there is none."""
         broker = _optional(target_broker, "target_broker")
         return (yield from self._database.call(lambda: operations.oldest(broker)))
@@ -243,16 +215,11 @@ class OutboxVerbs:
 
     @verb
     def redrive_many(
-        self,
-        target_broker: str | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        batch: int = 1000,
+        self, target_broker: Filter = None, *, topic: Filter = None, key: Filter = None, batch: int = 1000
     ) -> Calls[int]:
         """Redrive all abandoned messages that match, in bounded batches; return how many."""
         most = _check_batch(batch)
-        params = {**_filter(target_broker, topic, key), "batch": most}
+        params = {**_filters(target_broker, topic, key), "batch": most}
         redrive = partial(operations.redrive_many, self._database.statements, **params)
         return (yield from self._database.repeat(redrive, least=most))
 
@@ -284,10 +251,10 @@ class OutboxVerbs:
         _refuse_lost((yield from self._database.call(operation)), done)
 
     def _find(
-        self, block: str, limit: int, broker: str | None, topic: str | None, key: str | None, **more: Any
+        self, block: str, limit: int, broker: Filter, topic: Filter, key: Filter, **more: Any
     ) -> Calls[list[Message]]:
         most = checks.check_whole(limit, "limit", -(10**9), MOST_FOUND)
-        params = {**_filter(broker, topic, key), "limit": max(most, 0), **more}
+        params = {**_filters(broker, topic, key), "limit": max(most, 0), **more}
         return (yield from self._database.call(lambda: operations.find(block, **params)))
 
 
@@ -362,7 +329,7 @@ def _refuse_lost(lost: Sequence[Message], done: str) -> None:
         )
 
 
-def _filter(broker: str | None, topic: str | None, key: str | None) -> dict[str, str | None]:
+def _filters(broker: Filter, topic: Filter, key: Filter) -> dict[str, str | None]:
     return {
         "broker": _optional(broker, "target_broker"),
         "topic": _optional(topic, "topic"),

@@ -21,7 +21,7 @@ from dibs.settings import lease_micros
 from dibs.text import spoken
 
 FLUSH_EVERY = 1.0  # seconds between two updates that mark published messages
-ASK_AGAIN = 0.5  # seconds between two tries to reach the database
+TRY_AGAIN = 0.5  # seconds between two tries to reach the database
 MARGIN = 0.1  # the last part of the lock, in which nothing more is sent
 
 
@@ -38,6 +38,7 @@ class BatchPublisher:
         lock: float,
         timeout: float,
         pause: Callable[[], float],
+        is_over: Callable[[], bool],
     ) -> None:
         self.messages = messages
         self.outage: BrokerUnavailable | None = None
@@ -47,7 +48,7 @@ class BatchPublisher:
         self._lock = lock
         self._timeout = timeout
         self._pause = pause
-        self._is_over: Callable[[], bool] = lambda: False
+        self._is_over = is_over
         self._renewed = held_since
         self._published: list[Message] = []
         self._took: dict[int, float] = {}
@@ -55,9 +56,8 @@ class BatchPublisher:
         self._lost: set[int] = set()
         self._deadlines: set[PublishDeadline] = set()
 
-    async def publish(self, is_over: Callable[[], bool]) -> None:
+    async def publish(self) -> None:
         """Publish as many as possible until `is_over`, and mark or release them all."""
-        self._is_over = is_over
         try:
             await self._publish_all()
         except asyncio.CancelledError:
@@ -137,7 +137,7 @@ class BatchPublisher:
 
     async def _renew(self) -> None:
         asked_at, held = monotonic(), self._held()
-        lost = await self._ask(partial(operations.renew, held, lease_micros(self._lock)))
+        lost = await self._run(partial(operations.renew, held, lease_micros(self._lock)))
         self._renewed = asked_at
         for deadline in self._deadlines:
             deadline.reschedule(self._time_left())
@@ -149,7 +149,7 @@ class BatchPublisher:
         if not done:
             return
         try:
-            lost = await self._ask(partial(operations.mark_published, done))
+            lost = await self._run(partial(operations.mark_published, done))
         except BaseException:
             self._published = [*done, *self._published]
             raise
@@ -162,7 +162,7 @@ class BatchPublisher:
     async def _fail(self, message: Message, error: str) -> None:
         status, delay = after_failure(message, self._outbox._retry, random.random())  # noqa: S311
         failed = partial(operations.mark_failed, [message], status=status, delay=delay, error=error)
-        lost = await self._ask(failed)
+        lost = await self._run(failed)
         self._settle([message])
         self._lose(lost)
         if lost:
@@ -179,14 +179,14 @@ class BatchPublisher:
         if not left:
             return
         if self.outage is None:
-            self._lose(await self._ask(partial(operations.release, left)))
+            self._lose(await self._run(partial(operations.release, left)))
             return
         pause = self._pause()
         delay, error = round(pause * SECOND), str(self.outage)
         refund = partial(
             operations.mark_failed, left, status=Status.failed, delay=delay, error=error, refund=True
         )
-        self._lose(await self._ask(refund))
+        self._lose(await self._run(refund))
         self.due.append(monotonic() + pause)
 
     def _held(self) -> list[Message]:
@@ -200,7 +200,7 @@ class BatchPublisher:
         self._lost |= {one.position for one in lost}
         self._outbox.events.lost(lost)
 
-    async def _ask(self, operation: Operation[list[Message]]) -> list[Message]:
+    async def _run(self, operation: Operation[list[Message]]) -> list[Message]:
         """Run an operation; while the locks hold, try again if the database is away."""
         while True:
             try:
@@ -208,7 +208,7 @@ class BatchPublisher:
             except StoreUnavailable:
                 if self._time_left() <= 0:
                     raise
-            await asyncio.sleep(ASK_AGAIN)  # a refusal comes at once
+            await asyncio.sleep(TRY_AGAIN)  # a server that refuses does so at once
 
 
 class PublishDeadline:

@@ -179,7 +179,7 @@ class BrokerRelay:
                 return None
             batch = await self._claim()
             if batch is not None:
-                await batch.publish(self._is_over)
+                await batch.publish()
                 self._note(batch)
         except (BrokerUnavailable, StoreUnavailable) as error:
             await self._wait_out(error)
@@ -221,10 +221,8 @@ class BrokerRelay:
             lock=relay._lock,
             timeout=relay._timeout,
             pause=self._next_pause,
+            is_over=relay._stopping.is_set,
         )
-
-    def _is_over(self) -> bool:
-        return self._is_stopping
 
     def _note(self, batch: BatchPublisher) -> None:
         """Remember when failed messages are due again; raise if the broker is away."""

@@ -50,6 +50,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
         "age": "{now} - $1",
         "text": "text",
         "least": "min",
+        "unless_stored": "on conflict (message_id, broker) do nothing",
         "lock": "",
         "skip_locked": "",
         "held": (
@@ -70,6 +71,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
         ),
         "is_held": "message.token = held.token",
         "returning": "",
+        "unless_stored": "on duplicate key update message_id = message_id",
         "positions": "json_table(:positions, '$[*]' columns (position bigint path '$'))",
     },
 }

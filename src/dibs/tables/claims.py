@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar, overload
 
 from sqlalchemy import Connection, Engine, Row, Table
@@ -19,7 +19,7 @@ from dibs.jobs.ids import worker_name
 from dibs.settings import Duration, span
 from dibs.tables.index_check import check_index
 from dibs.tables.leases import HeldWrite, Leases, RowsLost
-from dibs.tables.model import RowClaim, StrategyName, row_claim
+from dibs.tables.model import RowClaim, Strategy, Values, row_claim
 from dibs.tables.session import RetryPauses, pause_after_lost_race
 from dibs.tables.strategies import claim_once
 
@@ -34,29 +34,23 @@ async def claim_rows(
     on: AsyncOn,
     model: type[M],
     where: Any,
-    set: Mapping[Any, Any],
+    set: Values,
     limit: int,
     order_by: Any = None,
-    strategy: StrategyName | None = None,
+    strategy: Strategy = None,
 ) -> list[M]: ...
 @overload
 async def claim_rows(
     on: AsyncOn,
     model: Table,
     where: Any,
-    set: Mapping[Any, Any],
+    set: Values,
     limit: int,
     order_by: Any = None,
-    strategy: StrategyName | None = None,
+    strategy: Strategy = None,
 ) -> list[Row[Any]]: ...
 async def claim_rows(
-    on: Any,
-    model: Any,
-    where: Any,
-    set: Mapping[Any, Any],
-    limit: int,
-    order_by: Any = None,
-    strategy: StrategyName | None = None,
+    on: Any, model: Any, where: Any, set: Values, limit: int, order_by: Any = None, strategy: Strategy = None
 ) -> list[Any]:
     """Claim up to `limit` rows that match `where`: apply `set`, and return them in the order of `order_by`.
 
@@ -106,8 +100,8 @@ class ClaimsVerbs(Generic[M, E]):
         *,
         worker: str | None = None,
         lease: Duration | None = None,
-        set: Mapping[Any, Any] | None = None,
-        strategy: StrategyName | None = None,
+        set: Values | None = None,
+        strategy: Strategy = None,
     ) -> Calls[list[M]]:
         """Claim up to `limit` rows that are ready and not held; return them detached and loaded."""
         return (yield from self._claim(limit, worker, lease, set, strategy))
@@ -118,12 +112,12 @@ class ClaimsVerbs(Generic[M, E]):
         yield from self._write(rows, self.leases.renewing(lease), None)
 
     @verb
-    def release(self, rows: Any, *, set: Mapping[Any, Any] | None = None, within: Any = None) -> Calls[None]:
+    def release(self, rows: Any, *, set: Values | None = None, within: Any = None) -> Calls[None]:
         """Give one row or several back, with their attempt; `RowsLost` names the rows that were lost."""
         yield from self._write(rows, self.leases.releasing(set), within)
 
     @verb
-    def done(self, rows: Any, *, set: Mapping[Any, Any], within: Any = None) -> Calls[None]:
+    def done(self, rows: Any, *, set: Values, within: Any = None) -> Calls[None]:
         """Finish one row or several: unlock them and apply `set`, `within` your transaction if given.
 
         `RowsLost` names the rows that were lost; the others are finished.
@@ -140,8 +134,8 @@ class ClaimsVerbs(Generic[M, E]):
         limit: int,
         worker: str | None,
         lease: Duration | None = None,
-        also: Mapping[Any, Any] | None = None,
-        strategy: StrategyName | None = None,
+        also: Values | None = None,
+        strategy: Strategy = None,
     ) -> Calls[list[M]]:
         leases = self.leases
         values = leases.taking(worker or worker_name(), lease, also)
@@ -166,12 +160,7 @@ class Claims(ClaimsVerbs[M, AsyncEngine], AsyncFace):
     _engine_class = AsyncEngine
 
     async def stream(
-        self,
-        *,
-        batch: int = 10,
-        poll: Duration = 1,
-        until_idle: bool = False,
-        worker: str | None = None,
+        self, *, batch: int = 10, poll: Duration = 1, until_idle: bool = False, worker: str | None = None
     ) -> AsyncIterator[M]:
         """Yield rows as they become ready, one after the other, each with most of its lease left.
 

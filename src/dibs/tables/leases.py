@@ -4,7 +4,7 @@ Each claim adds one to the `claim_token` of a row; renew, release and done write
 the token of the claim.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -28,7 +28,7 @@ from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, LeaseLost
 from dibs.settings import Duration, lease_micros
 from dibs.tables.clock import Moment, store_time
-from dibs.tables.model import Key, order_of, user_table
+from dibs.tables.model import Key, Values, order_of, user_table
 from dibs.tables.strategies import batches
 
 TOKEN = "_dibs_token"  # noqa: S105
@@ -82,7 +82,7 @@ class Leases:
         ready = self.ready if isinstance(self.ready, list | tuple) else [self.ready]
         return [*(one for one in ready if one is not None), free]
 
-    def taking(self, worker: str, lease: Duration | None, also: Mapping[Any, Any] | None) -> dict[Any, Any]:
+    def taking(self, worker: str, lease: Duration | None, also: Values | None) -> dict[Any, Any]:
         values = {self.by: worker, self.until: self._end(lease), self.token: self.token + 1}
         if self.attempts is not None:
             values[self.attempts] = self.attempts + 1
@@ -91,14 +91,14 @@ class Leases:
     def renewing(self, lease: Duration | None) -> dict[Any, Any]:
         return {self.until: self._end(lease)}
 
-    def releasing(self, also: Mapping[Any, Any] | None) -> dict[Any, Any]:
+    def releasing(self, also: Values | None) -> dict[Any, Any]:
         """Return the values of a released row; its attempt does not count."""
         values: dict[Any, Any] = {self.by: None, self.until: None}
         if self.attempts is not None:
             values[self.attempts] = self.attempts - 1
         return {**values, **self._set(also)}
 
-    def finishing(self, also: Mapping[Any, Any]) -> dict[Any, Any]:
+    def finishing(self, also: Values) -> dict[Any, Any]:
         values = self._set(also)
         if not values:
             raise BadRequest(
@@ -134,7 +134,7 @@ class Leases:
         after = self.lease if lease is None else lease_micros(lease) / SECOND
         return store_time(after, like=self.until)
 
-    def _set(self, also: Mapping[Any, Any] | None) -> dict[Any, Any]:
+    def _set(self, also: Values | None) -> dict[Any, Any]:
         return {self.target.column(named): value for named, value in (also or {}).items()}
 
     def _column(self, name: str) -> Column[Any]:

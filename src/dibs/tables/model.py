@@ -13,7 +13,8 @@ from dibs.errors import BadRequest
 
 Expression = Any
 Key = tuple[Any, ...]
-StrategyName = Literal["portable"]
+Values = Mapping[Any, Any]
+Strategy = Literal["portable"] | None  # None: the best that the database can do
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +148,11 @@ class RowClaim:
     values: Mapping[Column[Any], Any]
     limit: int
     order_by: tuple[Expression, ...]
-    strategy: StrategyName | None = None
+    strategy: Strategy = None
 
 
 def row_claim(
-    model: object,
-    where: Any,
-    set: Mapping[Any, Any],
-    limit: int,
-    order_by: Any,
-    strategy: StrategyName | None = None,
+    model: object, where: Any, set: Values, limit: int, order_by: Any, strategy: Strategy = None
 ) -> RowClaim:
     """Check the arguments of a claim; `BadRequest` says what is wrong with them."""
     if strategy not in (None, "portable"):
@@ -192,7 +188,7 @@ def _refuse_other_tables(target: UserTable, criteria: Expression) -> None:
         )
 
 
-def _values(target: UserTable, given: Mapping[Any, Any]) -> dict[Column[Any], Any]:
+def _values(target: UserTable, given: Values) -> dict[Column[Any], Any]:
     values = {target.column(named): value for named, value in given.items()}
     if not values:
         raise BadRequest("set= is empty: a claim must change something that where= checks")

@@ -116,20 +116,15 @@ def _kept_fresh(session: Session) -> Iterator[None]:
 @contextmanager
 def _autocommit(connection: Connection) -> Iterator[None]:
     """Let each statement commit itself, and leave the connection as it was."""
-    before = _isolation_of(connection)
+    asked = connection.get_execution_options().get("isolation_level")
+    made: Any = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    before = asked or made or connection.default_isolation_level
     connection.execution_options(isolation_level=AUTOCOMMIT)
     try:
         yield
     finally:
         if not (connection.closed or connection.invalidated or connection.in_transaction()):
             connection.execution_options(isolation_level=before)
-
-
-def _isolation_of(connection: Connection) -> Any:
-    """Return the level set on the connection, its engine or its dialect; otherwise the server's."""
-    asked = connection.get_execution_options().get("isolation_level")
-    made: Any = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    return asked or made or connection.default_isolation_level
 
 
 # -- trying again ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ the columns of `order_by`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -52,7 +53,7 @@ from dibs.errors import BadRequest, DibsError
 from dibs.tables.model import Key, OrderColumn, RowClaim, UserTable, order_columns
 from dibs.tables.session import ClaimSession, claim_session, dialect_of, may_try_again
 
-Strategy = Callable[[ClaimSession, RowClaim], list[Any] | None]
+ClaimBy = Callable[[ClaimSession, RowClaim], list[Any] | None]
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ KEYS_PER_STATEMENT = 500
 REFRESHED = {"populate_existing": True, "synchronize_session": False}
 
 
-def strategy_for(dialect: Dialect, claim: RowClaim) -> Strategy:
+def strategy_for(dialect: Dialect, claim: RowClaim) -> ClaimBy:
     """Return the best strategy for this database; it does not rely on the query planner."""
     if dialect.name == "postgresql":
         return one_statement
@@ -104,15 +105,11 @@ def _read_numbered(session: ClaimSession, connection: Connection, statement: Any
     """Return the claimed rows in the order of their numbers, without the numbers."""
     target = session.target
     if target.mapper is None:
-        numbered = sorted(connection.execute(statement), key=_last)
+        numbered = sorted(connection.execute(statement), key=itemgetter(-1))
         return _rows(target.table, [tuple(row)[:-1] for row in numbered])
     claimed = statement.cte("dibs_claimed")
     instances = select(aliased(target.mapper, claimed)).order_by(claimed.c.dibs_number)
     return list(session.session.scalars(instances, execution_options=REFRESHED).unique())
-
-
-def _last(row: Any) -> Any:
-    return row[-1]
 
 
 def _rows(table: Table, values: list[tuple[Any, ...]]) -> list[Any]:
@@ -183,14 +180,12 @@ def _in_order(rows: Sequence[Any], order: Iterable[OrderColumn], target: UserTab
     for by in reversed(list(order)):
         values = [(target.value(row, by.column), row) for row in ordered]
         nulls = [row for value, row in values if value is None]
-        others = sorted((one for one in values if one[0] is not None), key=_first, reverse=by.descending)
+        others = sorted(
+            (one for one in values if one[0] is not None), key=itemgetter(0), reverse=by.descending
+        )
         found = [row for _, row in others]
         ordered = nulls + found if _nulls_first(by) else found + nulls
     return ordered
-
-
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
 
 
 def _nulls_first(by: OrderColumn) -> bool:
@@ -327,7 +322,7 @@ def claim_once(given: Connection | Session, claim: RowClaim) -> list[Any] | None
         return _claim_by(strategy, session, claim)
 
 
-def _claim_by(strategy: Strategy, session: ClaimSession, claim: RowClaim) -> list[Any] | None:
+def _claim_by(strategy: ClaimBy, session: ClaimSession, claim: RowClaim) -> list[Any] | None:
     try:
         rows = strategy(session, claim)
     except DBAPIError as error:

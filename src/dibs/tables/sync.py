@@ -1,6 +1,6 @@
 """Find and claim rows of your own tables, for code that does not await: the names of `dibs.tables`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 from sqlalchemy import Connection, Engine, Row, Table
@@ -12,7 +12,7 @@ from dibs.tables import claims
 from dibs.tables.claims import ClaimsVerbs, RowStream, claim_calls
 from dibs.tables.clock import Moment, store_time
 from dibs.tables.leases import Claimable, RowsLost
-from dibs.tables.model import StrategyName, row_claim
+from dibs.tables.model import Strategy, Values, row_claim
 
 __all__ = ["Claimable", "Claims", "Moment", "RowsLost", "claim_rows", "store_time"]
 
@@ -25,29 +25,17 @@ def claim_rows(
     on: On,
     model: type[M],
     where: Any,
-    set: Mapping[Any, Any],
+    set: Values,
     limit: int,
     order_by: Any = None,
-    strategy: StrategyName | None = None,
+    strategy: Strategy = None,
 ) -> list[M]: ...
 @overload
 def claim_rows(
-    on: On,
-    model: Table,
-    where: Any,
-    set: Mapping[Any, Any],
-    limit: int,
-    order_by: Any = None,
-    strategy: StrategyName | None = None,
+    on: On, model: Table, where: Any, set: Values, limit: int, order_by: Any = None, strategy: Strategy = None
 ) -> list[Row[Any]]: ...
 def claim_rows(
-    on: On,
-    model: Any,
-    where: Any,
-    set: Mapping[Any, Any],
-    limit: int,
-    order_by: Any = None,
-    strategy: StrategyName | None = None,
+    on: On, model: Any, where: Any, set: Values, limit: int, order_by: Any = None, strategy: Strategy = None
 ) -> list[Any]:
     return run(claim_calls(on, row_claim(model, where, set, limit, order_by, strategy)))
 
@@ -58,12 +46,7 @@ class SyncClaims(ClaimsVerbs[M, Engine], SyncFace):
     _engine_class = Engine
 
     def stream(
-        self,
-        *,
-        batch: int = 10,
-        poll: Duration = 1,
-        until_idle: bool = False,
-        worker: str | None = None,
+        self, *, batch: int = 10, poll: Duration = 1, until_idle: bool = False, worker: str | None = None
     ) -> Iterator[M]:
         rows = RowStream(self, batch, poll, until_idle, worker)
         try:

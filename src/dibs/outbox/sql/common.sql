@@ -1,5 +1,16 @@
 -- Statements that databases share; a block of the same name in a database's own file replaces one of these.
 
+-- name: publish
+insert into {outbox} (
+    message_id, broker, topic, message_key, payload, headers,
+    status, attempts, max_attempts, available_at, created_at
+)
+values (
+    :id, :broker, :topic, :key, :payload, :headers,
+    'pending', 0, :max_attempts, {now}, {now}
+)
+{unless_stored}
+
 -- name: brokers
 -- Brokers with open messages, by a few index probes each; first the broker with the oldest message.
 with recursive found as (
@@ -250,8 +261,9 @@ without_key as (
 
 -- fragment: claim_columns
 -- What a claim writes. A message that is out of attempts, because each of its relays died, is abandoned instead.
+-- MySQL assigns from left to right, and each assignment sees the ones before it: attempts come last.
 status = case when attempts >= max_attempts then 'abandoned' else 'processing' end,
-    locked_by = case when attempts < max_attempts then cast(:worker as text) end,
+    locked_by = case when attempts < max_attempts then cast(:worker as {text}) end,
     locked_until = case when attempts < max_attempts then {later:lock} end,
     error = case when attempts >= max_attempts then 'relay died' else error end,
     attempts = {least}(attempts + 1, max_attempts)

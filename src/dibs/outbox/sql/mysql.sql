@@ -3,17 +3,6 @@
 -- Indexes are forced: in a small table the optimizer would read all rows, and wait for the transaction of a caller
 -- that has published a message and not committed yet.
 
--- name: publish
-insert into {outbox} (
-    message_id, broker, topic, message_key, payload, headers,
-    status, attempts, max_attempts, available_at, created_at
-)
-values (
-    :id, :broker, :topic, :key, :payload, :headers,
-    'pending', 0, :max_attempts, {now}, {now}
-)
-on duplicate key update message_id = message_id
-
 -- name: oldest_free
 -- Read the oldest open messages, a few batches of them; keep the oldest of each key if it is free.
 select walk.position
@@ -92,18 +81,12 @@ where behind.number > 0
 order by follower.position
 
 -- name: claim_positions
--- MySQL assigns from left to right, and each assignment sees the ones before it: attempts come last.
 update {positions} as given
 straight_join {outbox} as message force index (primary) on message.position = given.position
-set message.status = case when message.attempts >= message.max_attempts then 'abandoned' else 'processing' end,
-    message.locked_by = case when message.attempts < message.max_attempts then :worker end,
-    message.locked_until = case when message.attempts < message.max_attempts then {later:lock} end,
-    message.token = greatest(coalesce(message.token, 0) + 1, {age:'1970-01-01'}),
-    message.error = case when message.attempts >= message.max_attempts then 'relay died' else message.error end,
-    message.attempts = least(message.attempts + 1, message.max_attempts)
+set token = greatest(coalesce(token, 0) + 1, {age:'1970-01-01'}),
+    {>claim_columns}
 where message.open_broker is not null
-  and message.available_at <= {now}
-  and (message.locked_until is null or message.locked_until <= {now})
+  and {free:message}
 
 -- name: claimed
 select {columns:message}

@@ -1,16 +1,5 @@
 -- Statements of SQLite, where a statement that writes locks the whole file.
 
--- name: publish
-insert into {outbox} (
-    message_id, broker, topic, message_key, payload, headers,
-    status, attempts, max_attempts, available_at, created_at
-)
-values (
-    :id, :broker, :topic, :key, :payload, :headers,
-    'pending', 0, :max_attempts, {now}, {now}
-)
-on conflict (message_id, broker) do nothing
-
 -- name: claim
 -- Read the oldest open messages, a few batches of them.
 with recursive walk as (
