@@ -146,8 +146,8 @@ def test_fifty_thousand_jobs_of_all_states_go_around(stop: Callable[[str], str])
 SMALL_BATCHES = """
 import sys
 from dibs.cli import main
-from dibs.moving import carrying
-carrying._next_batch = lambda texts: 20
+from dibs.moving import transfer
+transfer._next_batch = lambda texts: 20
 sys.argv[0] = "dibs"
 main()
 """

@@ -18,7 +18,7 @@ from dibs.app.schedules import ScheduleInfo, Schedules, Ticked, enqueue_due, loo
 from dibs.app.settling import Settler
 from dibs.app.watching import Watching
 from dibs.clock import SECOND, monotonic
-from dibs.doctor import Examined
+from dibs.doctor import StoreFacts
 from dibs.engines.connect import connect
 from dibs.engines.store import Operation, Store
 from dibs.engines.trouble import Tries
@@ -258,7 +258,7 @@ class Core:
         parsed, silence = parse_id(id), span(3 * self.settings.poll, what="poll")
         return lambda _: explain(parsed, silence)
 
-    def examine(self) -> Operation[Examined]:
+    def examine(self) -> Operation[StoreFacts]:
         silence = span(3 * self.settings.poll, what="poll")
         return lambda _: doctor.examine(silence)
 

@@ -1,9 +1,9 @@
-"""How a server is set up: does it keep what it acknowledged, can it be written to, what time is it there."""
+"""How a server is set up: durability, whether it can be written to, isolation, clock, wake-ups, schema."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dibs.doctor.facts import Clock, Echo, Examined, Finding, Level
+from dibs.doctor.facts import ClockDifference, Finding, HintCheck, Level, StoreFacts
 from dibs.engines.sql.schema_problems import SchemaProblem
 from dibs.text import spoken
 
@@ -17,7 +17,7 @@ class Setting:
     otherwise: str
     advice: str
     tolerable: frozenset[str] = frozenset()
-    """What loses so little that it is only worth a note."""
+    """Values that lose so little that they are only worth a note."""
 
     def judge(self, name: str, value: str | None) -> Finding:
         level = Level.note if value in self.tolerable else self.level
@@ -95,7 +95,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def durability(examined: Examined) -> Iterator[Finding]:
+def durability(examined: StoreFacts) -> Iterator[Finding]:
     if ("kept", "jobs") in examined.facts:
         yield Finding(
             Level.note,
@@ -112,8 +112,7 @@ def durability(examined: Examined) -> Iterator[Finding]:
         yield Finding(Level.ok, "durability", f"what is acknowledged survives a crash ({said})")
 
 
-def standing(examined: Examined) -> Iterator[Finding]:
-    """Can it be written to at all?"""
+def writable(examined: StoreFacts) -> Iterator[Finding]:
     if examined.facts.get(("standby", "server")) == "on":
         yield Finding(
             Level.problem,
@@ -144,13 +143,13 @@ def standing(examined: Examined) -> Iterator[Finding]:
         )
 
 
-def isolation(examined: Examined) -> Iterator[Finding]:
+def isolation(examined: StoreFacts) -> Iterator[Finding]:
     value = examined.facts.get(("isolation", "own connections"))
     if value in ("repeatable read", "serializable"):
         yield Finding(
             Level.warning,
             "isolation",
-            f"our connections run at {value}: claims that meet will fail and be tried again",
+            f"our connections run at {value}: claims of the same jobs will fail and be tried again",
             "let the connection pooler pass default_transaction_isolation on, or set it to read committed",
         )
     elif value is not None:
@@ -159,8 +158,8 @@ def isolation(examined: Examined) -> Iterator[Finding]:
         yield Finding(Level.ok, "isolation", f"{value}{yours}")
 
 
-def judge_clock(clock: Clock) -> Finding:
-    """dibs lives by the store's clock alone; but people compare its times with their own."""
+def judge_clock(clock: ClockDifference) -> Finding:
+    """Compare the clocks: dibs uses only the store's, but people compare its times with their own."""
     off = abs(clock.ahead)
     apart = f"this machine is {spoken(off)} {'behind' if clock.ahead > 0 else 'ahead of'} the store"
     advice = "keep both clocks with NTP: times in run_at= are read by the store's clock"
@@ -171,36 +170,36 @@ def judge_clock(clock: Clock) -> Finding:
     return Finding(Level.note if off < 5 else Level.warning, "clock", apart, advice)
 
 
-def wake_ups(examined: Examined, echo: Echo | None) -> Iterator[Finding]:
+def wake_ups(examined: StoreFacts, hints: HintCheck | None) -> Iterator[Finding]:
     if ("hints", "commits of others") in examined.facts:
-        yield Finding(Level.ok, "wake-ups", "workers look for new commits many times a second")
+        yield Finding(Level.ok, "wake-ups", "workers poll for new commits many times a second")
     elif ("hints", "new jobs") in examined.facts:
-        yield Finding(Level.ok, "wake-ups", "idle workers look for new jobs at least once a second")
-    elif echo is None:
+        yield Finding(Level.ok, "wake-ups", "idle workers poll for new jobs at least once a second")
+    elif hints is None:
         return
-    elif echo.seconds is None:
+    elif hints.seconds is None:
         yield Finding(
             Level.warning,
             "wake-ups",
-            f"a hint that was sent did not come back{f' ({echo.error})' if echo.error else ''}: idle workers "
-            "find new jobs only when they look",
-            "give workers a direct connection; a pooler in transaction mode can't carry LISTEN",
+            f"a hint that was sent did not come back{f' ({hints.error})' if hints.error else ''}: "
+            "idle workers find new jobs only when they poll",
+            "give workers a direct connection; a pooler in transaction mode does not support LISTEN",
         )
     else:
-        level = Level.ok if echo.seconds < 0.5 else Level.note
-        yield Finding(level, "wake-ups", f"a hint comes back after {spoken(echo.seconds)}")
+        level = Level.ok if hints.seconds < 0.5 else Level.note
+        yield Finding(level, "wake-ups", f"a hint comes back after {spoken(hints.seconds)}")
 
 
 def drifted(problems: Sequence[SchemaProblem]) -> list[Finding]:
-    """A table, column or index that is missing or wrong; the version has a finding of its own."""
+    """Return a finding per table, column or index that is wrong; the version has a finding of its own."""
     return [
-        Finding(Level.problem, "schema", str(one), "make it again, by hand or from a copy")
+        Finding(Level.problem, "schema", str(one), "make it again, by hand or from a backup")
         for one in problems
         if one.what != "version"
     ]
 
 
 def uncompared(error: Exception) -> Finding:
-    """A standby, or a user who may not make temporary tables: nothing is wrong with the store itself."""
+    """Return a note: on a standby, or for a user without temporary tables, the check is not possible."""
     sentence = f"the tables were not compared with what they should be ({str(error).splitlines()[0]})"
-    return Finding(Level.note, "schema", sentence, "ask `dibs migrate --check` as a user who may")
+    return Finding(Level.note, "schema", sentence, "run `dibs migrate --check` as a user with the privilege")

@@ -17,7 +17,7 @@ from dibs.cli._support.confirm import refuse_unless_agreed
 from dibs.cli._support.options import AsJson, bad_usage, duration, not_empty
 from dibs.cli._support.printing import complain, note, print_json, without_password
 from dibs.errors import Refused, SchemaOutdated
-from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
+from dibs.moving import MovePreview, MoveReport, Told, give_back_sync, look_sync, move_sync
 from dibs.text import numbered
 
 EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
@@ -164,7 +164,7 @@ def _bar() -> Iterator[Told | None]:
         raise typer.Exit(130) from None
 
 
-def _say_planned(planned: Planned, json: bool) -> None:
+def _say_planned(planned: MovePreview, json: bool) -> None:
     if json:
         print_json(planned)
         return
@@ -178,7 +178,7 @@ def _say_planned(planned: Planned, json: bool) -> None:
         )
 
 
-def _say_moved(moved: Moved, json: bool) -> None:
+def _say_moved(moved: MoveReport, json: bool) -> None:
     if json:
         print_json(moved)
     else:

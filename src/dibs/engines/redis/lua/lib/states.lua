@@ -1,7 +1,7 @@
 -- Changes of state: the sets that list a job, its end and its return, its unique key, its removal.
 --
 -- gates.lua and pipelines.lua are read when the first job that needs them is met. Most scripts meet none, and
--- defining all that those files contain takes as long as settling a job.
+-- defining all functions of both takes as long as settling a job.
 
 local read_gates, gates_read, read_pipelines, pipelines_read
 

@@ -14,7 +14,7 @@ local function newest_in(states, after)
 end
 
 local function answer_glance_at_queue()
-  local answers = gather(newest_in(LIVE, '-'), changing_columns)
-  append(answers, gather(newest_in(FINISHED, '(' .. given.since), changing_columns))
-  return answers
+  local rows = gather(newest_in(LIVE, '-'), changing_columns)
+  append(rows, gather(newest_in(FINISHED, '(' .. given.since), changing_columns))
+  return rows
 end
