@@ -76,10 +76,12 @@ local function let_go(job)
   end
 end
 
+local BECAUSE = {failed = PARENT_FAILED, cancelled = PARENT_CANCELLED, gone = PARENT_DELETED}
+
 local function cancel_for(job, cause)
   job.cause = cause
   change(job, 'settled_as', 'parent')
-  finish(job, 'cancelled', string.format(CANCELLED_BECAUSE[cause.state], cause.origin))
+  finish(job, 'cancelled', string.format(BECAUSE[cause.state], cause.origin))
 end
 
 local function was_cancelled_for_parent(job)

@@ -43,7 +43,6 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local LIVE = {'scheduled', 'blocked', 'ready', 'running'}
-local FINISHED = {'succeeded', 'failed', 'cancelled'}
 local STATES = {'scheduled', 'blocked', 'ready', 'running', 'succeeded', 'failed', 'cancelled'}
 local ENDED = {succeeded = true, failed = true, cancelled = true}
 

@@ -1,3 +1,4 @@
+-- uses: reading
 -- How many jobs there are in each state: of one queue, or of all.
 
 local function answer_counts()

@@ -1,4 +1,4 @@
--- uses: matching states gates pipelines
+-- uses: reading matching states gates pipelines
 -- Take jobs that don't run out of this store, for another one, in the order of their ids. Returns them, and the id up
 -- to which all were read, or '' if these are all.
 

@@ -1,4 +1,4 @@
--- uses: glance
+-- uses: reading glance
 -- The same of the newest jobs of a queue, or of all queues: the live ones, and the finished ones after an id.
 
 local function newest_in(states, after)
@@ -15,6 +15,6 @@ end
 
 local function answer_glance_at_queue()
   local rows = gather(newest_in(LIVE, '-'), changing_columns)
-  append(rows, gather(newest_in(FINISHED, '(' .. given.since), changing_columns))
+  append(rows, gather(newest_in({'succeeded', 'failed', 'cancelled'}, '(' .. given.since), changing_columns))
   return rows
 end

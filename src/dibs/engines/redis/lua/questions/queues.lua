@@ -1,4 +1,4 @@
--- uses: limits
+-- uses: reading limits
 -- Queues that have live jobs or a setting.
 
 local function live_jobs()
