@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterator
 
 from dibs.doctor import backlog, servers, storage
-from dibs.doctor.facts import Backlog, ClockDifference, Finding, HintCheck, Level, StoreFacts, examine
+from dibs.doctor.facts import (
+    Backlog,
+    ClockDifference,
+    Finding,
+    HintCheck,
+    Level,
+    StoreFacts,
+    examine,
+    note,
+    ok,
+    problem,
+)
 from dibs.errors import DibsError, SchemaOutdated
 
 __all__ = [
@@ -55,11 +66,9 @@ def _version(examined: StoreFacts) -> Iterator[Finding]:
     for name, value in examined.about("version"):
         needed = examined.facts.get(("needs", name))
         if needed is not None and _numbers(value or "") < _numbers(needed):
-            yield Finding(
-                Level.problem, "store", f"{name} {value} is too old: dibs needs {needed}", "upgrade it"
-            )
+            yield problem("store", f"{name} {value} is too old: dibs needs {needed}", "upgrade it")
         else:
-            yield Finding(Level.ok, "store", f"{name} {value}")
+            yield ok("store", f"{name} {value}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -69,18 +78,17 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def unwell(error: DibsError) -> Finding:
     """Return the one finding about a store that can't be examined."""
-    return Finding(Level.problem, "schema" if isinstance(error, SchemaOutdated) else "store", str(error))
+    return problem("schema" if isinstance(error, SchemaOutdated) else "store", str(error))
 
 
 def _schema(examined: StoreFacts, found: int) -> Iterator[Finding]:
     """Compare the version of the tables; ones that are too old were refused before."""
     needed = examined.number("needs", "schema")
     if needed is not None and found > needed:
-        yield Finding(
-            Level.note,
+        yield note(
             "schema",
             f"the tables have version {found}, this dibs needs version {needed:.0f}",
             "upgrade dibs here when you can",
         )
     elif needed is not None:
-        yield Finding(Level.ok, "schema", f"version {found}, as needed")
+        yield ok("schema", f"version {found}, as needed")

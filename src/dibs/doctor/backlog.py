@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from dibs.doctor.facts import Finding, Level, StoreFacts
+from dibs.doctor.facts import Finding, Level, StoreFacts, note, ok, warning
 from dibs.operations.upkeep import WorkerInfo
 from dibs.text import numbered, spoken
 
@@ -14,11 +14,11 @@ LATE_SWEEP = 5  # seconds: a worker takes back an expired lease within one
 
 def workers(examined: StoreFacts) -> Iterator[Finding]:
     if not examined.workers:
-        yield Finding(Level.note, "workers", "none had a heartbeat lately", "start one: dibs work MODULE:APP")
+        yield note("workers", "none had a heartbeat lately", "start one: dibs work MODULE:APP")
         return
     busy = sum(worker.running for worker in examined.workers)
     room = sum(worker.concurrency for worker in examined.workers)
-    yield Finding(Level.ok, "workers", f"{len(examined.workers)}, running {busy} of at most {room} jobs")
+    yield ok("workers", f"{len(examined.workers)}, running {busy} of at most {room} jobs")
 
 
 def waiting(examined: StoreFacts) -> Iterator[Finding]:
@@ -26,17 +26,17 @@ def waiting(examined: StoreFacts) -> Iterator[Finding]:
     paused = {queue.name for queue in examined.queues if queue.paused}
     open_ones = [one for one in examined.backlog if one.queue not in paused]
     if not open_ones:
-        yield Finding(Level.ok, "waiting", "no job is waiting for a worker")
+        yield ok("waiting", "no job is waiting for a worker")
         return
     oldest = min(open_ones, key=lambda one: one.since)
     seconds = (examined.now - oldest.since).total_seconds()
     jobs = sum(one.jobs for one in open_ones)
     sentence = f"{jobs:,} ready, the oldest for {spoken(seconds)} in the queue {oldest.queue!r}"
     if seconds < LONG_WAIT:
-        yield Finding(Level.ok, "waiting", sentence)
+        yield ok("waiting", sentence)
     else:
         advice = "more workers, or a higher --concurrency" if examined.workers else "start a worker"
-        yield Finding(Level.warning, "waiting", sentence, advice)
+        yield warning("waiting", sentence, advice)
 
 
 def unknown_kinds(examined: StoreFacts) -> Iterator[Finding]:
@@ -44,8 +44,7 @@ def unknown_kinds(examined: StoreFacts) -> Iterator[Finding]:
         return
     for queue, kind in examined.pairs:
         if not any(_takes(worker, queue, kind) for worker in examined.workers):
-            yield Finding(
-                Level.warning,
+            yield warning(
                 "kinds",
                 f"jobs of kind {kind!r} wait in the queue {queue!r}, and no live worker takes them",
                 "start a worker that has this kind and serves this queue, or cancel them",
@@ -77,8 +76,7 @@ def paused(examined: StoreFacts) -> Iterator[Finding]:
     for queue in examined.queues:
         if queue.paused:
             ready = queue.counts.get("ready", 0)
-            yield Finding(
-                Level.note,
+            yield note(
                 "queues",
                 f"{queue.name!r} is paused" + (f" with {numbered(ready, 'ready job')}" if ready else ""),
                 shlex.join(["dibs", "queues", "resume", queue.name]),
@@ -92,8 +90,7 @@ def held(examined: StoreFacts) -> Iterator[Finding]:
         more = len(examined.held) - 1
         behind = sum(jobs - 1 for _, jobs in examined.held)
         trains = f"{name!r} and {numbered(more, 'more train')} wait" if more else f"{name!r} waits"
-        yield Finding(
-            Level.note,
+        yield note(
             "trains",
             f"{trains} for an operator, with {numbered(behind, 'job')} behind",
             "see which and why: dibs trains --held; then dibs jobs retry its head, or dibs trains release it",
@@ -104,8 +101,7 @@ def departed(examined: StoreFacts) -> Iterator[Finding]:
     """Report jobs on their way to another store; while a move runs there are always some."""
     if examined.departed:
         jobs = f"{numbered(examined.departed, 'job')} {'is' if examined.departed == 1 else 'are'}"
-        yield Finding(
-            Level.warning,
+        yield warning(
             "move",
             f"{jobs} on the way to another store, and can be claimed in neither",
             "if no `dibs move` is running, run the same one again",

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 
 from dibs.clock import wall
 from dibs.operations.queries import Queue, queues
@@ -62,6 +63,9 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.topic}: {self.sentence}" + (f"; {self.advice}" if self.advice else "")
+
+
+ok, note, warning, problem = (partial(Finding, level) for level in Level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dibs.doctor.facts import Finding, Level, StoreFacts
+from dibs.doctor.facts import Finding, Level, StoreFacts, note, ok, problem, warning
 from dibs.text import numbered, spoken, spoken_size
 
 NETWORK = (
@@ -26,8 +26,7 @@ def file(examined: StoreFacts) -> Iterator[Finding]:
         return
     kind = examined.facts.get(("file", "file system")) or "unknown"
     if kind in NETWORK:
-        yield Finding(
-            Level.problem,
+        yield problem(
             "file",
             f"{path} is on a network file system ({kind}): its locks can't be trusted and jobs may be lost",
             "move it to a local disk, or use a server",
@@ -36,23 +35,21 @@ def file(examined: StoreFacts) -> Iterator[Finding]:
     size = examined.number("file", "bytes") or 0
     free, pages = examined.number("pages", "free") or 0, examined.number("pages", "all") or 1
     if size >= BIG_FILE and free > pages / 2:
-        yield Finding(
-            Level.note,
+        yield note(
             "file",
             f"{path} takes {spoken_size(size)}, {free / pages:.0%} of it empty",
             "in a quiet hour: vacuum",
         )
     if kind not in NETWORK:
-        yield Finding(Level.ok, "file", f"{path}, {spoken_size(size)}, on {kind}")
+        yield ok("file", f"{path}, {spoken_size(size)}, on {kind}")
 
 
 def _room(examined: StoreFacts) -> Iterator[Finding]:
     free, log = examined.number("disk", "free bytes"), examined.number("file", "log bytes") or 0
     if free is not None and free < LITTLE_ROOM:
-        yield Finding(Level.warning, "file", f"only {spoken_size(free)} are left on its disk", "make room")
+        yield warning("file", f"only {spoken_size(free)} are left on its disk", "make room")
     if log >= LONG_LOG:
-        yield Finding(
-            Level.warning,
+        yield warning(
             "file",
             f"its log has grown to {spoken_size(log)}: a transaction has been open for too long",
             "find the program that leaves a transaction open",
@@ -65,7 +62,7 @@ def memory(examined: StoreFacts) -> Iterator[Finding]:
         return
     yield from _eviction(examined, bounded=most is not None)
     if most is None:
-        yield Finding(Level.ok, "memory", f"{spoken_size(used)} are used")
+        yield ok("memory", f"{spoken_size(used)} are used")
         return
     full = used >= NEARLY_FULL * most
     yield Finding(
@@ -110,10 +107,10 @@ def held_back(examined: StoreFacts) -> Iterator[Finding]:
     found = [*_open_for_long(examined), *_old_slots(examined)]
     if privilege := examined.facts.get(("unseen", "transactions")):
         sentence = f"transactions of others can't be seen without {privilege}"
-        found.append(Finding(Level.note, "transactions", sentence, "grant it to the user of `dibs doctor`"))
+        found.append(note("transactions", sentence, "grant it to the user of `dibs doctor`"))
     yield from found
     if examined.about("bytes") and not found:
-        yield Finding(Level.ok, "transactions", "none is open for long")
+        yield ok("transactions", "none is open for long")
 
 
 def _open_for_long(examined: StoreFacts) -> Iterator[Finding]:
@@ -138,8 +135,7 @@ def _open_for_long(examined: StoreFacts) -> Iterator[Finding]:
 def _old_slots(examined: StoreFacts) -> Iterator[Finding]:
     for name, value in examined.about("slot"):
         if float(value or 0) >= OLD_SLOT:
-            yield Finding(
-                Level.warning,
+            yield warning(
                 "transactions",
                 f"the replication slot {name} holds back dead rows of {float(value or 0):,.0f} transactions",
                 "let its standby catch up, or drop the slot",
@@ -151,13 +147,13 @@ def tables(examined: StoreFacts) -> Iterator[Finding]:
     found = [finding for table in tables for finding in _table(examined, table)]
     if examined.facts.get(("setting", "autovacuum")) == "off":
         sentence = "autovacuum is off: dead rows are never removed"
-        found.append(Finding(Level.warning, "tables", sentence, "set autovacuum = on"))
+        found.append(warning("tables", sentence, "set autovacuum = on"))
     yield from found
     if tables and not found:
         size = sum(examined.number("bytes", table) or 0 for table in tables)
         dead = sum(float(value or 0) for _, value in examined.about("dead rows"))
         counted = f", {numbered(round(dead), 'dead row')}" if examined.about("dead rows") else ""
-        yield Finding(Level.ok, "tables", f"{spoken_size(size)}{counted}")
+        yield ok("tables", f"{spoken_size(size)}{counted}")
 
 
 def _table(examined: StoreFacts, table: str) -> Iterator[Finding]:
@@ -167,15 +163,13 @@ def _table(examined: StoreFacts, table: str) -> Iterator[Finding]:
     vacuumed = examined.number("vacuumed", table)
     last = "never" if vacuumed is None else f"{spoken(vacuumed)} ago"
     if dead >= MANY_DEAD and dead > live:
-        yield Finding(
-            Level.warning,
+        yield warning(
             "tables",
             f"{table} has {dead:,.0f} dead rows beside {live:,.0f} live, vacuumed {last}",
             f"end long transactions, then: vacuum {table}",
         )
     elif size >= BIG_TABLE and size > MUCH_PER_ROW * (live + dead + 1):
-        yield Finding(
-            Level.note,
+        yield note(
             "tables",
             f"{table} takes {spoken_size(size)} for {numbered(round(live), 'row')}",
             f"in a quiet hour: {'vacuum full' if examined.about('vacuumed') else 'optimize table'} {table}",
