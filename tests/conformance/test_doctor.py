@@ -56,11 +56,11 @@ def test_the_doctor_sees_trains_that_wait_for_a_person(app: Face) -> None:
 
     [trains] = by_topic(app.doctor())["trains"]
     assert trains.level == Level.note
-    assert trains.sentence == "'t' and 1 more train wait for a person, with 2 jobs behind"
+    assert trains.sentence == "'t' and 1 more train wait for an operator, with 2 jobs behind"
     assert "dibs trains --held" in str(trains)
 
     app.trains.release("u")
-    assert by_topic(app.doctor())["trains"][0].sentence == "'t' waits for a person, with 1 job behind"
+    assert by_topic(app.doctor())["trains"][0].sentence == "'t' waits for an operator, with 1 job behind"
     app.trains.release("t")
     assert "trains" not in by_topic(app.doctor())
 

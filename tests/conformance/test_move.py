@@ -15,10 +15,11 @@ import pytest
 
 from dibs import BadRequest, Dibs, Job, NewJob, Refused
 from dibs.jobs.job import read_stored
-from dibs.moving import KeyTaken, Moved, give_back_sync, look, look_sync, move, move_sync
+from dibs.moving import MoveReport, UnmovedJob, give_back_sync, look, look_sync, move, move_sync
+from dibs.moving.stores import Side, Stores
 from dibs.operations.scripts import Step
 from tests.support.faces import Face, Make
-from tests.support.internals import engine_of, run_script, store_of
+from tests.support.internals import run_script, store_of
 from tests.support.moves import (
     ELSEWHERE,
     ids,
@@ -38,7 +39,7 @@ def other() -> Iterator[Dibs]:
     app.sync.close()
 
 
-def carry(app: Face, source: Dibs, target: Dibs, **how: Any) -> Moved:
+def carry(app: Face, source: Dibs, target: Dibs, **how: Any) -> MoveReport:
     """On the face that the test is about."""
     if app.colour == "sync":
         return move_sync(source, target, **how)
@@ -353,7 +354,7 @@ def test_a_job_whose_unique_key_is_taken_stays_and_is_named(app: Face, make: Mak
 
     done = carry(app, other, app.app)
 
-    assert done.refused == [KeyTaken(id=kept.id, unique="key", holder=holder.id)]
+    assert done.refused == [UnmovedJob(id=kept.id, unique="key", holder=holder.id)]
     assert len(done.problems) == 1
     assert str(kept.id) in done.problems[0]
     assert str(holder.id) in done.problems[0]
@@ -402,13 +403,13 @@ def test_from_one_engine_to_another_nothing_is_lost_on_the_way(
     """The target fails in the middle, whatever the reason; the next move goes on."""
     of_every_sort(app, make)
     before = stored(app.app)
+    question = Stores.question
+
+    def fail_to_arrive(stores: Stores, side: Side, name: str, **params: Any) -> Any:
+        return question(stores, side, name, **params) if name != "arrive" else 1 // 0
+
     with monkeypatch.context() as broken:
-        arrive = {"arrive": lambda **_: 1 // 0}
-        engine = engine_of(there)
-        if hasattr(engine, "answers"):
-            broken.setattr(engine, "answers", {**engine.answers, **arrive})
-        else:
-            broken.setattr(engine, "_arrive", arrive["arrive"])
+        broken.setattr(Stores, "question", fail_to_arrive)
         with pytest.raises(ZeroDivisionError):
             carry(app, app.app, there)
     on_the_way = {row["id"] for row in left_behind(app.app)}
@@ -502,7 +503,7 @@ def test_of_two_movers_at_once_one_is_refused_and_nothing_is_doubled(here: Dibs,
         working.set()
         assert go_on.wait(60)
 
-    first: list[Moved] = []
+    first: list[MoveReport] = []
     mover = threading.Thread(target=lambda: first.append(move_sync(here, other, told=hold)))
     mover.start()
     try:

@@ -15,7 +15,7 @@ import pytest
 
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app.dibs import SyncDibs
-from dibs.doctor import performance
+from dibs.doctor import storage
 from dibs.engines.mysql import errors, pools, session
 from dibs.engines.mysql.errors import error_number, judge
 from dibs.engines.mysql.session import SESSION
@@ -328,7 +328,7 @@ def test_the_doctor_sees_how_a_server_is_set() -> None:
 def test_the_doctor_sees_a_transaction_that_is_open_for_long(
     store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(performance, "A_MINUTE", 0)
+    monkeypatch.setattr(storage, "A_MINUTE", 0)
     with contextlib.closing(store.connect()) as connection:
         connection.begin()
         connection.execute("select * from dibs_jobs for update")

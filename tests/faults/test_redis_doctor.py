@@ -102,7 +102,7 @@ def test_a_replica_is_a_problem(own_redis: Redis, client: redis.Redis, face: str
 
 
 def test_the_oldest_ready_job_is_found_among_all_priorities(own_redis: Redis) -> None:
-    """The line is kept by priority first; what waits longest may be anywhere in it."""
+    """Ready jobs are ordered by priority first; the oldest may be anywhere."""
     now = datetime.now(UTC)
     with closing(Dibs(own_redis.url()).sync) as app:
         for priority, minutes in ((-32767, 5), (0, 20), (7, 10), (32767, 1)):

@@ -83,7 +83,7 @@ def test_producers_who_meet_at_a_key_store_one_job(
 
 
 def test_workers_and_producers_at_the_same_gates_never_run_two(on_redis: Place, client: redis.Redis) -> None:
-    """Who claims looks whether anybody else of its train or slot is running; jobs fail and come back."""
+    """Check at each claim whether another job of its train or slot is running; jobs fail and come back."""
     seen: list[int] = []
 
     def work(app: Dibs) -> None:
@@ -203,7 +203,7 @@ def test_jobs_that_are_kept_do_not_hide_others_from_pruning(on_redis: Place) -> 
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is broken, in the script of which question, and who must notice."""
+    """What is broken, in the script of which question, and the symptom."""
 
     name: str
     question: str
@@ -248,7 +248,7 @@ def _a_holder_is_pruned(app: Dibs) -> str:
 def _a_slot_is_let_go(app: Dibs) -> str:
     first, _ = app.sync.enqueue(*(NewJob("work", slot="s") for _ in range(2)))
     app.sync.claim_job(first.id).release()
-    return "nobody goes" if not app.sync.claim(limit=5) else ""
+    return "no job goes" if not app.sync.claim(limit=5) else ""
 
 
 def _an_old_start(app: Dibs) -> str:
@@ -275,7 +275,7 @@ def _superseded_while_claimed(app: Dibs) -> str:
 
 MUTANTS = [
     Mutant(
-        "an exchange claims whom its settlements end", "exchange",
+        "an exchange claims jobs that its settlements end", "exchange",
         "return collected and collected[walk.ranks[walk.here]] == false", "return false",
         _superseded_while_claimed,
     ),
@@ -305,10 +305,10 @@ MUTANTS = [
         "a head that is to hold does not", "settle", "policy == 'hold'", "policy == 'halt'", _a_head_holds,
     ),
     Mutant(
-        "who holds a train is not kept", "settle", "return '+inf'", "return nil", _a_holder_is_pruned,
+        "the holder of a train is not kept", "settle", "return '+inf'", "return nil", _a_holder_is_pruned,
     ),
     Mutant(
-        "who comes back to a slot says nothing at its gate", "settle",
+        "a job that comes back to a slot does not touch its gate", "settle",
         "touch(gate_of(job))\n    return state_by_time(", "return state_by_time(", _a_slot_is_let_go,
     ),
     Mutant(
@@ -316,7 +316,7 @@ MUTANTS = [
         "put(store .. ':started:' .. job.slot, job.id, job.token)", "", _an_old_start,
     ),
     Mutant(
-        "nobody is asked to stop", "enqueue", "tonumber(first.position) < 0", "false", _preempted,
+        "no job is asked to stop", "enqueue", "tonumber(first.position) < 0", "false", _preempted,
     ),
 ]  # fmt: skip
 

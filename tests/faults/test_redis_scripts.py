@@ -1,4 +1,4 @@
-"""Scripts that fail: Redis undoes nothing, so nothing may be done before the last thing that can go wrong."""
+"""Scripts that fail: Redis rolls nothing back, so nothing is written before the last thing that can fail."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def mend(app: Dibs) -> Act:
     return lambda: _run(app, upkeep.mend)
 
 
-# -- The same with steps that wait for each other ------------------------------------------------
+# -- The same with jobs that wait for parents ----------------------------------------------------
 
 
 def _pipeline(app: Dibs, **options: Any) -> Any:
@@ -419,31 +419,31 @@ def enqueue_pipeline(app: Dibs) -> Act:
 
 
 @scene
-def enqueue__in_the_slot_of_a_step(app: Dibs) -> Act:
+def enqueue__in_the_slot_of_a_child(app: Dibs) -> Act:
     _pipeline(app).enqueue()
     return lambda: app.sync.enqueue(NewJob("work", slot="a", slot_policy="replace"))
 
 
 @scene
-def settle__a_step_that_succeeds(app: Dibs) -> Act:
+def settle__a_child_that_succeeds(app: Dibs) -> Act:
     _, claim = _begun(app)
     return lambda: claim.succeed("well", then=[NewJob("child")])
 
 
 @scene
-def settle__a_step_that_fails(app: Dibs) -> Act:
+def settle__a_child_that_fails(app: Dibs) -> Act:
     _, claim = _begun(app)
     return lambda: claim.fail("broken")
 
 
 @scene
-def exchange___of_a_step(app: Dibs) -> Act:
+def exchange___of_a_child(app: Dibs) -> Act:
     _, claim = _begun(app)
     return lambda: exchange(app, [claim], limit=2)
 
 
 @scene
-def sweep__a_step_whose_worker_died(app: Dibs) -> Act:
+def sweep__a_child_whose_worker_died(app: Dibs) -> Act:
     _begun(app)
     age(app, 3600)
 
@@ -454,37 +454,37 @@ def sweep__a_step_whose_worker_died(app: Dibs) -> Act:
 
 
 @scene
-def cancel__a_step(app: Dibs) -> Act:
+def cancel__a_child(app: Dibs) -> Act:
     jobs = _pipeline(app).enqueue()
     return lambda: app.sync.cancel(jobs[1].id, "enough")
 
 
 @scene
-def retry__a_step_that_failed(app: Dibs) -> Act:
+def retry__a_child_that_failed(app: Dibs) -> Act:
     jobs = _failed(app)
     return lambda: app.sync.retry(jobs[0].id)
 
 
 @scene
-def retry__a_step_that_still_waits(app: Dibs) -> Act:
+def retry__a_child_that_still_waits(app: Dibs) -> Act:
     jobs = _failed(app)
     return lambda: app.sync.retry(jobs[1].id)
 
 
 @scene
-def delete__a_step(app: Dibs) -> Act:
+def delete__a_child(app: Dibs) -> Act:
     jobs = _failed(app)
     return lambda: app.sync.delete(jobs[0].id)
 
 
 @scene
-def delete__a_step_that_waits(app: Dibs) -> Act:
+def delete__a_child_that_waits(app: Dibs) -> Act:
     jobs = _pipeline(app).enqueue()
     return lambda: app.sync.delete(jobs[1].id)
 
 
 @scene
-def prune__steps(app: Dibs) -> Act:
+def prune__in_a_pipeline(app: Dibs) -> Act:
     _, claim = _begun(app)
     claim.succeed()
     _failed(app)
@@ -493,7 +493,7 @@ def prune__steps(app: Dibs) -> Act:
 
 
 @scene
-def depart__of_steps(app: Dibs) -> Act:
+def depart__from_a_pipeline(app: Dibs) -> Act:
     _failed(app)
     return lambda: ask(app, "depart", store=ELSEWHERE, after=None, limit=2)
 
@@ -507,7 +507,7 @@ def _delete_by_hand(app: Dibs, id: object) -> None:
 
 
 @scene
-def mend__steps(app: Dibs) -> Act:
+def mend__a_pipeline(app: Dibs) -> Act:
     jobs, claim = _begun(app, on_failed="hold")
     claim.succeed()
     app.sync.delete(jobs[1].id)
@@ -517,7 +517,7 @@ def mend__steps(app: Dibs) -> Act:
 
 @scene
 def go_on(app: Dibs) -> Act:
-    """A cancelled step has more after it than one script moves."""
+    """A cancelled job has more children than one script changes."""
     break_script(app, "cancel", "local budget = 500 ", "local budget = 1")
     jobs = _pipeline(app).enqueue()
     call_once(app, "cancel", ids=[jobs[0].id], reason=None)
@@ -624,7 +624,7 @@ def test_a_server_that_forgot_the_scripts_is_told_them_again(on_redis: Place, cl
     assert app.sync.get(job.id).state == "succeeded"
 
 
-def test_a_job_that_somebody_deleted_by_hand_stops_nobody(on_redis: Place, client: redis.Redis) -> None:
+def test_a_job_that_was_deleted_by_hand_stops_no_other(on_redis: Place, client: redis.Redis) -> None:
     """So an instance that evicts against our advice loses jobs, but not the ability to work."""
     app = on_redis.app()
     ready, due, dead, ended = app.sync.enqueue(*(NewJob(kind) for kind in ("a", "b", "c", "d")))
@@ -644,7 +644,7 @@ def test_a_job_that_somebody_deleted_by_hand_stops_nobody(on_redis: Place, clien
     assert not client.exists("{dibs}:scheduled", "{dibs}:ended:succeeded")
 
 
-def test_many_who_may_not_depart_are_passed_in_long_steps(on_redis: Place, client: redis.Redis) -> None:
+def test_many_that_may_not_depart_are_passed_in_long_steps(on_redis: Place, client: redis.Redis) -> None:
     app = on_redis.app()
     app.sync.enqueue(*(NewJob("plain") for _ in range(19)))
     app.sync.enqueue(*(NewJob("work", train="t") for _ in range(200)))

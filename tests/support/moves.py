@@ -8,10 +8,10 @@ from uuid import UUID
 
 from dibs import Dibs, Job
 from dibs.jobs.job import StoredJob, read_stored
-from dibs.moving import Moved
-from dibs.moving.report import Way
-from dibs.moving.steps import Ask
-from dibs.moving.transfer import moving
+from dibs.moving import MoveReport
+from dibs.moving.report import MoveOptions
+from dibs.moving.stores import Stores
+from dibs.moving.transfer import transfer_all
 from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Step
 from tests.support.faces import Face
@@ -79,16 +79,16 @@ class Died(Exception):
     pass
 
 
-def move_that_dies(source: Dibs, target: Dibs, when: Callable[[int], bool]) -> Moved | None:
+def move_that_dies(source: Dibs, target: Dibs, when: Callable[[int], bool]) -> MoveReport | None:
     """Run the move until this is so, given how many questions were asked; None if that was before its end."""
     asked = 0
 
-    def run(app: Dibs, script: Callable[[], Any]) -> Any:
+    def run(call: Callable[[], Any]) -> Any:
         nonlocal asked
         if when(asked):
             raise Died
         asked += 1
-        return run_script(app, script)
+        return call()
 
     try:
         return drive(source, target, run)
@@ -96,23 +96,21 @@ def move_that_dies(source: Dibs, target: Dibs, when: Callable[[int], bool]) -> M
         return None
 
 
-def move_that_hears_nothing_at_first(source: Dibs, target: Dibs) -> Moved:
+def move_that_hears_nothing_at_first(source: Dibs, target: Dibs) -> MoveReport:
     """Every answer gets lost once, and every question is asked again."""
 
-    def run(app: Dibs, script: Callable[[], Any]) -> Any:
-        run_script(app, script)
-        return run_script(app, script)
+    def run(call: Callable[[], Any]) -> Any:
+        call()
+        return call()
 
     return drive(source, target, run)
 
 
-def drive(source: Dibs, target: Dibs, run: Callable[[Dibs, Callable[[], Any]], Any]) -> Moved:
-    steps = moving(Way("leave", None, None))
+def drive(source: Dibs, target: Dibs, run: Callable[[Callable[[], Any]], Any]) -> MoveReport:
+    calls = transfer_all(Stores(source, target), MoveOptions("leave", None, None))
     answer: Any = None
     try:
         while True:
-            step = steps.send(answer)
-            assert isinstance(step, Ask)
-            answer = run(source if step.side == "source" else target, step.script)
+            answer = run(calls.send(answer).run)
     except StopIteration as end:
         return end.value

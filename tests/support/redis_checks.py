@@ -1,4 +1,4 @@
-"""Raw hands on a Redis store: does every job stand exactly where its state says, and scripts to break."""
+"""Checks of all keys of a Redis store: every job is listed exactly where its state says; broken scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINISHED = ("succeeded", "failed", "cancelled")
 
 
 def everything(client: redis.Redis) -> dict[str, Any]:
-    """All keys and values; what a script that failed must not have changed."""
+    """Return all keys and values: a script that failed must not have changed any."""
     keys = sorted(client.keys())
     with client.pipeline(transaction=False) as asking:
         for key in keys:
@@ -38,10 +38,12 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def misplaced(client: redis.Redis) -> list[tuple[str, str]]:
-    """What is in a place where it should not be, or missing where it should be: (what, key)."""
+    """Return the keys that do not fit the jobs: (what, key)."""
     stored = everything(client)
     jobs = {key.split(":job:")[1]: value for key, value in stored.items() if ":job:" in key}
-    expected = _expected(jobs, stored) | _expected_at_gates(jobs, stored) | _expected_steps(jobs, stored)
+    expected = (
+        _expected(jobs, stored) | _expected_at_gates(jobs, stored) | _expected_in_pipelines(jobs, stored)
+    )
     found = {key: value for key, value in stored.items() if not _is_apart(key)}
     wrong = [
         ("differs", key) for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
@@ -50,14 +52,14 @@ def misplaced(client: redis.Redis) -> list[tuple[str, str]]:
 
 
 def astray(client: redis.Redis) -> list[str]:
-    """What must hold at trains and slots, and does not."""
+    """Return what must hold at trains and slots, and does not."""
     stored = everything(client)
     jobs = {key.split(":job:")[1]: value for key, value in stored.items() if ":job:" in key}
     return [*_astray_on_trains(jobs, stored), *_astray_in_slots(jobs)]
 
 
 def places(client: redis.Redis) -> dict[UUID, tuple[int | None, int, str | None]]:
-    """Who is at a train or slot: its position, its slot's limit, and why it was asked to stop."""
+    """Return the position of each job at a gate, its slot's limit, and why it was asked to stop."""
     stored = everything(client)
     jobs = {key.split(":job:")[1]: value for key, value in stored.items() if ":job:" in key}
     return {
@@ -72,7 +74,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _asked(job: dict[str, str]) -> str | None:
-    """In the hash '!' stands before it, because nothing is kept of an empty text."""
+    """Drop the '!' that stands before every reason, because an empty text is not stored."""
     return job["cancel_reason"][1:] if job.get("cancel_reason") else None
 
 
@@ -140,23 +142,23 @@ def _expected_at_gates(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) 
     return {f"{STORE}:{name}": value for name, value in named.items()}
 
 
-def _expected_steps(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> dict[str, Any]:
-    """All follows from who waits for whom, `parents:`, and from the jobs."""
+def _expected_in_pipelines(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> dict[str, Any]:
+    """Derive all sets of pipelines from `parents:` and from the jobs."""
     sets: defaultdict[str, set[str]] = defaultdict(set)
     for key, parents in stored.items():
         child = key.partition(":parents:")[2]
         for parent, order in parents if child else ():
-            # Of who has succeeded nobody asks for them, and the set goes when it departs or is pruned.
+            # No job asks for the children of one that succeeded; the set goes when it departs or is pruned.
             listed = (child, 0.0) in stored.get(f"{STORE}:children:{parent}", ())
             if order > 0 or (parent in jobs and listed):
                 sets[f"children:{parent}"].add(child)
             if parent in jobs and jobs[child]["state"] not in FINISHED:
                 sets[f"asking:{parent}"].add(child)
-    # Who departed and was given back left its plan behind; who waits has one.
+    # A job that departed and was given back has no hash of its pipeline; a waiting job has one.
     drawn = {
         job["pipeline_id"]
         for job in jobs.values()
-        if _is_step(job) and (_waits(job) or f"{STORE}:drawn:{job['pipeline_id']}" in stored)
+        if _in_pipeline(job) and (_waits(job) or f"{STORE}:drawn:{job['pipeline_id']}" in stored)
     }
     named = {key: [(member, 0.0) for member in sorted(members)] for key, members in sets.items()}
     named |= {"drawn": [(id, 0.0) for id in sorted(drawn)]} if drawn else {}
@@ -164,17 +166,17 @@ def _expected_steps(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> 
     return {f"{STORE}:{name}": value for name, value in named.items()} | notes
 
 
-def _is_step(job: dict[str, str]) -> bool:
+def _in_pipeline(job: dict[str, str]) -> bool:
     return job.get("pipeline_id", "")[14:15] == "8"
 
 
 def _waits(job: dict[str, str]) -> bool:
-    """For its parents: it has no place yet."""
+    """Tell whether it waits for parents: it has no position yet."""
     return job["state"] == "blocked" and not job.get("position")
 
 
 def _may_be_kept(job: dict[str, str]) -> bool:
-    return bool(job.get("unique_until") or job.get("train") or _is_step(job))
+    return bool(job.get("unique_until") or job.get("train") or _in_pipeline(job))
 
 
 def _gate(job: dict[str, str]) -> str:
@@ -191,22 +193,22 @@ def _turn(id: str, job: dict[str, str]) -> str:
 
 
 def _astray_on_trains(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> Iterator[str]:
-    """Of each train its first may go and no other, unless it is held."""
+    """Check that the head of each train may go and no other job, unless it is held."""
     trains: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for job in jobs.values():
         if job.get("train") and job["state"] not in FINISHED and not _waits(job):
             trains[job["train"]].append((int(job["position"]), job["state"]))
-    for name, places in trains.items():
-        (_, head), *others = sorted(places)
+    for name, positions in trains.items():
+        (_, head), *others = sorted(positions)
         held = bool(stored[f"{STORE}:gate:train:{name}"]["held_by"])
         if (head == "blocked") != held:
             yield f"the head of train {name} is {head}, and it is {'' if held else 'not '}held"
         if any(state != "blocked" for _, state in others):
-            yield f"not only the head of train {name} may go: {places}"
+            yield f"not only the head of train {name} may go: {positions}"
 
 
 def _astray_in_slots(jobs: dict[str, dict[str, str]]) -> Iterator[str]:
-    """In a slot no more may go than the strictest limit says; and somebody does, if anybody could."""
+    """Check that in each slot at most as many go as the strictest limit allows, and at least one."""
     slots: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for job in jobs.values():
         if job.get("slot") and job["state"] in ("blocked", "ready", "running") and not _waits(job):
@@ -214,7 +216,7 @@ def _astray_in_slots(jobs: dict[str, dict[str, str]]) -> Iterator[str]:
     for name, members in slots.items():
         going = [int(job.get("slot_limit", 1)) for job in members if job["state"] != "blocked"]
         if not going:
-            yield f"nobody goes in slot {name}"
+            yield f"no job goes in slot {name}"
         elif len(going) > min(going):
             yield f"{len(going)} go in slot {name}"
 
@@ -242,11 +244,11 @@ def _unlike_their_state(jobs: dict[str, dict[str, str]]) -> Iterator[tuple[str, 
 
 
 class StaleMutant(Exception):
-    """The script was reworded, so what the mutant would break is not there."""
+    """The text that a mutant replaces is not in the script any more."""
 
 
 def break_script(app: Dibs, question: str, old: str, new: str) -> None:
-    """From now on this app's answer to the question is the broken one."""
+    """Replace this app's script of the question with a broken one."""
     scripts = engine_of(app).scripts
     whole = scripts.script
     text = lua_script(question).text
@@ -261,7 +263,7 @@ def break_script(app: Dibs, question: str, old: str, new: str) -> None:
 
 
 def call_once(app: Dibs, script: str, **given: Any) -> Any:
-    """As somebody who dies before it asks for the rest."""
+    """Call a script as a process that dies before it asks for the rest."""
     store: Any = store_of(app)
 
     def requests() -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dibs import Finding, Level, Queue, SchemaOutdated, StoreUnavailable, WorkerInfo
-from dibs.doctor import Backlog, Clock, Echo, Examined, judge, unwell
+from dibs.doctor import Backlog, ClockDifference, HintCheck, StoreFacts, judge, unwell
 from dibs.engines.sqlite.doctor import file_system
 from tests.support.param_names import named
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-SAME, HEARD = Clock(0.001, 0.0005), Echo(0.002)
+SAME, HEARD = ClockDifference(0.001, 0.0005), HintCheck(0.002)
 
 POSTGRESQL: dict[tuple[str, str], str | None] = {
     ("version", "PostgreSQL"): "15.16 (Debian 15.16-0)",
@@ -77,12 +77,12 @@ MARIADB: dict[tuple[str, str], str | None] = {
 def look(
     facts: dict[tuple[str, str], str | None] = POSTGRESQL,
     *,
-    clock: Clock = SAME,
-    echo: Echo | None = HEARD,
+    clock: ClockDifference = SAME,
+    echo: HintCheck | None = HEARD,
     schema: int = 2,
     **more: Any,
 ) -> list[Finding]:
-    return judge(Examined(facts=facts, clock=clock, now=NOW, **more), echo, schema)
+    return judge(StoreFacts(facts=facts, clock=clock, now=NOW, **more), echo, schema)
 
 
 def on(topic: str, findings: list[Finding]) -> list[Finding]:
@@ -263,15 +263,15 @@ def test_one_of_our_own_settings_can_be_bad_beside_good_ones() -> None:
 @pytest.mark.parametrize(
     ("clock", "level", "words"),
     [
-        (Clock(0.2, 0.001), "ok", "within 200 ms"),
-        (Clock(3.0, 2.0), "ok", "within 3.0 s"),
-        (Clock(2.0, 0.001), "note", "this machine is 2.0 s behind the store"),
-        (Clock(-30.0, 0.001), "warning", "this machine is 30 s ahead of the store"),
+        (ClockDifference(0.2, 0.001), "ok", "within 200 ms"),
+        (ClockDifference(3.0, 2.0), "ok", "within 3.0 s"),
+        (ClockDifference(2.0, 0.001), "note", "this machine is 2.0 s behind the store"),
+        (ClockDifference(-30.0, 0.001), "warning", "this machine is 30 s ahead of the store"),
     ],
     ids=named,
 )
 def test_clocks_are_compared_no_more_exactly_than_they_were_read(
-    clock: Clock, level: str, words: str
+    clock: ClockDifference, level: str, words: str
 ) -> None:
     finding = the("clock", look(clock=clock))
 
@@ -280,10 +280,15 @@ def test_clocks_are_compared_no_more_exactly_than_they_were_read(
 
 @pytest.mark.parametrize(
     ("echo", "level"),
-    [(Echo(0.003), "ok"), (Echo(1.2), "note"), (Echo(None), "warning"), (Echo(None, "no LISTEN"), "warning")],
+    [
+        (HintCheck(0.003), "ok"),
+        (HintCheck(1.2), "note"),
+        (HintCheck(None), "warning"),
+        (HintCheck(None, "no LISTEN"), "warning"),
+    ],
     ids=named,
 )
-def test_a_hint_that_does_not_come_back_is_a_warning(echo: Echo, level: str) -> None:
+def test_a_hint_that_does_not_come_back_is_a_warning(echo: HintCheck, level: str) -> None:
     finding = the("wake-ups", look(echo=echo))
 
     assert finding.level == level
@@ -360,7 +365,7 @@ def test_a_paused_queue_with_one_job_has_one() -> None:
     ids=named,
 )
 def test_a_kind_that_no_live_worker_takes_is_a_warning(here: list[WorkerInfo], level: str | None) -> None:
-    found = on("kinds", look(lines=[("mail", "greet")], workers=here))
+    found = on("kinds", look(pairs=[("mail", "greet")], workers=here))
 
     assert [one.level for one in found] == ([] if level is None else [level])
 

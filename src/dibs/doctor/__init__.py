@@ -1,36 +1,57 @@
-"""Is this store set up as it should be, and is its work being done? One finding per thing worth a look.
+"""Whether a store is set up as it should be, and its work is being done.
 
-`examine` asks and only collects; everything after it is judged from values, without a store or a clock.
+`examine` asks and only collects; `judge` decides from values, without a store or a clock.
 """
 
 import re
 from collections.abc import Iterator
 
-from dibs.doctor import backlog, capacity, performance, servers
-from dibs.doctor.facts import Backlog, Clock, Echo, Examined, Finding, Level, examine
+from dibs.doctor import backlog, servers, storage
+from dibs.doctor.facts import (
+    Backlog,
+    ClockDifference,
+    Finding,
+    HintCheck,
+    Level,
+    StoreFacts,
+    examine,
+    note,
+    ok,
+    problem,
+)
 from dibs.errors import DibsError, SchemaOutdated
 
-__all__ = ["Backlog", "Clock", "Echo", "Examined", "Finding", "Level", "examine", "judge", "unwell"]
+__all__ = [
+    "Backlog",
+    "ClockDifference",
+    "Finding",
+    "HintCheck",
+    "Level",
+    "StoreFacts",
+    "examine",
+    "judge",
+    "unwell",
+]
 
 
-def judge(examined: Examined, echo: Echo | None, schema: int) -> list[Finding]:
-    """Every finding, in the order in which one would want to read them.
+def judge(examined: StoreFacts, hints: HintCheck | None, schema: int) -> list[Finding]:
+    """Return all findings, in the order in which they are best read.
 
-    `echo` is None for a store that has no hints; `schema` is the version of the tables that are there.
+    `hints` is None for a store that has none; `schema` is the version of the tables that are there.
     """
     return [
         *_version(examined),
         *_schema(examined, schema),
         *servers.durability(examined),
-        *servers.standing(examined),
+        *servers.writable(examined),
         *servers.isolation(examined),
         servers.judge_clock(examined.clock),
-        *servers.wake_ups(examined, echo),
-        *performance.held_back(examined),
-        *performance.tables(examined),
-        *capacity.file(examined),
-        *capacity.memory(examined),
-        *capacity.connections(examined),
+        *servers.wake_ups(examined, hints),
+        *storage.held_back(examined),
+        *storage.tables(examined),
+        *storage.file(examined),
+        *storage.memory(examined),
+        *storage.connections(examined),
         *backlog.workers(examined),
         *backlog.waiting(examined),
         *backlog.unknown_kinds(examined),
@@ -41,36 +62,33 @@ def judge(examined: Examined, echo: Echo | None, schema: int) -> list[Finding]:
     ]
 
 
-def _version(examined: Examined) -> Iterator[Finding]:
+def _version(examined: StoreFacts) -> Iterator[Finding]:
     for name, value in examined.about("version"):
         needed = examined.facts.get(("needs", name))
         if needed is not None and _numbers(value or "") < _numbers(needed):
-            yield Finding(
-                Level.problem, "store", f"{name} {value} is too old: dibs needs {needed}", "upgrade it"
-            )
+            yield problem("store", f"{name} {value} is too old: dibs needs {needed}", "upgrade it")
         else:
-            yield Finding(Level.ok, "store", f"{name} {value}")
+            yield ok("store", f"{name} {value}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """15.16 of `15.16 (Debian 15.16-0)`."""
+    """Return (15, 16) of `15.16 (Debian 15.16-0)`."""
     return tuple(map(int, re.findall(r"\d+", version.partition(" ")[0].partition("-")[0])))
 
 
 def unwell(error: DibsError) -> Finding:
-    """What is left to say of a store that can't be examined."""
-    return Finding(Level.problem, "schema" if isinstance(error, SchemaOutdated) else "store", str(error))
+    """Return the one finding about a store that can't be examined."""
+    return problem("schema" if isinstance(error, SchemaOutdated) else "store", str(error))
 
 
-def _schema(examined: Examined, found: int) -> Iterator[Finding]:
-    """Tables that are too old never come this far."""
+def _schema(examined: StoreFacts, found: int) -> Iterator[Finding]:
+    """Compare the version of the tables; ones that are too old were refused before."""
     needed = examined.number("needs", "schema")
     if needed is not None and found > needed:
-        yield Finding(
-            Level.note,
+        yield note(
             "schema",
-            f"the tables have version {found}, this dibs was made for version {needed:.0f}",
+            f"the tables have version {found}, this dibs needs version {needed:.0f}",
             "upgrade dibs here when you can",
         )
     elif needed is not None:
-        yield Finding(Level.ok, "schema", f"version {found}, as needed")
+        yield ok("schema", f"version {found}, as needed")

@@ -1,9 +1,19 @@
-"""How a server is set up: does it keep what it acknowledged, can it be written to, what time is it there."""
+"""How a server is set up: durability, whether it can be written to, isolation, clock, wake-ups, schema."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dibs.doctor.facts import Clock, Echo, Examined, Finding, Level
+from dibs.doctor.facts import (
+    ClockDifference,
+    Finding,
+    HintCheck,
+    Level,
+    StoreFacts,
+    note,
+    ok,
+    problem,
+    warning,
+)
 from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.text import spoken
 
@@ -17,7 +27,7 @@ class Setting:
     otherwise: str
     advice: str
     tolerable: frozenset[str] = frozenset()
-    """What loses so little that it is only worth a note."""
+    """Values that lose so little that they are only worth a note."""
 
     def judge(self, name: str, value: str | None) -> Finding:
         level = Level.note if value in self.tolerable else self.level
@@ -95,10 +105,9 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def durability(examined: Examined) -> Iterator[Finding]:
+def durability(examined: StoreFacts) -> Iterator[Finding]:
     if ("kept", "jobs") in examined.facts:
-        yield Finding(
-            Level.note,
+        yield note(
             "durability",
             "all jobs are in memory and gone when this process ends",
             "use sqlite:///file.db or a server for work that must survive",
@@ -109,98 +118,87 @@ def durability(examined: Examined) -> Iterator[Finding]:
     yield from (SETTINGS[name].judge(name, value) for name, value in weak)
     if known and not weak:
         said = ", ".join(f"{name} {value}" for name, value in known)
-        yield Finding(Level.ok, "durability", f"what is acknowledged survives a crash ({said})")
+        yield ok("durability", f"what is acknowledged survives a crash ({said})")
 
 
-def standing(examined: Examined) -> Iterator[Finding]:
-    """Can it be written to at all?"""
+def writable(examined: StoreFacts) -> Iterator[Finding]:
     if examined.facts.get(("standby", "server")) == "on":
-        yield Finding(
-            Level.problem,
-            "writable",
-            "this server is a standby and can't be written to",
-            "use the URL of the primary",
+        yield problem(
+            "writable", "this server is a standby and can't be written to", "use the URL of the primary"
         )
     if examined.facts.get(("setting", "default_transaction_read_only")) == "on":
-        yield Finding(
-            Level.problem,
+        yield problem(
             "writable",
             "transactions here are read-only by default",
             "set default_transaction_read_only = off for this database and user",
         )
     for what, _ in examined.about("failing"):
-        yield Finding(
-            Level.problem,
+        yield problem(
             "writable",
             f"the server could not write its last {what} to disk, and refuses to be changed",
             "make room on its disk; its log says what went wrong",
         )
     if examined.facts.get(("setting", "read_only"), "off") not in ("off", "0"):
-        yield Finding(
-            Level.problem,
+        yield problem(
             "writable",
             "this server is read-only, as replicas are",
             "use the URL of the primary, or set read_only = OFF",
         )
 
 
-def isolation(examined: Examined) -> Iterator[Finding]:
+def isolation(examined: StoreFacts) -> Iterator[Finding]:
     value = examined.facts.get(("isolation", "own connections"))
     if value in ("repeatable read", "serializable"):
-        yield Finding(
-            Level.warning,
+        yield warning(
             "isolation",
-            f"our connections run at {value}: claims that meet will fail and be tried again",
+            f"our connections run at {value}: claims of the same jobs will fail and be tried again",
             "let the connection pooler pass default_transaction_isolation on, or set it to read committed",
         )
     elif value is not None:
         default = examined.facts.get(("isolation", "by default"), value)
         yours = "" if default == value else f"; transactions of your own begin at {default}"
-        yield Finding(Level.ok, "isolation", f"{value}{yours}")
+        yield ok("isolation", f"{value}{yours}")
 
 
-def judge_clock(clock: Clock) -> Finding:
-    """dibs lives by the store's clock alone; but people compare its times with their own."""
+def judge_clock(clock: ClockDifference) -> Finding:
+    """Compare the clocks: dibs uses only the store's, but people compare its times with their own."""
     off = abs(clock.ahead)
     apart = f"this machine is {spoken(off)} {'behind' if clock.ahead > 0 else 'ahead of'} the store"
     advice = "keep both clocks with NTP: times in run_at= are read by the store's clock"
     if off <= max(0.5, 2 * clock.unsure):
-        return Finding(
-            Level.ok, "clock", f"the same here and there, within {spoken(max(off, clock.unsure, 0.001))}"
-        )
+        return ok("clock", f"the same here and there, within {spoken(max(off, clock.unsure, 0.001))}")
     return Finding(Level.note if off < 5 else Level.warning, "clock", apart, advice)
 
 
-def wake_ups(examined: Examined, echo: Echo | None) -> Iterator[Finding]:
+def wake_ups(examined: StoreFacts, hints: HintCheck | None) -> Iterator[Finding]:
     if ("hints", "commits of others") in examined.facts:
-        yield Finding(Level.ok, "wake-ups", "workers look for new commits many times a second")
+        yield ok("wake-ups", "workers poll for new commits many times a second")
     elif ("hints", "new jobs") in examined.facts:
-        yield Finding(Level.ok, "wake-ups", "idle workers look for new jobs at least once a second")
-    elif echo is None:
+        yield ok("wake-ups", "idle workers poll for new jobs at least once a second")
+    elif hints is None:
         return
-    elif echo.seconds is None:
-        yield Finding(
-            Level.warning,
+    elif hints.seconds is None:
+        yield warning(
             "wake-ups",
-            f"a hint that was sent did not come back{f' ({echo.error})' if echo.error else ''}: idle workers "
-            "find new jobs only when they look",
-            "give workers a direct connection; a pooler in transaction mode can't carry LISTEN",
+            f"a hint that was sent did not come back{f' ({hints.error})' if hints.error else ''}: "
+            "idle workers find new jobs only when they poll",
+            "give workers a direct connection; a pooler in transaction mode does not support LISTEN",
         )
     else:
-        level = Level.ok if echo.seconds < 0.5 else Level.note
-        yield Finding(level, "wake-ups", f"a hint comes back after {spoken(echo.seconds)}")
+        level = Level.ok if hints.seconds < 0.5 else Level.note
+        yield Finding(level, "wake-ups", f"a hint comes back after {spoken(hints.seconds)}")
 
 
 def drifted(problems: Sequence[SchemaProblem]) -> list[Finding]:
-    """A table, column or index that is missing or wrong; the version has a finding of its own."""
+    """Return a finding per table, column or index that is wrong; the version has a finding of its own."""
     return [
-        Finding(Level.problem, "schema", str(one), "make it again, by hand or from a copy")
+        problem("schema", str(one), "make it again, by hand or from a backup")
         for one in problems
         if one.what != "version"
     ]
 
 
 def uncompared(error: Exception) -> Finding:
-    """A standby, or a user who may not make temporary tables: nothing is wrong with the store itself."""
+    """Return a note: on a standby, or for a user without temporary tables, the check is not possible."""
     sentence = f"the tables were not compared with what they should be ({str(error).splitlines()[0]})"
-    return Finding(Level.note, "schema", sentence, "ask `dibs migrate --check` as a user who may")
+    return note("schema", sentence, "run `dibs migrate --check` as a user with the privilege")

@@ -1,4 +1,4 @@
-"""Does a hint that is sent come back? Measured on the way that workers listen on."""
+"""Whether a hint that is sent comes back, measured on the connection that workers listen on."""
 
 import asyncio
 import secrets
@@ -8,20 +8,20 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dibs.clock import monotonic
-from dibs.doctor import Echo
+from dibs.doctor import HintCheck
 from dibs.engines.store import Operation, Store
 from dibs.operations.questions import ECHO_HINT
 from dibs.operations.scripts import Script, Step
 
 SENDS = 12
-PAUSE = 0.25  # seconds between two sends: a listener needs a moment to be there
+PAUSE = 0.25  # seconds between two sends: a listener needs some time to connect
 
 
-class _Ear:
-    """Remembers when each hint was sent, and how long the first that came back took."""
+class _SentHints:
+    """The times at which hints were sent, and how long the first that came back took."""
 
     def __init__(self) -> None:
-        self._name = f"{ECHO_HINT}doctor:{secrets.token_hex(4)}"  # a voice that workers ignore
+        self._name = f"{ECHO_HINT}doctor:{secrets.token_hex(4)}"  # a name that workers ignore
         self._sent: dict[str, float] = {}
         self.seconds: float | None = None
         self.error: str | None = None
@@ -36,19 +36,19 @@ class _Ear:
             self.seconds = monotonic() - self._sent[hint]
         return self.seconds is not None
 
-    def answer(self) -> Echo:
-        return Echo(self.seconds, None if self.seconds is not None else self.error)
+    def result(self) -> HintCheck:
+        return HintCheck(self.seconds, None if self.seconds is not None else self.error)
 
 
-async def echo_async(store: Store) -> Echo | None:
-    """None for a store that wakes nobody."""
+async def echo_async(store: Store) -> HintCheck | None:
+    """Send hints until one comes back; None for a store that has none."""
     if not store.traits.wakes:
         return None
-    ear, heard = _Ear(), asyncio.Event()
-    listening = asyncio.create_task(_listen(store, ear, heard.set))
+    hints, heard = _SentHints(), asyncio.Event()
+    listening = asyncio.create_task(_listen(store, hints, heard.set))
     try:
         for _ in range(SENDS):
-            await store.run_async(_saying(ear.next_hint()))
+            await store.run_async(_sending(hints.next_hint()))
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE):
                     await heard.wait()
@@ -57,44 +57,44 @@ async def echo_async(store: Store) -> Echo | None:
     finally:
         listening.cancel()
         await asyncio.wait([listening])
-    return ear.answer()
+    return hints.result()
 
 
-def echo(store: Store) -> Echo | None:
-    """The same for code that blocks; only the listening, which is always awaited, has a loop of its own."""
+def echo(store: Store) -> HintCheck | None:
+    """Do the same in sync code; only the listener, which is always async, has an event loop."""
     if not store.traits.wakes:
         return None
-    ear, heard = _Ear(), threading.Event()
-    with _beside(lambda: _listen(store, ear, heard.set)) as listening:
+    hints, heard = _SentHints(), threading.Event()
+    with _beside(lambda: _listen(store, hints, heard.set)) as listening:
         for _ in range(SENDS):
-            store.run(_saying(ear.next_hint()))
+            store.run(_sending(hints.next_hint()))
             if heard.wait(PAUSE) or listening.done():
                 break
-    return ear.answer()
+    return hints.result()
 
 
-def _saying(hint: str) -> Operation[None]:
-    return lambda _: _say(hint)
+def _sending(hint: str) -> Operation[None]:
+    return lambda _: _send(hint)
 
 
-def _say(hint: str) -> Script[None]:
+def _send(hint: str) -> Script[None]:
     yield Step("echo", {"hint": hint})
 
 
-async def _listen(store: Store, ear: _Ear, heard: Callable[[], object]) -> None:
+async def _listen(store: Store, hints: _SentHints, heard: Callable[[], object]) -> None:
     def hear(hint: str) -> None:
-        if ear.hear(hint):
+        if hints.hear(hint):
             heard()
 
     try:
         await store.listen(hear)
-    except Exception as error:  # whatever it is: hints that can't be heard are a finding, not a failure
-        ear.error = " ".join(str(error).split()) or type(error).__name__
+    except Exception as error:  # any: hints that can't be heard are a finding, not a failure
+        hints.error = " ".join(str(error).split()) or type(error).__name__
 
 
 @contextmanager
 def _beside(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator["asyncio.Task[None]"]:
-    """Run this beside the body, in a thread with a loop, until the body is over."""
+    """Run this while the body runs, in a thread with an event loop."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(work())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="dibs-echo")

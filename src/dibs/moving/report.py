@@ -1,12 +1,12 @@
-"""How a move is to be done, what it has done so far, and what it came to."""
+"""How a move is to be done, what it has done so far, and its result."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 from uuid import UUID
 
-from dibs.clock import monotonic
+from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest
 from dibs.settings import Duration, span
 
@@ -17,7 +17,7 @@ FIRST_BATCH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyTaken:
+class UnmovedJob:
     """A job that stayed where it was: a job of the target has its unique key."""
 
     id: UUID
@@ -26,14 +26,14 @@ class KeyTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """What a move came to."""
+class MoveReport:
+    """The result of a move."""
 
     jobs: dict[str, int]
     """How many jobs were stored in the target, by state."""
     known: int
     """How many the target had already, by their ids."""
-    refused: list[KeyTaken]
+    refused: list[UnmovedJob]
     queues: int
     """How many queues have a setting that was copied."""
     schedules: int
@@ -44,13 +44,17 @@ class Moved:
     problems: list[str]
     """What does not add up, a sentence each; empty when everything is in the target."""
 
+    def without_lock(self) -> Self:
+        """Return the report without the job of the target that was the lock of this move."""
+        return replace(self, target={**self.target, "running": self.target["running"] - 1})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class MovePreview:
     """What a move would do."""
 
     jobs: dict[str, int]
-    """How many jobs would be moved, by state; those that are on their way already are `departed`."""
+    """How many jobs would be moved, by state; jobs that are on their way already are `departed`."""
     running: int
     staying: dict[str, int]
     """How many would stay, by queue: they wait in trains or for slots, and their queue is not paused."""
@@ -60,8 +64,8 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How to go about it."""
+class MoveOptions:
+    """What to do about running jobs, and the function that is called with the progress."""
 
     running: Running
     timeout: Duration | None
@@ -76,12 +80,12 @@ class Way:
     def deadline(self) -> float:
         if self.timeout is None:
             return float("inf")
-        return monotonic() + span(self.timeout, what="timeout") / 1_000_000
+        return monotonic() + span(self.timeout, what="timeout") / SECOND
 
 
 @dataclass(slots=True)
-class Log:
-    """What was done so far."""
+class MoveProgress:
+    """What a move has done so far."""
 
     source: UUID
     target: UUID
@@ -90,12 +94,12 @@ class Log:
     limit: int = FIRST_BATCH
     jobs: Counter[str] = field(default_factory=Counter)
     known: int = 0
-    refused: dict[UUID, KeyTaken] = field(default_factory=dict)
+    refused: dict[UUID, UnmovedJob] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
         return self.jobs.total() + self.known
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self.told is not None:
             self.told(self.done, max(self.total, self.done))

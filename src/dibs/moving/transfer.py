@@ -1,96 +1,298 @@
-"""The move itself: batch by batch, pass by pass, until nothing is left that can be moved."""
+"""The move itself: batch by batch until nothing is left that can be moved; the checks before and after it."""
 
-from collections.abc import Sequence
-from uuid import UUID
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+from uuid import UUID, uuid4
 
 from dibs.clock import monotonic
+from dibs.errors import Refused
+from dibs.faces import Calls
 from dibs.jobs.job import read_stored
-from dibs.jobs.states import JobState
-from dibs.moving.checks import compare, copy_settings, copy_ticks, introduce
-from dibs.moving.report import KeyTaken, Log, Moved, Way
-from dibs.moving.steps import MOST_AT_ONCE, Moving, Rest, ask, counts, departed, question
-from dibs.operations import upkeep
-from dibs.operations.scripts import Rows
+from dibs.jobs.states import WAITING, JobState
+from dibs.moving.report import MoveOptions, MovePreview, MoveProgress, MoveReport, UnmovedJob
+from dibs.moving.stores import MOST_AT_ONCE, Stores, sleep
+from dibs.operations import manage, queries, upkeep
+from dibs.operations.queries import Queue
+from dibs.operations.schedules import last_ticks
+from dibs.operations.scripts import Rows, Script, Step
+from dibs.text import numbered
 
 TEXT_AT_ONCE = 4 * 1024 * 1024  # characters; a batch is cut to about this much
-GLANCE = 0.2  # seconds between two looks at what is still running
+POLL = 0.2  # seconds between two checks of the jobs that still run
 
 
-def moving(way: Way) -> Moving[Moved]:
-    source, target = yield from introduce()
-    before = yield from counts("target")
-    left = yield from counts("source")
-    log = Log(source, target, sum(left.values()), way.told)
-    queues = yield from copy_settings()
-    yield from copy_ticks()
-    yield from carry(log, way)
-    schedules = yield from copy_ticks()
-    return (yield from compare(log, way, before, queues, schedules))
+def transfer_all(stores: Stores, options: MoveOptions) -> Calls[MoveReport]:
+    source, target = yield from identify(stores)
+    before = yield from stores.counts("target")
+    left = yield from stores.counts("source")
+    progress = MoveProgress(source, target, sum(left.values()), options.told)
+    queues = yield from _copy_settings(stores)
+    yield from _copy_ticks(stores)
+    yield from _transfer(stores, progress, options)
+    schedules = yield from _copy_ticks(stores)
+    return (yield from _compare(stores, progress, options, before, queues, schedules))
 
 
-def carry(log: Log, way: Way) -> Moving[None]:
-    """Until nothing is left that can be moved, and nothing runs that should be waited for."""
-    deadline = way.deadline()
-    yield from _deliver_departed(log)
-    yield from question("target", "landed", way="in", store=log.source, ids=None)
+# -- Before -------------------------------------------------------------------------------------
+
+
+def identify(stores: Stores) -> Calls[tuple[UUID, UUID]]:
+    """Return the ids of both stores; `Refused` if one of them is part of another move."""
+    [source] = yield from stores.question("source", "identify", new=uuid4())
+    [target] = yield from stores.question("target", "identify", new=uuid4())
+    _refuse_same(source["id"], target["id"])
+    elsewhere = [row for row in (yield from stores.departed("source")) if row["store"] != target["id"]]
+    if elsewhere:
+        raise Refused(
+            f"{numbered(len(elsewhere), 'job')} of the source {_on_the_way(len(elsewhere))} elsewhere; "
+            "run that move again first or, if that store is gone for good, `dibs move --from … --give-back`"
+        )
+    if leaving := (yield from stores.departed("target")):
+        raise Refused(
+            f"{numbered(len(leaving), 'job')} of the target {_on_the_way(len(leaving))} to another store; "
+            "run that move again first"
+        )
+    return source["id"], target["id"]
+
+
+def _refuse_same(source: object, target: object) -> None:
+    if source == target:
+        raise Refused("both addresses lead to the same store: there is nothing to move")
+
+
+def _on_the_way(number: int) -> str:
+    return "is on its way" if number == 1 else "are on their way"
+
+
+def _copy_settings(stores: Stores) -> Calls[int]:
+    """Pause in the target what is paused in the source, before its jobs come; keep limits that are set."""
+    theirs = {queue.name: queue for queue in (yield from stores.ask("target", queries.queues))}
+    ours = yield from stores.ask("source", queries.queues)
+    for queue in ours:
+        there = theirs.get(queue.name)
+        setting: dict[str, Any] = {}
+        if queue.paused and not (there and there.paused):
+            setting["paused"] = True
+        if queue.limit is not None and (there is None or there.limit is None):
+            setting |= {"max_running": queue.limit, "set_limit": True}
+        if setting:
+            yield from _set_queue(stores, queue.name, setting)
+    return _with_setting(ours)
+
+
+def _set_queue(stores: Stores, queue: str, setting: Mapping[str, Any]) -> Calls[None]:
+    yield from stores.ask("target", lambda: manage.set_queue(queue, **setting))
+
+
+def _with_setting(queues: Sequence[Queue]) -> int:
+    return sum(queue.paused or queue.limit is not None for queue in queues)
+
+
+def _copy_ticks(stores: Stores) -> Calls[int]:
+    """Copy the last ticks of schedules; a later one in the target stays."""
+    theirs = yield from stores.ask("target", last_ticks)
+    ours = yield from stores.ask("source", last_ticks)
+    for name, tick in ours.items():
+        since = theirs.get(name)
+        if since is None or since < tick:
+            ticks = {"schedule": name, "since": since, "tick": tick}
+            yield from stores.question("target", "enqueue_tick", **ticks, jobs=[])
+    return len(ours)
+
+
+# -- The transfer -------------------------------------------------------------------------------
+
+
+def _transfer(stores: Stores, progress: MoveProgress, options: MoveOptions) -> Calls[None]:
+    """Move until nothing is left that can be moved, and no job runs that should be waited for."""
+    deadline = options.deadline()
+    yield from _deliver_departed(stores, progress)
+    yield from stores.question("target", "landed", way="in", store=progress.source, ids=None)
     while True:
-        if (yield from _pass(log)):
+        if (yield from _pass(stores, progress)):
             continue
-        running = (yield from counts("source"))[JobState.running]
-        if not running or way.running == "leave" or monotonic() >= deadline:
+        running = (yield from stores.counts("source"))[JobState.running]
+        if not running or options.running == "leave" or monotonic() >= deadline:
             return
-        yield Rest(GLANCE)
-        yield from ask("source", upkeep.sweep)  # a holder that died will not end its job
+        yield from sleep(POLL)
+        yield from stores.ask("source", upkeep.sweep)  # a holder that died will not end its job
 
 
-def _pass(log: Log) -> Moving[int]:
-    """Once through all ids; how many were moved. What came in behind is for the next pass."""
-    done, after = log.done, None
-    while rows := (yield from question("source", "depart", store=log.target, after=after, limit=log.limit)):
+def _pass(stores: Stores, progress: MoveProgress) -> Calls[int]:
+    """Go once through all ids and return how many were moved; jobs that came in behind are for the next."""
+    done, after = progress.done, None
+    while rows := (
+        yield from stores.question(
+            "source", "depart", store=progress.target, after=after, limit=progress.limit
+        )
+    ):
         after = rows[-1]["id"]
-        yield from _deliver(log, rows)
-    yield from _deliver_departed(log)
-    return log.done - done
+        yield from _deliver(stores, progress, rows)
+    yield from _deliver_departed(stores, progress)
+    return progress.done - done
 
 
-def _deliver_departed(log: Log) -> Moving[None]:
-    """What an earlier run left on the way, or departed without our hearing of it: the answer got lost."""
+def _deliver_departed(stores: Stores, progress: MoveProgress) -> Calls[None]:
+    """Deliver jobs that an earlier run left on the way, or that departed with an answer that was lost."""
     seen: set[UUID] = set()
-    while rows := [row for row in (yield from departed("source")) if row["id"] not in seen]:
+    while rows := [row for row in (yield from stores.departed("source")) if row["id"] not in seen]:
         seen |= {row["id"] for row in rows}
-        yield from _deliver(log, rows)
+        yield from _deliver(stores, progress, rows)
 
 
-def _deliver(log: Log, rows: Rows) -> Moving[None]:
-    if not rows:
-        return
+def _deliver(stores: Stores, progress: MoveProgress, rows: Rows) -> Calls[None]:
     texts = [row["job"] for row in rows]
-    answers = yield from question("target", "arrive", store=log.source, jobs=texts)
+    answers = yield from stores.question("target", "arrive", store=progress.source, jobs=texts)
     here = [row["id"] for row in answers if row["holder"] == row["id"]]
     kept = [row["id"] for row in answers if row["holder"] != row["id"]]
     if kept:
-        yield from question("source", "give_back", store=log.target, ids=kept)
-    yield from question("source", "landed", way="out", store=log.target, ids=here)
-    yield from question("target", "landed", way="in", store=log.source, ids=here)
-    _note(log, texts, answers)
+        yield from stores.question("source", "give_back", store=progress.target, ids=kept)
+    yield from stores.question("source", "landed", way="out", store=progress.target, ids=here)
+    yield from stores.question("target", "landed", way="in", store=progress.source, ids=here)
+    _note(progress, texts, answers)
 
 
-def _note(log: Log, texts: Sequence[str], answers: Rows) -> None:
+def _note(progress: MoveProgress, texts: Sequence[str], answers: Rows) -> None:
     jobs = {job.id: job for job in map(read_stored, texts)}
     for row in answers:
         job = jobs[row["id"]]
-        log.refused.pop(job.id, None)
+        progress.refused.pop(job.id, None)
         if row["is_new"]:
-            log.jobs[job.state] += 1
+            progress.jobs[job.state] += 1
         elif row["holder"] == job.id:
-            log.known += 1
+            progress.known += 1
         else:
-            log.refused[job.id] = KeyTaken(id=job.id, unique=job.unique_key or "", holder=row["holder"])
-    log.limit = _next_batch(texts)
-    log.tell()
+            unmoved = UnmovedJob(id=job.id, unique=job.unique_key or "", holder=row["holder"])
+            progress.refused[job.id] = unmoved
+    progress.limit = _next_batch(texts)
+    progress.report()
 
 
 def _next_batch(texts: Sequence[str]) -> int:
-    """As many as make about the same amount of text, whatever the size of the jobs."""
+    """Return how many jobs make about the same amount of text, whatever their size."""
     average = sum(map(len, texts)) / len(texts)
     return max(1, min(MOST_AT_ONCE, int(TEXT_AT_ONCE / average)))
+
+
+# -- After --------------------------------------------------------------------------------------
+
+ByQueueAndState = Counter[tuple[str, str]]
+
+
+def _compare(
+    stores: Stores,
+    progress: MoveProgress,
+    options: MoveOptions,
+    before: Mapping[str, int],
+    queues: int,
+    schedules: int,
+) -> Calls[MoveReport]:
+    source = yield from stores.counts("source")
+    target = yield from stores.counts("target")
+    missing = sum(before.values()) + progress.jobs.total() - sum(target.values())
+    gated = _by_queue((yield from _waiting_at_gates(stores)))
+    return MoveReport(
+        jobs={state.value: progress.jobs[state] for state in JobState if progress.jobs[state]},
+        known=progress.known,
+        refused=list(progress.refused.values()),
+        queues=queues,
+        schedules=schedules,
+        source=source,
+        target=target,
+        problems=list(_problems(progress, options, source, missing, gated)),
+    )
+
+
+def _waiting_at_gates(stores: Stores) -> Calls[ByQueueAndState]:
+    """Count the jobs that wait in trains or for slots: they go only while their queue is paused."""
+    everything = dict.fromkeys(("queue", "kind", "train", "slot", "pipeline_id"))
+    wanted = {**everything, "states": sorted(WAITING), "tags": [], "limit": MOST_AT_ONCE}
+    gated: ByQueueAndState = Counter()
+    after: UUID | None = None
+    while rows := (yield from stores.question("source", "find", **wanted, after=after)):
+        gated.update((row["queue"], str(row["state"])) for row in rows if row["train"] or row["slot"])
+        after = rows[-1]["id"]
+    return gated
+
+
+def _by_queue(gated: ByQueueAndState) -> Counter[str]:
+    queues: Counter[str] = Counter()
+    for (queue, _), number in gated.items():
+        queues[queue] += number
+    return queues
+
+
+def _problems(
+    progress: MoveProgress,
+    options: MoveOptions,
+    source: Mapping[str, int],
+    missing: int,
+    gated: Counter[str],
+) -> Generator[str]:
+    for one in progress.refused.values():
+        yield (
+            f"job {one.id} stays: job {one.holder} of the target has its unique key {one.unique!r}; "
+            "let that one finish, then run the move again"
+        )
+    running = source[JobState.running]
+    if running and options.running == "wait":
+        yield f"{numbered(running, 'job')} still ran when the time was up; run the move again later"
+    for queue, number in gated.items():
+        yield (
+            f"{numbered(number, 'job')} of the queue {queue!r} stayed, in trains or for slots: none may "
+            "overtake; release held trains, `dibs queues pause` it, move again, then resume it in the target"
+        )
+    behind = sum(source.values()) - running - len(progress.refused) - gated.total()
+    if behind > 0:
+        yield f"{numbered(behind, 'job')} came in meanwhile; enqueue into the target, and run the move again"
+    if missing > 0:
+        yield (
+            f"the target holds {numbered(missing, 'job')} fewer than it had and got; "
+            "were some deleted or pruned there meanwhile?"
+        )
+
+
+# -- Instead ------------------------------------------------------------------------------------
+
+
+def preview(stores: Stores) -> Calls[MovePreview]:
+    [*source] = yield from stores.question("source", "identify", new=None)
+    [*target] = yield from stores.question("target", "identify", new=None)
+    if source:
+        _refuse_same(source, target)
+    jobs = yield from stores.counts("source")
+    running = jobs.pop(JobState.running)
+    jobs["departed"] = len((yield from stores.departed("source")))
+    settings = yield from stores.ask("source", queries.queues)
+    staying = yield from _staying(stores, {queue.name for queue in settings if queue.paused})
+    for (_, state), number in staying.items():
+        jobs[state] -= number
+    return MovePreview(
+        jobs={state: number for state, number in jobs.items() if number > 0},
+        running=running,
+        staying=dict(_by_queue(staying)),
+        queues=_with_setting(settings),
+        schedules=len((yield from stores.ask("source", last_ticks))),
+        target=(yield from stores.counts("target")),
+    )
+
+
+def _staying(stores: Stores, paused: set[str]) -> Calls[ByQueueAndState]:
+    """Count the jobs at gates in queues that are not paused; read no job where there is no gate."""
+    which = {"names": None, "held": False, "after": None, "limit": 1}
+    for sort in ("train", "slot"):
+        if (yield from stores.question("source", "gates", sort=sort, **which)):
+            gated = yield from _waiting_at_gates(stores)
+            return Counter({key: number for key, number in gated.items() if key[0] not in paused})
+    return Counter()
+
+
+def give_all_back() -> Script[int]:
+    rows = yield Step("departed", {"limit": MOST_AT_ONCE})
+    back = 0
+    for store in {row["store"] for row in rows}:
+        ids = [row["id"] for row in rows if row["store"] == store]
+        answers = yield Step("give_back", {"store": store, "ids": ids})
+        back += sum(row["holder"] == row["id"] for row in answers)
+    return back

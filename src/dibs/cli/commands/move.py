@@ -23,7 +23,7 @@ from dibs.cli._support.printing import (
     without_password,
 )
 from dibs.errors import Refused, SchemaOutdated
-from dibs.moving import Moved, Planned, Told, give_back_sync, look_sync, move_sync
+from dibs.moving import MovePreview, MoveReport, Told, give_back_sync, look_sync, move_sync
 from dibs.text import numbered
 
 EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
@@ -102,11 +102,11 @@ def command(
         bad_usage("name the store to move to: --to URL")
     elif dry_run:
         with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target):
-            _print_planned(look_sync(source, target), json)
+            _say_planned(look_sync(source, target), json)
     else:
         with _both(context, (from_, from_prefix), (to, to_prefix)) as (source, target), _bar() as report:
             moved = move_sync(source, target, running=running.value, timeout=timeout, told=report)
-        _print_moved(moved, json)
+        _say_moved(moved, json)
 
 
 # -- The stores ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _bar() -> Iterator[Told | None]:
         raise typer.Exit(130) from None
 
 
-def _print_planned(planned: Planned, json: bool) -> None:
+def _say_planned(planned: MovePreview, json: bool) -> None:
     if json:
         print_json(planned)
         return
@@ -176,7 +176,7 @@ def _print_planned(planned: Planned, json: bool) -> None:
         )
 
 
-def _print_moved(moved: Moved, json: bool) -> None:
+def _say_moved(moved: MoveReport, json: bool) -> None:
     if json:
         print_json(moved)
     else:

@@ -22,11 +22,9 @@ MODULES = ("gates", "pipelines")
 # Rules that Python has, as constants of the scripts.
 _RULES = f"""\
 local OFFER, MOST_COMPARED, STOP_HINT = {PATIENCE}, {LOOKED_AT}, '\\{ord(STOP_HINT)}'
-local CANCELLED_BECAUSE = {{
-  failed = '{doomed_by("%s", JobState.failed)}',
-  cancelled = '{doomed_by("%s", JobState.cancelled)}',
-  gone = '{doomed_by("%s", None)}',
-}}
+local PARENT_FAILED = '{doomed_by("%s", JobState.failed)}'
+local PARENT_CANCELLED = '{doomed_by("%s", JobState.cancelled)}'
+local PARENT_DELETED = '{doomed_by("%s", None)}'
 """
 _SAVE_PIPELINES = "if pipelines_read then pipelines_read.save() end"
 _SAVE_GATES = "if gates_read then gates_read.save_gates() end"

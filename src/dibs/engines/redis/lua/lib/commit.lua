@@ -48,11 +48,8 @@ local function write_pairs()
     redis.call(command, store .. ':busy', pair)
   end
   for pair in pairs(left_pairs) do
-    local jobs = 0
-    for _, state in ipairs(STATES) do
-      jobs = jobs + redis.call('EXISTS', ids_key(state, pair))
-    end
-    if jobs == 0 then
+    local sets = gather(STATES, function(state) return ids_key(state, pair) end)
+    if redis.call('EXISTS', unpack(sets)) == 0 then
       redis.call('SREM', store .. ':lines', pair)
     end
   end

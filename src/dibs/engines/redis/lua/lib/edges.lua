@@ -7,17 +7,11 @@
 local PIECE = 500
 local unmet, perhaps_free, left_pipelines = {}, {}, {}
 
-local function parents_key(id)
-  return store .. ':parents:' .. id
+local function key_of(name)
+  return function(id) return store .. name .. id end
 end
 
-local function children_key(id)
-  return store .. ':children:' .. id
-end
-
-local function asking_key(id)
-  return store .. ':asking:' .. id
-end
+local parents_key, children_key, asking_key = key_of(':parents:'), key_of(':children:'), key_of(':asking:')
 
 -- The id of a pipeline, not of a job: its version says so, as in `in_pipeline`.
 local function is_pipeline(id)
@@ -60,16 +54,7 @@ local function score_of(set, member)
 end
 
 local function is_empty(set)
-  local size = redis.call('ZCARD', set)
-  for member, score in pairs(scores[set] or {}) do
-    local is_here = redis.call('ZSCORE', set, member)
-    if score and not is_here then
-      size = size + 1
-    elseif not score and is_here then
-      size = size - 1
-    end
-  end
-  return size == 0
+  return #members_after(set, '') == 0
 end
 
 local function all_parents(id)
@@ -167,10 +152,7 @@ end
 
 local function state_of(id)
   local job = loaded[id]
-  if job then
-    return not job.gone and job.state
-  end
-  return redis.call('HGET', job_key(id), 'state')
+  return job and (not job.gone and job.state) or not job and redis.call('HGET', job_key(id), 'state')
 end
 
 -- -- Results that may be asked for ---------------------------------------------------------------

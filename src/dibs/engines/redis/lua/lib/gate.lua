@@ -1,6 +1,6 @@
 -- A train or slot, and the sorted sets that list its jobs.
 --
--- What Lua decides about trains and slots by itself, because no other script may run between reading and writing:
+-- What Lua decides about trains and slots by itself, because reading, deciding and writing are one script:
 --   opening.lua   open_train, open_slot   which jobs may go (`choose`, `fits`, `limit_of`: the strictest limit counts)
 --                 offer                   how long a ready job may let others wait
 --                 preempt                 which running jobs are asked to stop
@@ -164,10 +164,6 @@ local function jobs_in(gate, set, most_ghosts)
   end
 end
 
-local function first_in(gate, set)
-  return jobs_in(gate, set, MOST_GHOSTS)()
-end
-
 local function head_of(gate)
-  return first_in(gate, members_key(gate))
+  return jobs_in(gate, members_key(gate), MOST_GHOSTS)()
 end

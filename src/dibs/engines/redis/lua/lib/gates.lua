@@ -71,13 +71,9 @@ end
 
 -- -- Policies of slots ---------------------------------------------------------------------------
 
-local function slot_named(name)
-  return gate_named('slot:' .. name)
-end
-
 -- For the policy `drop`: the job that is there instead of a new one if the slot is full, a running one or the first.
 local function job_instead(slot, limit)
-  local gate, jobs, first = slot_named(slot), 0, nil
+  local gate, jobs, first = gate_named('slot:' .. slot), 0, nil
   for job in jobs_in(gate, members_key(gate)) do
     first, jobs, limit = first or job, jobs + 1, math.min(limit, limit_of(job))
     if jobs >= limit then
@@ -91,7 +87,7 @@ end
 
 -- For the policy `replace`: end all jobs of the slot that wait.
 local function supersede(slot, id)
-  local gate, waiting = slot_named(slot), {}
+  local gate, waiting = gate_named('slot:' .. slot), {}
   for job in jobs_in(gate, members_key(gate)) do
     if job.state ~= 'running' then
       waiting[#waiting + 1] = job
@@ -139,12 +135,7 @@ local function clash(gate, jobs)
   if gate.held_by or head and head.state == 'running' and tonumber(head.position) >= jobs[1].position then
     return true
   end
-  for _, job in ipairs(jobs) do
-    if is_taken(gate, job.position) then
-      return true
-    end
-  end
-  return false
+  return gather(jobs, function(job) return is_taken(gate, job.position) end)[1]
 end
 
 -- Jobs that a move brings to a train keep their positions there, or all of them go to its end.

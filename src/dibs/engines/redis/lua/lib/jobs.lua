@@ -40,21 +40,6 @@ local function load(id)
   return job
 end
 
--- All of a job, and the same as a flat list, as the caller reads it.
-local function load_whole(id)
-  local flat = redis.call('HGETALL', job_key(id))
-  if #flat == 0 then
-    return nil
-  end
-  local job = {id = id}
-  for i = 1, #flat, 2 do
-    job[flat[i]] = some(flat[i + 1])
-  end
-  loaded[id] = job
-  append(flat, {'id', id})
-  return job, flat
-end
-
 local function held(id, token)
   local job = load(id)
   return job and job.state == 'running' and job.token == token and job or nil
@@ -84,33 +69,9 @@ local function ready_key(pair)
   return store .. ':ready:' .. pair
 end
 
--- The sets that list the ids of jobs in these states: {key, state, queue} each. Without a queue or a kind, of all.
-local function id_sets(states, queue, kind)
-  local found = {}
-  for _, pair in ipairs(redis.call('SMEMBERS', store .. ':lines')) do
-    local its_queue, its_kind = queue_and_kind(pair)
-    if (not queue or queue == its_queue) and (not kind or kind == its_kind) then
-      for _, state in ipairs(states) do
-        found[#found + 1] = {ids_key(state, pair), state, its_queue}
-      end
-    end
-  end
-  return found
-end
-
 -- Fixed width, so that the order of bytes is priority (highest first), run_at, id. The score of every
 -- member is 0: a double could not hold all three.
 local function rank(job)
   local seconds, micros = parts(job.run_at)
   return string.format('%05d%012d%06d', 32767 - job.priority, seconds + 100000000000, micros) .. job.id
-end
-
--- Write the columns of a new job that differ from the default: {column, field, default} each.
-local function change_unusual(job, new, columns)
-  for _, column in ipairs(columns) do
-    local value = some(new[column[1]])
-    if value and value ~= column[3] then
-      change(job, column[2], value)
-    end
-  end
 end

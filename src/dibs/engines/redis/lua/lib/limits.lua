@@ -4,8 +4,10 @@ local limits = {}
 
 function limits.running_in(queue)
   local running = 0
-  for _, set in ipairs(id_sets({'running'}, queue)) do
-    running = running + redis.call('ZCARD', set[1])
+  for _, pair in ipairs(redis.call('SMEMBERS', store .. ':lines')) do
+    if queue_and_kind(pair) == queue then
+      running = running + redis.call('ZCARD', ids_key('running', pair))
+    end
   end
   return running - (freed[queue] or 0)
 end

@@ -17,16 +17,8 @@ function matching.sets()
 end
 
 local function has_tags(job)
-  if #given.tags == 0 then
-    return true
-  end
-  local own = names(cjson.decode(job.tags or '[]'))
-  for _, tag in ipairs(given.tags) do
-    if not own[tag] then
-      return false
-    end
-  end
-  return true
+  local own = given.tags[1] and names(cjson.decode(job.tags or '[]'))
+  return not gather(given.tags, function(tag) return not own[tag] end)[1]
 end
 
 local function matches(job)

@@ -2,9 +2,9 @@
 -- What the end, return or removal of a job means for its children: the rules of ADR 18. With the file that it uses
 -- this is one module, a table that states.lua reads when the first job of a pipeline is met.
 --
--- A change only notes what follows from it; `go_on` then does that, child by child, as long as the budget lasts. What is
--- left is stored in `onward`, for the `go_on` of the next script: the caller's next question, or a sweep if the caller
--- died. Every note is decided anew when it is handled, so it does no harm if jobs have changed in between.
+-- A change only notes what follows from it; `go_on` then does that, child by child, as long as the budget lasts. What
+-- is left is stored in `onward`, for the `go_on` of the next script: the caller's next question, or a sweep if the
+-- caller died. Every note is decided anew when it is handled, so it does no harm if jobs have changed in between.
 
 local budget = 500 -- children that one script changes; reading a job or an edge counts as a tenth
 local READ_COST = 0.1
@@ -31,10 +31,6 @@ local function note(verb, id, origin, state)
     local one = {verb = verb, id = id, origin = origin, state = state, after = ''}
     table.insert(notes, position_in_notes(id, origin), one)
   end
-end
-
-local function text_of(one)
-  return table.concat({one.verb, one.id, one.origin, one.state, one.after}, ' ')
 end
 
 -- Read the notes that earlier scripts left.
@@ -80,10 +76,12 @@ local function let_go(job)
   end
 end
 
+local BECAUSE = {failed = PARENT_FAILED, cancelled = PARENT_CANCELLED, gone = PARENT_DELETED}
+
 local function cancel_for(job, cause)
   job.cause = cause
   change(job, 'settled_as', 'parent')
-  finish(job, 'cancelled', string.format(CANCELLED_BECAUSE[cause.state], cause.origin))
+  finish(job, 'cancelled', string.format(BECAUSE[cause.state], cause.origin))
 end
 
 local function was_cancelled_for_parent(job)
@@ -92,14 +90,12 @@ end
 
 -- Whether all parents that have not succeeded yet still may.
 local function may_wait(id)
-  for _, parent in ipairs(unmet_parents(id)) do
+  local parents = unmet_parents(id)
+  budget = budget - READ_COST * #parents
+  return not gather(parents, function(parent)
     local state = state_of(parent)
-    budget = budget - READ_COST
-    if not state or ENDED[state] then
-      return false
-    end
-  end
-  return true
+    return not state or ENDED[state]
+  end)[1]
 end
 
 -- -- What follows for one child ------------------------------------------------------------------
@@ -164,14 +160,10 @@ function FOLLOWS.revive(_, id)
 end
 
 -- A job that may run again may ask for the results of its parents.
-function FOLLOWS.ask(one, parent)
-  asks(one.id, parent)
-end
+function FOLLOWS.ask(one, parent) asks(one.id, parent) end
 
 -- A job is gone that had more parents than one script may change.
-function FOLLOWS.part(one, parent)
-  forget_parent(one.id, parent)
-end
+function FOLLOWS.part(one, parent) forget_parent(one.id, parent) end
 
 -- Not all of a pipeline was ever stored, and the caller that began it is gone.
 function FOLLOWS.undo(_, id)
@@ -185,15 +177,14 @@ end
 -- Whether a note still applies.
 local function still_holds(one)
   local job = load_live(one.id)
+  local failed = job and ENDED[job.state] and job.state ~= 'succeeded'
   if one.verb == 'cancel' then
-    local is_gone = one.state == 'gone' and one.id == one.origin
-    return is_gone and not job or job and ENDED[job.state] and job.state ~= 'succeeded'
+    return failed or not job and one.state == 'gone' and one.id == one.origin
   end
   if one.verb == 'part' then
     return not job
   end
-  local is_back = job and (not ENDED[job.state] or job.state == 'succeeded')
-  return one.verb ~= 'revive' and one.verb ~= 'ask' or is_back
+  return one.verb ~= 'revive' and one.verb ~= 'ask' or job and not failed
 end
 
 local function concerned(one)
@@ -351,16 +342,13 @@ end
 local function save()
   go_on()
   for at = next_note, #notes do
-    put(store .. ':onward', text_of(notes[at]), 0)
+    local one = notes[at]
+    put(store .. ':onward', table.concat({one.verb, one.id, one.origin, one.state, one.after}, ' '), 0)
     wake('')
   end
   release_kept_parents()
   forget_empty_pipelines()
   wake_let_through()
-end
-
-local function is_more()
-  return notes[next_note] or resumed == MOST_RESUMED
 end
 
 -- -- Deleted by hand -----------------------------------------------------------------------------
@@ -393,7 +381,7 @@ local function mend_parent(id, child)
   end
 end
 
--- A job that waits, perhaps for a parent that is gone, or for one whose success was never noted.
+-- A job that waits, perhaps for a parent that is gone, or for a success that was never noted.
 local function mend(id)
   local job = load_live(id)
   if not job then
@@ -418,12 +406,9 @@ local function mend(id)
   end
 end
 
-local function has_budget()
-  return budget > 0
-end
-
 return {
   ended = ended, returned = returned, forgotten = forgotten, go_on = go_on, resume = resume, save = save,
-  is_more = is_more, is_waited_for = is_waited_for, waits = function(id) return unmet_of(id) > 0 end,
-  add_edge = add_edge, policies = policies, note = note, mend = mend, has_budget = has_budget,
+  is_more = function() return notes[next_note] or resumed == MOST_RESUMED end,
+  has_budget = function() return budget > 0 end, waits = function(id) return unmet_of(id) > 0 end,
+  is_waited_for = is_waited_for, add_edge = add_edge, policies = policies, note = note, mend = mend,
 }

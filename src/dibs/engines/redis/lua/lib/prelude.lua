@@ -2,7 +2,7 @@
 --
 -- Redis rolls nothing back when a script fails half-way. So a script only *collects* its writes while it reads and
 -- decides, and commit.lua makes them after the last thing that can fail. A file of questions/ has the answer to one
--- question in its function `answer_…`; `-- uses:` in its first line names the files that it needs, of lib/ or questions/.
+-- question in its function `answer_…`; its first line names the files of lib/ or questions/ that it uses.
 --
 -- Keys, all behind the hash tag of the store, so that they are on one node of a cluster. PAIR is a queue and a kind:
 --   job:ID              hash, a column per field; '' or no field is null
@@ -43,7 +43,6 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local LIVE = {'scheduled', 'blocked', 'ready', 'running'}
-local FINISHED = {'succeeded', 'failed', 'cancelled'}
 local STATES = {'scheduled', 'blocked', 'ready', 'running', 'succeeded', 'failed', 'cancelled'}
 local ENDED = {succeeded = true, failed = true, cancelled = true}
 

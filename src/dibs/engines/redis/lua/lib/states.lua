@@ -1,7 +1,7 @@
 -- Changes of state: the sets that list a job, its end and its return, its unique key, its removal.
 --
 -- gates.lua and pipelines.lua are read when the first job that needs them is met. Most scripts meet none, and
--- defining all that those files contain takes as long as settling a job.
+-- defining all functions of both takes as long as settling a job.
 
 local read_gates, gates_read, read_pipelines, pipelines_read
 
@@ -40,8 +40,7 @@ end
 
 -- -- Sets ----------------------------------------------------------------------------------------
 
-local function list_live(job, state, is_in)
-  local pair = pair_of(job)
+local function list_live(job, state, pair, is_in)
   if job.position then
     gates().list_at_gate(job, state, is_in)
   end
@@ -58,9 +57,10 @@ local function list_live(job, state, is_in)
 end
 
 local function leave(job)
-  put(ids_key(job.state, pair_of(job)), job.id, false)
+  local pair = pair_of(job)
+  put(ids_key(job.state, pair), job.id, false)
   if not ENDED[job.state] then
-    list_live(job, job.state, false)
+    list_live(job, job.state, pair, false)
     if job.state == 'running' then
       freed[job.queue] = (freed[job.queue] or 0) + 1
     end
@@ -73,10 +73,11 @@ local function leave(job)
 end
 
 local function enter(job, state)
+  local pair = pair_of(job)
   job.state = state
-  put(ids_key(state, pair_of(job)), job.id, 0)
+  put(ids_key(state, pair), job.id, 0)
   if not ENDED[state] then
-    list_live(job, state, true)
+    list_live(job, state, pair, true)
     return
   end
   local kept = (job.position or job.unique_until) and gates().kept_until(job)
@@ -118,6 +119,16 @@ local function free_key(job)
   if job.unique_key and owner_of(job.unique_key) == job.id then
     collect()
     keys_taken[job.unique_key] = false
+  end
+end
+
+-- Write the columns of a new job that differ from the default: {column, field, default} each.
+local function change_unusual(job, new, columns)
+  for _, column in ipairs(columns) do
+    local value = some(new[column[1]])
+    if value and value ~= column[3] then
+      change(job, column[2], value)
+    end
   end
 end
 

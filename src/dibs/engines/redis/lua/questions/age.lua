@@ -1,4 +1,4 @@
--- uses: states gates
+-- uses: reading states gates
 -- Make everything stored older; only tests ask this.
 
 local TIMES = {'run_at', 'enqueued_at', 'claimed_at', 'finished_at', 'lease_until', 'unique_until'}

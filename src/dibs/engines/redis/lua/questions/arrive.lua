@@ -70,8 +70,9 @@ end
 
 -- For each: '' if it was stored, else the id of the job that has its id or its key.
 local function take_in_all(note)
-  local answers, positions = {}, find_positions(note)
-  for _, one in ipairs(given.jobs) do
+  local positions = find_positions(note)
+  raise_token(given.token)
+  return gather(given.jobs, function(one)
     local id, list = one[1], one[3]
     local holder = taken_by(id, one[2], note) or ''
     if holder == '' then
@@ -80,10 +81,8 @@ local function take_in_all(note)
         will('HSET', store .. ':arrived', note_of(id), '1')
       end
     end
-    answers[#answers + 1] = holder
-  end
-  raise_token(given.token)
-  return answers
+    return holder
+  end)
 end
 
 local function answer_arrive()

@@ -15,7 +15,7 @@ local function ready_since(pair)
 end
 
 local function answer_backlog()
-  local found, answers = {}, {}
+  local found, rows = {}, {}
   for _, pair in ipairs(redis.call('SMEMBERS', store .. ':busy')) do
     local queue, since = (queue_and_kind(pair)), ready_since(pair)
     if since then
@@ -26,7 +26,7 @@ local function answer_backlog()
     end
   end
   for queue, sum in pairs(found) do
-    answers[#answers + 1] = {queue, sum.jobs, text(sum.since)}
+    rows[#rows + 1] = {queue, sum.jobs, text(sum.since)}
   end
-  return answers
+  return rows
 end

@@ -33,29 +33,23 @@ end
 
 -- In an exchange the settlements may have let jobs through that are in no ready set yet: a walk of one job each.
 local function walks_of_one(is_wanted)
-  local walks = {}
-  for _, job in ipairs(let_through) do
-    if is_wanted(job.queue, job.kind) then
-      local walk = {pair = pair_of(job), queue = job.queue, kind = job.kind, job = job}
-      walk.set, walk.ranks, walk.here, walk.piece = ready_key(walk.pair), {rank(job)}, 1, 2
-      walks[#walks + 1] = walk
-    end
-  end
-  return walks
+  return gather(let_through, function(job)
+    local walk = {pair = pair_of(job), queue = job.queue, kind = job.kind, job = job}
+    walk.set, walk.ranks, walk.here, walk.piece = ready_key(walk.pair), {rank(job)}, 1, 2
+    return is_wanted(job.queue, job.kind) and walk
+  end)
 end
 
 local function wanted_walks()
-  local walks, queues, kinds = {}, some(given.queues), some(given.kinds)
+  local queues, kinds = some(given.queues), some(given.kinds)
   local in_queues, of_kinds = queues and names(queues), kinds and names(kinds)
   local function is_wanted(queue, kind)
     return not paused[queue] and (not queues or in_queues[queue]) and (not kinds or of_kinds[kind])
   end
-  for _, pair in ipairs(redis.call('SMEMBERS', store .. ':busy')) do
+  local walks = gather(redis.call('SMEMBERS', store .. ':busy'), function(pair)
     local queue, kind = queue_and_kind(pair)
-    if is_wanted(queue, kind) then
-      walks[#walks + 1] = {pair = pair, set = ready_key(pair), queue = queue, kind = kind, at = 0}
-    end
-  end
+    return is_wanted(queue, kind) and {pair = pair, set = ready_key(pair), queue = queue, kind = kind, at = 0}
+  end)
   return walks, let_through[1] and walks_of_one(is_wanted) or {}
 end
 

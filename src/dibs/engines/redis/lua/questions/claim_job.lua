@@ -21,15 +21,9 @@ end
 
 local function answer_claim_job()
   local job = load(given.job)
-  if not job or paused[job.queue] or not (job.state == 'ready' or may_overtake(job)) then
+  local room = job and limits.room_in(job.queue) or 1
+  if not job or paused[job.queue] or room <= 0 or not (job.state == 'ready' or may_overtake(job)) then
     return claims_of({})
   end
-  local room = limits.room_in(job.queue)
-  if room and room <= 0 then
-    return claims_of({})
-  end
-  if job.state == 'blocked' then
-    return claims_of({claim_blocked(job)})
-  end
-  return claims_of({claim_one(rank(job), pair_of(job), job.kind)})
+  return claims_of({job.state == 'blocked' and claim_blocked(job) or claim_one(rank(job), pair_of(job), job.kind)})
 end

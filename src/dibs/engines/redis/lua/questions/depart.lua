@@ -1,4 +1,4 @@
--- uses: matching states gates pipelines
+-- uses: reading matching states gates pipelines
 -- Take jobs that don't run out of this store, for another one, in the order of their ids. Returns them, and the id up
 -- to which all were read, or '' if these are all.
 
@@ -24,9 +24,9 @@ end
 local function answer_depart()
   local sets = gather(id_sets(NOT_RUNNING), function(set) return set[1] end)
   local ids, page_ends = matching.page(sets, some(given.after), given.piece, false)
-  local answers = {}
+  local rows = {}
   for _, id in ipairs(ids) do
-    if #answers == given.limit then
+    if #rows == given.limit then
       break
     end
     local job, flat = load_whole(id)
@@ -34,8 +34,8 @@ local function answer_depart()
       local text = cjson.encode(flat)
       forget(job)
       will('HSET', store .. ':departed', id, cjson.encode({given.store, text}))
-      answers[#answers + 1] = {id, text}
+      rows[#rows + 1] = {id, text}
     end
   end
-  return {answers, page_ends or ''}
+  return {rows, page_ends or ''}
 end

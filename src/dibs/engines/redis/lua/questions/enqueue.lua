@@ -69,12 +69,12 @@ end
 
 -- {state, run_at} of a job that is new, {'', id of the job that is there instead} of one that is not.
 local function answer_enqueue()
-  local stored, answers = gather(given.jobs, store_new), {text(now)}
+  local stored, rows = gather(given.jobs, store_new), {text(now)}
   follow_up()
   for i, job in ipairs(stored) do
     local is_new = job.is_new and job.id == given.jobs[i][ID]
-    answers[i + 1] = is_new and {job.state, job.run_at} or {'', job.id}
+    rows[i + 1] = is_new and {job.state, job.run_at} or {'', job.id}
   end
   wake_queues()
-  return answers
+  return rows
 end

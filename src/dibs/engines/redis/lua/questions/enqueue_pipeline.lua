@@ -1,8 +1,8 @@
 -- uses: states gates pipelines enqueue
 -- Store the jobs of a pipeline, some of which wait for others of them.
 --
--- A large pipeline comes in pieces. Then all of its jobs wait until the last piece says that it `is_whole`: jobs without
--- a parent wait for the pipeline. If that piece never comes, `mend` removes them again (`undo` of lib/pipelines.lua).
+-- A large pipeline comes in pieces. Then all of its jobs wait until the last piece says that it `is_whole`: jobs
+-- without a parent wait for the pipeline. If that piece never comes, `mend` removes them (`undo` of pipelines.lua).
 
 local id, name, on_failed = unpack(given.pipeline)
 local drawn = store .. ':drawn:' .. id
@@ -25,19 +25,14 @@ local function add_edges()
 end
 
 local function is_any_known()
-  for _, new in ipairs(given.jobs) do
-    if exists(new[ID]) then
-      return true
-    end
-  end
-  return false
+  return gather(given.jobs, function(new) return exists(new[ID]) end)[1]
 end
 
 local function answer_stored(stored)
-  local answers = {text(now)}
-  append(answers, gather(stored, function(job) return {job.state, job.run_at} end))
+  local rows = {text(now)}
+  append(rows, gather(stored, function(job) return {job.state, job.run_at} end))
   wake_queues()
-  return answers
+  return rows
 end
 
 local function store_whole()

@@ -1,4 +1,4 @@
--- uses: limits
+-- uses: reading limits
 -- A job, and the settings of its queue.
 
 local function answer_explain()

@@ -1,4 +1,4 @@
--- uses: matching
+-- uses: reading matching
 -- One page of the jobs that match, newest first, and where the next one begins.
 
 local function answer_find()

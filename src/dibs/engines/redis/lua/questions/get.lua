@@ -1,3 +1,4 @@
+-- uses: reading
 -- These jobs, whatever their state.
 
 local function answer_get()

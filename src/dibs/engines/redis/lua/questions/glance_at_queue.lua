@@ -1,4 +1,4 @@
--- uses: glance
+-- uses: reading glance
 -- The same of the newest jobs of a queue, or of all queues: the live ones, and the finished ones after an id.
 
 local function newest_in(states, after)
@@ -14,7 +14,7 @@ local function newest_in(states, after)
 end
 
 local function answer_glance_at_queue()
-  local answers = gather(newest_in(LIVE, '-'), changing_columns)
-  append(answers, gather(newest_in(FINISHED, '(' .. given.since), changing_columns))
-  return answers
+  local rows = gather(newest_in(LIVE, '-'), changing_columns)
+  append(rows, gather(newest_in({'succeeded', 'failed', 'cancelled'}, '(' .. given.since), changing_columns))
+  return rows
 end

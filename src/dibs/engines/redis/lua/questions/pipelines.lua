@@ -20,25 +20,25 @@ local function has_live_jobs(id)
 end
 
 local function page_of_live()
-  local answers, read, last = {''}, 0, nil
+  local rows, read, last = {''}, 0, nil
   local after = some(given.after) and '(' .. given.after or '-'
   for _, id in ipairs(redis.call('ZRANGEBYLEX', store .. ':drawn', after, '+', 'LIMIT', 0, MOST_READ)) do
-    if read > MOST_READ or #answers > 100 then
-      answers[1] = last
-      return answers
+    if read > MOST_READ or #rows > 100 then
+      rows[1] = last
+      return rows
     end
     local is_live, jobs = has_live_jobs(id)
-    answers[#answers + 1] = is_live and row_of(id) or nil
+    rows[#rows + 1] = is_live and row_of(id) or nil
     read, last = read + jobs + 1, id
   end
-  return answers
+  return rows
 end
 
 local function answer_pipelines()
   if given.ids == cjson.null then
     return page_of_live()
   end
-  local answers = {''}
-  append(answers, gather(given.ids, row_of))
-  return answers
+  local rows = {''}
+  append(rows, gather(given.ids, row_of))
+  return rows
 end

@@ -1,4 +1,4 @@
--- uses: limits
+-- uses: reading limits
 -- Queues that have live jobs or a setting.
 
 local function live_jobs()
@@ -19,13 +19,13 @@ local function answer_queues()
   for _, queue in ipairs(redis.call('SMEMBERS', store .. ':settings')) do
     found[queue] = found[queue] or {}
   end
-  local answers = {}
+  local rows = {}
   for queue, states in pairs(found) do
     local is_paused, limit = limits.settings_of(queue)
-    answers[#answers + 1] = {queue, '', 0, is_paused, limit}
+    rows[#rows + 1] = {queue, '', 0, is_paused, limit}
     for state, jobs in pairs(states) do
-      answers[#answers + 1] = {queue, state, jobs, is_paused, limit}
+      rows[#rows + 1] = {queue, state, jobs, is_paused, limit}
     end
   end
-  return answers
+  return rows
 end

@@ -1,5 +1,5 @@
 -- uses: states gates
--- Take a running job back whose lease ran out long ago.
+-- Take a running job back after its lease ran out long ago.
 
 local function answer_recover()
   local job = held(given.job, given.token)

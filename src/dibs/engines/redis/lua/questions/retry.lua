@@ -25,17 +25,14 @@ local function start_over(job)
   end
 end
 
-local function is_key_taken(job)
-  local holder = job.unique_key and holder_of(job.unique_key)
-  return holder and holder.id ~= job.id
-end
-
 local function retried(job)
   if job.state == 'scheduled' then
     wait_again(job, 'ready', text(now))
     return true
   end
-  if (job.state ~= 'failed' and job.state ~= 'cancelled') or is_key_taken(job) then
+  local holder = job.unique_key and holder_of(job.unique_key)
+  local is_key_taken = holder and holder.id ~= job.id
+  if is_key_taken or job.state ~= 'failed' and job.state ~= 'cancelled' then
     return false
   end
   load_columns(job, AT_GATES)

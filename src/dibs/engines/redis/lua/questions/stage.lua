@@ -27,12 +27,8 @@ local function first_blocked(gate)
 end
 
 local function gives_way(job, blocked)
-  for _, other in ipairs(blocked) do
-    if pair_of(other) ~= pair_of(job) then
-      return true
-    end
-  end
-  return #blocked == MOST_COMPARED
+  local others = gather(blocked, function(other) return pair_of(other) ~= pair_of(job) end)
+  return #others > 0 or #blocked == MOST_COMPARED
 end
 
 -- A ready job that gives way goes behind all jobs that had no offer yet.

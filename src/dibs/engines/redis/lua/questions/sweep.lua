@@ -1,11 +1,9 @@
 -- uses: states gates pipelines
--- Take back or end jobs whose lease ran out: the rule is `swept` of dibs.jobs.states.
+-- Take back or end jobs after their lease ran out: the rule is `swept` of dibs.jobs.states.
 
 local function state_after_loss(job)
-  if job.cancel_reason then
-    return 'cancelled'
-  end
-  return tonumber(job.attempts) < tonumber(job.max_attempts) and 'ready' or 'failed'
+  local has_attempts = tonumber(job.attempts) < tonumber(job.max_attempts)
+  return job.cancel_reason and 'cancelled' or has_attempts and 'ready' or 'failed'
 end
 
 -- The sandbox has no os.date: days since 1970 as a date of the calendar (Howard Hinnant's civil_from_days).
@@ -33,10 +31,7 @@ local function errors_with_loss(job)
   local loss = string.format('{"attempt":%s,"token":%s,"at":"%s","worker":%s,"type":"LeaseLost","message":%s}',
     job.attempts, job.token, clock_text(now), cjson.encode(job.worker), cjson.encode(given.message))
   local before = redis.call('HGET', job_key(job.id), 'errors') or '[]'
-  if before == '[]' then
-    return '[' .. loss .. ']'
-  end
-  return string.sub(before, 1, -2) .. ',' .. loss .. ']'
+  return string.sub(before, 1, -2) .. (before == '[]' and '' or ',') .. loss .. ']'
 end
 
 local function take_back(job)

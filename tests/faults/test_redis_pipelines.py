@@ -1,4 +1,4 @@
-"""Pipelines on Redis: more after a job than one script moves, pieces, deletions by hand, and broken rules."""
+"""Pipelines on Redis: more children than one script changes, pieces, deletions by hand, broken rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def app(on_redis: Place) -> Dibs:
 
 
 def slow(app: Dibs, budget: int = 3) -> Dibs:
-    """One script moves hardly anybody."""
+    """Let one script change hardly any job."""
     for script in SCRIPTS:
         break_script(app, script, "local budget = 500 ", f"local budget = {budget}")
     return app
@@ -197,7 +197,7 @@ def test_a_pipeline_in_pieces_is_as_one_in_one_piece(app: Dibs, client: redis.Re
 
 
 def calls_of(app: Dibs, drawn: Any) -> list[dict[str, Any]]:
-    """What an enqueue would ask, one after the other."""
+    """Return the calls that an enqueue would make."""
     engine: Any = engine_of(app)
     rows = rows_of(drawn._draft, [core_of(app).registry.prepare(new) for new in drawn._draft.jobs.values()])
     about = (drawn.id, drawn._draft.name, drawn._draft.on_failed)
@@ -340,7 +340,7 @@ def test_more_who_wait_than_a_page_are_all_looked_at(
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is broken, in the script of which question, and who must notice."""
+    """What is broken, in the script of which question, and the symptom."""
 
     name: str
     question: str
@@ -420,7 +420,7 @@ def _deleted(app: Dibs) -> str:
     pipeline = app.sync.pipelines.get(app.sync.get(c).pipeline_id)
     if pipeline.after[c] != (b,):
         return "still named"
-    return "waits for who is gone" if app.sync.retry(c).state != JobState.ready else ""
+    return "waits for a job that is gone" if app.sync.retry(c).state != JobState.ready else ""
 
 
 def _pruned(app: Dibs) -> str:
@@ -445,22 +445,22 @@ MUTANTS = [
     Mutant(
         "a success is not noted", "settle", "put(parents_key(child), parent, -order)", "", _both_succeed,
     ),
-    Mutant("the last success tells nobody", "settle", "note('met', job.id)", "", _both_succeed),
-    Mutant("a failure tells nobody", "settle", "note('cancel', job.id, job.id, job.state)", "", _one_fails),
+    Mutant("the last success is not reported", "settle", "note('met', job.id)", "", _both_succeed),
+    Mutant("a failure is not noted", "settle", "note('cancel', job.id, job.id, job.state)", "", _one_fails),
     Mutant(
-        "a failure tells only the next", "settle",
+        "a failure reaches only the next", "settle",
         "note('cancel', job.id, job.cause.origin, job.cause.state)", "", _one_fails,
     ),
     Mutant(
-        "nobody is held", "settle", "on_failed(job.pipeline_id) == 'cancel'", "true", _one_fails_and_holds,
+        "no child is held", "settle", "on_failed(job.pipeline_id) == 'cancel'", "true", _one_fails_and_holds,
     ),
-    Mutant("a return tells nobody", "retry", "note('revive', job.id)", "", _retried),
+    Mutant("a return is not reported", "retry", "note('revive', job.id)", "", _retried),
     Mutant(
-        "a return revives whoever waits for others", "retry", "or not may_wait(id)", "",
+        "a return revives a job with other failed parents", "retry", "or not may_wait(id)", "",
         _retried_though_another_failed,
     ),
     Mutant(
-        "a return revives whom a person cancelled", "retry", "and was_cancelled_for_parent(child)", "",
+        "a return revives what an operator cancelled", "retry", "and was_cancelled_for_parent(child)", "",
         _retried_though_a_person_cancelled,
     ),
     Mutant("a deletion is waited for", "delete", "forget_edge(one.id, id)\n  end", "end", _deleted),
@@ -468,7 +468,7 @@ MUTANTS = [
         "a deletion counts as success", "delete", "put(parents_key(child), parent, false)", "", _deleted,
     ),
     Mutant(
-        "a result is pruned that somebody may ask for", "prune", "pipelines().is_waited_for(job.id)", "false",
+        "a result is pruned that a child may ask for", "prune", "pipelines().is_waited_for(job.id)", "false",
         _pruned,
     ),
     Mutant("a sweep does not go on", "sweep", "pipelines().resume()", "", _let_go_half_way),
