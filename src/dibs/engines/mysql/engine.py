@@ -5,7 +5,6 @@ number of changed rows is never used: these servers count rows that differ, not 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,7 +13,6 @@ import msgspec
 
 from dibs.engines.mysql.enqueue import is_one_insert
 from dibs.engines.mysql.gates import (
-    NOBODY_WAS_HERE,
     Gates,
     Key,
     gate_of,
@@ -24,6 +22,7 @@ from dibs.engines.mysql.gates import (
     note_moves,
 )
 from dibs.engines.mysql.settle import MysqlSettle
+from dibs.engines.mysql.snapshot import on_newest
 from dibs.engines.mysql.values import (
     READERS,
     as_ids,
@@ -90,19 +89,6 @@ SPELLINGS = {
     "names": "/*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */",
 }
 
-# The same reads, locking.
-NEWEST = {
-    "lasting": "lasting_newest",
-    "train_heads": "train_heads_newest",
-    "slot_line": "slot_line_newest",
-    "slot_running": "slot_running_newest",
-    "slot_members": "slot_members_newest",
-    "somebody_there": "somebody_there_newest",
-}
-
-# Blocks that read the holders of unique keys without a lock.
-HOLDERS = ("key_holders", "running_holders")
-
 OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
 
 
@@ -161,7 +147,7 @@ class MySQL(MysqlSettle, MovingEngine):
             **self._blocks("leave", "upcoming", "now", "echo"),
         }
         writes = {question: answer for question, answer in own.items() if question not in READS}
-        within = own | {question: self._on_newest(answer) for question, answer in writes.items()}
+        within = own | {question: on_newest(answer) for question, answer in writes.items()}
         within["get"] = self._get_beside_snapshot
         self.answers = own | PipelineAnswers(self, own).answers()
         self.answers_within = within | PipelineAnswers(self, within).answers()
@@ -207,35 +193,6 @@ class MySQL(MysqlSettle, MovingEngine):
         yield Query("insert_pipeline", self.adapt({**about, "changes": call}))
         rows = yield Query("pipeline_changes", {"ids": self.ids([about["id"]])})
         return [about] if rows[0]["changes"] == call else []
-
-    # -- in a caller's transaction --------------------------------------------------------------
-
-    def _on_newest(self, answer: Answer) -> Answer:
-        return lambda **params: self._beside_snapshot(answer(**params))
-
-    def _beside_snapshot(self, plan: Plan) -> Plan:
-        """Run a plan in the caller's transaction, with locking reads where its snapshot is too old.
-
-        Not everywhere: at REPEATABLE READ they lock gaps as well, which block every enqueue.
-        """
-        query, is_old = next(plan), False
-        seen: dict[Key, int] = {}
-        while True:
-            assert isinstance(query, Query)
-            if query.name == "lock_gates":
-                seen |= {_key(row): row["changes"] for row in (yield replace(query, name="gates_seen"))}
-            newest = NEWEST.get(query.name) if is_old or query.name == "lasting" else None
-            rows = yield query if newest is None else replace(query, name=newest)
-            if query.name in HOLDERS and rows:
-                rows = yield from _still_there(rows)
-            if query.name == "locked_gates" and any(_has_changed(row, seen) for row in rows):
-                is_old = True
-                yield replace(query, name="doubt_gates")
-            try:
-                query = plan.send(rows)
-            except StopIteration as done:
-                answer: Rows = done.value
-                return answer
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: as_plain(value) for name, value in params.items()}
@@ -429,29 +386,6 @@ class MySQL(MysqlSettle, MovingEngine):
         if not (yield Query("may_see_others", {})):
             return [*facts, {"fact": "unseen", "about": "transactions", "value": "the privilege PROCESS"}]
         return [*facts, *(yield Query("open_transactions", {}))]
-
-
-# -- Rows on their way in and out ---------------------------------------------------------------
-
-
-def _still_there(holders: Rows) -> Plan:
-    """Return the holders that still have their keys, whatever a snapshot shows."""
-    keys = as_json(sorted(row["unique_key"] for row in holders))
-    newest = yield Query("key_holders_newest", {"keys": keys})
-    there = {(row["unique_key"], row["holder"]) for row in newest}
-    return [row for row in holders if (row["unique_key"], row["holder"]) in there]
-
-
-def _key(gate: Row) -> Key:
-    return gate["sort"], gate["name"]
-
-
-def _has_changed(gate: Row, seen: Mapping[Key, int]) -> bool:
-    """Return whether a locked gate has changed since we read it; a number below 0 is in doubt."""
-    before = seen.get(_key(gate))
-    if before is None:
-        return bool(gate["last_position"] != NOBODY_WAS_HERE)
-    return before < 0 or bool(gate["changes"] != before + 1)
 
 
 def _named(key: Key) -> Row:
