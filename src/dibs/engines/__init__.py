@@ -1,1 +1,1 @@
-"""The stores: each engine answers the questions of `dibs.operations.questions` in its own words."""
+"""The stores: each engine has an answer to every question of `dibs.operations.questions`."""

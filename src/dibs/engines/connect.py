@@ -1,4 +1,4 @@
-"""Which store a URL names."""
+"""Make the store that a URL names. (A module of its own: it imports all engines.)"""
 
 from urllib.parse import urlsplit
 
@@ -13,12 +13,12 @@ from dibs.settings import Settings
 
 
 def connect(settings: Settings) -> Store:
-    """The store that a URL names; nothing is opened yet."""
+    """Return the store that a URL names; nothing is opened yet."""
     name, is_url, _ = settings.url.partition("://")
     scheme = name.split("+", 1)[0].lower() if is_url else ""
     try:
         _ = urlsplit(settings.url).port
-    except ValueError:  # whose message quotes the URL, and what it takes for a port may be a password
+    except ValueError:  # its message quotes the URL: what it takes for a port may be a password
         raise BadRequest(
             "the URL of the store can't be read: check its host and its port, a number; in a password write "
             "/ : # ? @ as %2F %3A %23 %3F %40"

@@ -1,4 +1,4 @@
-"""What an enqueue announces, and how often."""
+"""Hints: what an enqueue announces, how often, and to which listeners of this process."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ EVERY = 0.02  # seconds between two hints for one queue
 
 
 def hints_for(jobs: Sequence[tuple[Any, ...]]) -> dict[str, str]:
-    """One hint per queue that these jobs, rows of `NEW_JOB_COLUMNS`, go to."""
+    """Return one hint per queue of these jobs, which are rows of `NEW_JOB_COLUMNS`."""
     kinds: dict[str, set[str]] = {}
     for job in jobs:
         kinds.setdefault(job[_QUEUE], set()).add(job[_KIND])
@@ -27,35 +27,35 @@ class Hints:
     """Hints of one process: the first for a queue at once, then at most every 20 ms.
 
     On PostgreSQL a notification takes a lock of the whole server at commit, so there is never one per job.
-    What falls into the gap is found by the second look that a woken worker takes.
+    A woken worker polls twice, and so finds the jobs that came in between.
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
+        self._sent: dict[str, float] = {}
 
     def due(self, jobs: Sequence[tuple[Any, ...]], *, always: bool = False) -> list[str]:
         now = monotonic()
         hints = hints_for(jobs)
-        due = [queue for queue in hints if always or now - self._told.get(queue, -1.0) >= EVERY]
-        self._told |= dict.fromkeys(due, now)
+        due = [queue for queue in hints if always or now - self._sent.get(queue, -1.0) >= EVERY]
+        self._sent |= dict.fromkeys(due, now)
         return [hints[queue] for queue in due]
 
 
-# Questions after which a waiting worker may find something to do.
+# Questions after which an idle worker may find something to do.
 ANNOUNCED = frozenset(
     {
         *("enqueue", "enqueue_pipeline", "retry", "recover", "set_queue", "echo", "delete"),
         *("release_train", "arrive"),
     }
 )
-MOVED = frozenset({"sweep", "enqueue_tick"})  # the same, if they moved anything
+CHANGING = frozenset({"sweep", "enqueue_tick"})  # the same, if they changed anything
 
 _POLICY = NEW_JOB_COLUMNS.index("slot_policy")
 _TRAIN, _SLOT = SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot")
 
 
 class Listeners:
-    """Those of this process who wait for something new in a store that can't announce it itself."""
+    """Listeners of this process, for a store that can't send hints itself."""
 
     def __init__(self) -> None:
         self._hear: list[Callable[[str], None]] = []
@@ -77,19 +77,19 @@ class Listeners:
     def announce(self, step: Step, rows: Rows) -> None:
         if not self._hear:
             return
-        if step.question in ANNOUNCED or (rows and step.question in MOVED):
-            self._tell(step.params.get("hint", ""))
+        if step.question in ANNOUNCED or (rows and step.question in CHANGING):
+            self._send(step.params.get("hint", ""))
             if step.question == "enqueue" and any(job[_POLICY] == "preempt" for job in step.params["jobs"]):
-                self._tell(STOP_HINT)  # whoever has the slot
+                self._send(STOP_HINT)  # to any worker that has the slot
         elif step.question == "cancel":
             for worker in {row["worker"] for row in rows}:
-                self._tell("" if worker is None else STOP_HINT + worker)
+                self._send("" if worker is None else STOP_HINT + worker)
         elif step.question in ("settle", "exchange") and (
             "steps" in step.params or any(map(_opens_gate, step.params["settlements"]))
         ):
-            self._tell("")
+            self._send("")
 
-    def _tell(self, hint: str) -> None:
+    def _send(self, hint: str) -> None:
         for hear in list(self._hear):
             hear(hint)
 

@@ -1,7 +1,7 @@
-"""What all pools of connections have in common, once in each colour.
+"""What all pools of connections share, for each face.
 
-A connection belongs to the process, and an awaited one to the event loop, that made it. It goes back to the
-others only when its state is known; what became of it after an error is the business of each driver.
+A connection belongs to the process that made it, and on the async face to the event loop. It goes back into
+the pool only when its state is known; after an error, each driver's pool decides that.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# What an error of a driver means to whoever asked.
+# A function that turns a driver's error into the one to raise.
 Judge = Callable[[BaseException], BaseException]
 
 
 class AsyncPool(ABC):
-    """Connections of one event loop, `size` of them at the most."""
+    """Connections of one event loop, `size` of them at most."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -29,7 +29,7 @@ class AsyncPool(ABC):
         self._places = asyncio.Semaphore(size)
 
     async def close(self) -> None:
-        self._follow_loop()  # what another process, or a loop that is over, has is not ours to end
+        self._follow_loop()  # connections of another process, or of an ended loop, are not ours to close
         self._age += 1
         idle, self._idle = self._idle, deque()
         await asyncio.gather(*(self._end(connection) for connection in idle))
@@ -59,27 +59,27 @@ class AsyncPool(ABC):
 
     @abstractmethod
     async def _connect(self) -> Any:
-        """A new connection, or an error that `_sorted` has seen."""
+        """Return a new connection, or raise an error that went through `_sorted`."""
 
     @abstractmethod
     async def _after(self, connection: Any, error: BaseException) -> None:
-        """Keep a connection that is in a known state; after anything else start afresh."""
+        """Put a connection in a known state back, and close any other."""
 
     @abstractmethod
     def _sorted(self, error: BaseException) -> BaseException:
-        """`TryAgain`, an error that says what to do, or the error itself: then it is a bug."""
+        """Return `TryAgain`, an error that says what to do, or the error itself if it is a bug."""
 
     @abstractmethod
     async def _end(self, connection: Any) -> None:
-        """Close it in good order, if that is soon done."""
+        """Close a connection in good order, if that does not take long."""
 
     @abstractmethod
     def _drop(self, connection: Any) -> None:
-        """Close it at once; its event loop may be closed, and with it the socket."""
+        """Close a connection at once; its event loop may be closed, and with it the socket."""
 
 
 class _Lent:
-    """A connection of a pool, for one step. (A generator would say it in fewer lines, and is slower.)"""
+    """A connection of a pool, for one step. (A generator would be shorter, and is slower.)"""
 
     __slots__ = ("_age", "_connection", "_judge", "_places", "_pool")
 
@@ -112,7 +112,7 @@ class _Lent:
 
 
 class SyncPool(ABC):
-    """The same, shared by the threads of one process."""
+    """Connections that the threads of one process share, `size` of them at most."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -161,23 +161,24 @@ class SyncPool(ABC):
 
     @abstractmethod
     def _connect(self) -> Any:
-        """A new connection, or an error that `_sorted` has seen."""
+        """Return a new connection, or raise an error that went through `_sorted`."""
 
     @abstractmethod
     def _after(self, connection: Any, error: BaseException) -> None:
-        """Keep a connection that is in a known state; after anything else start afresh."""
+        """Put a connection in a known state back, and close any other."""
 
     @abstractmethod
     def _sorted(self, error: BaseException) -> BaseException:
-        """`TryAgain`, an error that says what to do, or the error itself: then it is a bug."""
+        """Return `TryAgain`, an error that says what to do, or the error itself if it is a bug."""
 
     @abstractmethod
     def _end(self, connection: Any) -> None:
-        """Close it in good order."""
+        """Close a connection in good order."""
 
     def _drop(self, connection: Any) -> None:
-        """Close it at once."""
+        """Close a connection at once."""
         self._end(connection)
 
 
+# Connections of the parent process, kept so that they are not closed in the child.
 inherited: list[object] = []

@@ -1,6 +1,6 @@
-"""How jobs are claimed on MySQL and MariaDB: a locking read of the best, a decision in here, one write.
+"""Claims on MySQL and MariaDB: a locking read of the first jobs, a decision in Python, one write.
 
-Which lines there are is found out first; then the first jobs of one line are locked, or the best of several.
+The queue-kind pairs are found first; then the first jobs of one pair are locked, or the best of several.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from dibs.jobs.states import JobState
 from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Row, Rows
 
-# From how many (queue, kind) pairs on it is cheaper to walk those that exist.
+# Above this number of pairs it is cheaper to find the ones that exist.
 MOST_NAMED_LINES = 32
 
 Line = tuple[str, str]  # queue, kind
 
 
 class MysqlClaims(MysqlGates):
-    """The claims of an engine."""
+    """The answers to claims."""
 
     def _claim(self, look: bool, **wish: Any) -> Plan:
         opening = yield from self._opening(look)
@@ -49,7 +49,7 @@ class MysqlClaims(MysqlGates):
         return Opening(bool(rows[0]["overdue"]), paused, limits)
 
     def _claim_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
-        """Who is asked for by name is waited for a little: whoever has locked it may not want it."""
+        """Retry for up to 1.5 s while another transaction has the job's row locked; it may not claim it."""
         for pause in LOOKS:
             if (claimed := (yield from self._try_one(opening, room, wish))) is not None:
                 return claimed  # type: ignore[no-any-return]
@@ -57,7 +57,7 @@ class MysqlClaims(MysqlGates):
         return (yield from self._leased(opening, [], wish))
 
     def _try_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Any:
-        """None when somebody has locked the job, or its slot."""
+        """Return None if another transaction has locked the job, or its slot."""
         rows = yield Query("lock_these", {"ids": as_ids([wish["job"]])})
         behind = [] if rows else (yield Query("behind_slot", {"job": wish["job"].hex}))
         if not rows and not behind and (yield Query("looks_ready", {"job": wish["job"].hex})):
@@ -71,7 +71,7 @@ class MysqlClaims(MysqlGates):
         return (yield from self._leased(opening, free, wish))
 
     def _overtake(self, opening: "Opening", job: Row, wish: Mapping[str, Any]) -> Any:
-        """A job that is behind its slot may be claimed by name while there is room among those who run."""
+        """Claim a job that waits for its slot, if fewer jobs run there than the limit."""
         gates, taken = yield from self._lock_with_patience([("slot", job["slot"])], "none")
         if taken:
             return None
@@ -101,7 +101,7 @@ class MysqlClaims(MysqlGates):
         return (yield from self._claim_best(opening, near, room, wish))
 
     def _claim_on(self, marks: Sequence[Cursor], wish: Mapping[str, Any]) -> Plan:
-        """Behind these marks and nowhere else."""
+        """Claim only behind these cursors."""
         opening = yield from self._opening(look=False)
         places = [_place(mark, wish["limit"]) for mark in marks]
         places = [at for at in places if at["queue"] not in (*opening.paused, *opening.limits)]
@@ -115,7 +115,7 @@ class MysqlClaims(MysqlGates):
     def _claim_best(
         self, opening: "Opening", near: Sequence[Row], room: Mapping[str, int], wish: Mapping[str, Any]
     ) -> Plan:
-        """Of the first jobs of several lines, those that go first; else what is free behind them."""
+        """Claim the first of the first jobs of several queue-kind pairs, else free ones behind them."""
         wanted = _within(near, wish["limit"], room)
         rows = (yield Query("lock_these", {"ids": as_ids(row["near"] for row in wanted)})) if wanted else []
         if len(rows) < len(wanted) and not room:
@@ -124,7 +124,7 @@ class MysqlClaims(MysqlGates):
         return (yield from self._leased(opening, rows, wish, crowded=crowded))
 
     def _near(self, lines: Sequence[Line], limit: int) -> Any:
-        """Those of these lines that have ready jobs, each with its first ones."""
+        """Return the queue-kind pairs of these that have ready jobs, with the first ones of each."""
         found: dict[Line, Rows] = {}
         for queue, kind in lines:
             if jobs := (yield Query("near", {"queue": queue, "kind": kind, "limit": limit})):
@@ -132,7 +132,7 @@ class MysqlClaims(MysqlGates):
         return found
 
     def _walk(self, opening: "Opening", wish: Mapping[str, Any]) -> Any:
-        """The same for every line that exists and that we may claim from."""
+        """Return the same for every pair that exists and may be claimed from."""
         found: dict[Line, Rows] = {}
         line, ours = ("", ""), False  # before the first one: a name is never empty
         while True:
@@ -150,7 +150,7 @@ class MysqlClaims(MysqlGates):
         return (yield Query("lock_first", {"queue": line[0], "kind": line[1], "limit": limit}))
 
     def _fill(self, rows: Rows, lines: Sequence[Line], limit: int) -> Plan:
-        """Others had what we looked at: take whatever is free further down, line by line."""
+        """Lock free jobs further down, pair by pair, in place of jobs that others have locked."""
         taken = {row["id"]: row for row in rows}
         for line in dict.fromkeys(lines):
             if len(taken) >= limit:
@@ -164,7 +164,7 @@ class MysqlClaims(MysqlGates):
     def _leased(
         self, opening: "Opening", rows: Rows, wish: Mapping[str, Any], *, crowded: bool = False
     ) -> Plan:
-        """Lease these rows, which are locked, and answer them as they are now."""
+        """Lease these locked rows, and return them as they are now."""
         header = opening.header | {"crowded": crowded}
         if not rows:
             return [header | {"id": None}]
@@ -178,7 +178,7 @@ class MysqlClaims(MysqlGates):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a claim knows before it looks at jobs."""
+    """What a claim knows before it reads jobs."""
 
     overdue: bool
     paused: frozenset[str]
@@ -195,7 +195,7 @@ class Opening:
 
 
 def _named_lines(opening: Opening, wish: Mapping[str, Any]) -> list[Line] | None:
-    """The open lines by name, where they are few enough to ask for each; None where they must be found."""
+    """Return the open queue-kind pairs by name; None where they are not named, or too many."""
     queues, kinds = wish["queues"], wish["kinds"]
     if queues is None or kinds is None or len(queues) * len(kinds) > MOST_NAMED_LINES:
         return None
@@ -204,7 +204,7 @@ def _named_lines(opening: Opening, wish: Mapping[str, Any]) -> list[Line] | None
 
 
 def _within(near: Sequence[Row], limit: int, room: Mapping[str, int]) -> list[Row]:
-    """The first `limit` in claiming order, no more of a limited queue than it has places."""
+    """Return the first `limit` jobs in claiming order, within the limits of their queues."""
     left = dict(room)
     wanted: list[Row] = []
     for job in near:
@@ -217,7 +217,7 @@ def _within(near: Sequence[Row], limit: int, room: Mapping[str, int]) -> list[Ro
 
 
 def _leased(job: Row, number: int, now: datetime, wish: Mapping[str, Any]) -> dict[str, Any]:
-    """The job as its claim will have it; `number` tells claims of one moment apart."""
+    """Return the claimed job; `number` distinguishes claims of the same time."""
     leased = {name: value for name, value in job.items() if name not in ("now", "next_token")}
     return leased | {
         "state": JobState.running,

@@ -1,12 +1,10 @@
-"""MySQL's and MariaDB's answers: which blocks of jobs.sql make up a question.
+"""The answers of MySQL and MariaDB, made of the blocks of jobs.sql.
 
-An answer that writes is one transaction: a locking read, a decision in here, writes by primary key.
-How many rows a statement changed is never asked: these servers count rows that differ, not rows that
-matched.
+An answer that writes is one transaction: a locking read, a decision in Python, writes by primary key. The
+number of changed rows is never used: these servers count rows that differ, not rows that matched.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +13,6 @@ import msgspec
 
 from dibs.engines.mysql.enqueue import is_one_insert
 from dibs.engines.mysql.gates import (
-    NOBODY_WAS_HERE,
     Gates,
     Key,
     gate_of,
@@ -25,6 +22,7 @@ from dibs.engines.mysql.gates import (
     note_moves,
 )
 from dibs.engines.mysql.settle import MysqlSettle
+from dibs.engines.mysql.snapshot import on_newest
 from dibs.engines.mysql.values import (
     READERS,
     as_ids,
@@ -44,7 +42,7 @@ from dibs.operations.scripts import Row, Rows, Step
 # Fixed while one statement runs, in UTC whatever time zone the session has.
 NOW = "utc_timestamp(6)"
 
-# How a value of a stored job travels in JSON, and what makes a value of its column of it.
+# The type of a stored job's value in JSON, and the expression that makes a value of its column.
 _IN_JSON = {
     UUID: ("char(32) character set ascii", "unhex(given.{name})"),
     datetime: ("datetime(6)", "given.{name}"),
@@ -85,24 +83,11 @@ SPELLINGS = {
     "bigint": "signed",
     "has_tags": "json_contains(job.tags, :$1)",
     "next_token": "/*M! nextval(dibs_token) + */ 0",
-    # MariaDB's settings are tables of the one schema, MySQL's of the other.
+    # Where the settings are: MariaDB and MySQL have them in different schemas.
     "variables": "/*M! information_schema.$1 */ /*!80017 performance_schema.$1 */",
     "isolation": "/*M! 'tx_isolation' */ /*!80017 'transaction_isolation' */",
     "names": "/*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */",
 }
-
-# The same looks, as locking reads.
-NEWEST = {
-    "lasting": "lasting_newest",
-    "train_heads": "train_heads_newest",
-    "slot_line": "slot_line_newest",
-    "slot_running": "slot_running_newest",
-    "slot_members": "slot_members_newest",
-    "somebody_there": "somebody_there_newest",
-}
-
-# Who has a unique key, read without a lock.
-HOLDERS = ("key_holders", "running_holders")
 
 OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
 
@@ -162,7 +147,7 @@ class MySQL(MysqlSettle, MovingEngine):
             **self._blocks("leave", "upcoming", "now", "echo"),
         }
         writes = {question: answer for question, answer in own.items() if question not in READS}
-        within = own | {question: self._on_newest(answer) for question, answer in writes.items()}
+        within = own | {question: on_newest(answer) for question, answer in writes.items()}
         within["get"] = self._get_beside_snapshot
         self.answers = own | PipelineAnswers(self, own).answers()
         self.answers_within = within | PipelineAnswers(self, within).answers()
@@ -209,35 +194,6 @@ class MySQL(MysqlSettle, MovingEngine):
         rows = yield Query("pipeline_changes", {"ids": self.ids([about["id"]])})
         return [about] if rows[0]["changes"] == call else []
 
-    # -- in a caller's transaction --------------------------------------------------------------
-
-    def _on_newest(self, answer: Answer) -> Answer:
-        return lambda **params: self._beside_snapshot(answer(**params))
-
-    def _beside_snapshot(self, plan: Plan) -> Plan:
-        """The same plan in a transaction of the caller's, with locking reads where its snapshot is too old.
-
-        Not everywhere: at REPEATABLE READ these lock gaps as well, in which others then can't enqueue.
-        """
-        query, is_old = next(plan), False
-        seen: dict[Key, int] = {}
-        while True:
-            assert isinstance(query, Query)
-            if query.name == "lock_gates":
-                seen |= {_key(row): row["changes"] for row in (yield replace(query, name="gates_seen"))}
-            newest = NEWEST.get(query.name) if is_old or query.name == "lasting" else None
-            rows = yield query if newest is None else replace(query, name=newest)
-            if query.name in HOLDERS and rows:
-                rows = yield from _still_there(rows)
-            if query.name == "locked_gates" and any(_has_changed(row, seen) for row in rows):
-                is_old = True
-                yield replace(query, name="doubt_gates")
-            try:
-                query = plan.send(rows)
-            except StopIteration as done:
-                answer: Rows = done.value
-                return answer
-
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: as_plain(value) for name, value in params.items()}
 
@@ -273,7 +229,7 @@ class MySQL(MysqlSettle, MovingEngine):
         return [{**job, "state": swept_state(job)} for job in (*plain, *gated)]
 
     def _bury(self, expired: Sequence[Row], gates: Gates) -> Plan:
-        """Give back or end these, which are locked, and so are their gates."""
+        """Return or end these jobs, which are locked, as are their gates."""
         ends = [
             (job["id"].hex, swept_state(job).value, job["cancel_reason"], errors_with_death(job))
             for job in expired
@@ -300,7 +256,7 @@ class MySQL(MysqlSettle, MovingEngine):
     def _live_at_gates(
         self, ids: Sequence[UUID], also: Iterable[Mapping[str, Any]] = (), stale_after: int = 0
     ) -> Any:
-        """(those of these jobs that are live, their gates and those others), all locked, gates first."""
+        """Return the live jobs of these, and their and the other gates, all locked, gates first."""
         found = yield Query("gates_of", {"ids": as_ids(ids)})
         keys = [*gates_of(found), *((row["sort"], row["name"]) for row in also)]
         gates = yield from self._lock_gates(keys)
@@ -312,9 +268,10 @@ class MySQL(MysqlSettle, MovingEngine):
         found = yield Query("gates_of_ended", {"ids": as_ids(ids)})
         _, gates = yield from self._live_at_gates(ids, [_named(gate) for gate in gates_of(found)])
         ended = yield Query("failed_or_cancelled", {"ids": as_ids(sorted(ids))})
-        wanted = yield from self._whose_key_nobody_keeps(ended)
+        wanted = yield from self._with_free_keys(ended)
         yield from self._each("retry", wanted)
-        free = yield from self._whose_key_nobody_keeps(ended)  # who had one may have finished meanwhile
+        # Again: a job that had such a key may have finished meanwhile, and keep it.
+        free = yield from self._with_free_keys(ended)
         yield from self._each("forget", (id for id in wanted if id not in free))
         live = yield from self._live(ids)
         back = [row for row in live if row["id"] in wanted]
@@ -324,15 +281,15 @@ class MySQL(MysqlSettle, MovingEngine):
         yield from self._rejoin(_as_given(back, ids), gates)
         return [{"id": id} for id in (*(row["id"] for row in back), *scheduled)]
 
-    def _whose_key_nobody_keeps(self, ended: Rows) -> Any:
-        """The ids of those whose unique key no other finished job keeps for a time."""
+    def _with_free_keys(self, ended: Rows) -> Any:
+        """Return the ids of jobs with a unique key that no other finished job keeps."""
         keys = sorted({row["unique_key"] for row in ended if row["unique_key"] is not None})
         lasting = (yield Query("lasting", {"keys": as_json(keys)})) if keys else ()
         holders = {row["unique_key"]: row["holder"] for row in lasting}
         return [row["id"] for row in ended if holders.get(row["unique_key"], row["id"]) == row["id"]]
 
     def _rejoin(self, jobs: Sequence[Row], gates: Gates) -> Plan:
-        """Retried: who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+        """Give retried jobs a position: the holder of a train its old one, others the end; none pre-empts."""
         yield from self._lock_gates_of(jobs, gates)
         places: list[tuple[UUID, int]] = []
         for job in filter(has_gate, jobs):
@@ -398,13 +355,13 @@ class MySQL(MysqlSettle, MovingEngine):
     def _key_holders(self, keys: Sequence[str]) -> Plan:
         return (yield Query("holders", {"keys": as_json(keys)}))
 
-    # -- look -----------------------------------------------------------------------------------
+    # -- reads ----------------------------------------------------------------------------------
 
     def _get(self, ids: Sequence[UUID], block: str = "get") -> Plan:
         return (yield Query(block, {"ids": as_ids(ids)}))
 
     def _get_beside_snapshot(self, ids: Sequence[UUID]) -> Plan:
-        """Locks what it must: a running job whose row is locked loses its lease."""
+        """Lock only jobs that the snapshot lacks: a running job with a locked row would lose its lease."""
         seen = yield from self._get(ids)
         missing = sorted(set(ids) - {row["id"] for row in seen})
         return [*seen, *((yield from self._get(missing, "get_newest")) if missing else ())]
@@ -424,34 +381,11 @@ class MySQL(MysqlSettle, MovingEngine):
         return [{"queue": queue, "kind": kind} for queue, kind in lines]
 
     def _examine(self) -> Plan:
-        """Transactions of others are shown only to who may see them; asking all the same is an error."""
+        """Read facts; other transactions only if the user may see them, else the query is an error."""
         facts = yield Query("examine", {"oldest": as_json(OLDEST), "schema": schema_version("mysql")})
         if not (yield Query("may_see_others", {})):
             return [*facts, {"fact": "unseen", "about": "transactions", "value": "the privilege PROCESS"}]
         return [*facts, *(yield Query("open_transactions", {}))]
-
-
-# -- Rows on their way in and out ---------------------------------------------------------------
-
-
-def _still_there(holders: Rows) -> Plan:
-    """Those of these who have their keys, whatever a snapshot says."""
-    keys = as_json(sorted(row["unique_key"] for row in holders))
-    newest = yield Query("key_holders_newest", {"keys": keys})
-    there = {(row["unique_key"], row["holder"]) for row in newest}
-    return [row for row in holders if (row["unique_key"], row["holder"]) in there]
-
-
-def _key(gate: Row) -> Key:
-    return gate["sort"], gate["name"]
-
-
-def _has_changed(gate: Row, seen: Mapping[Key, int]) -> bool:
-    """Whether anybody was at a gate, which is locked now, since we saw it; a number below 0 is in doubt."""
-    before = seen.get(_key(gate))
-    if before is None:
-        return bool(gate["last_position"] != NOBODY_WAS_HERE)
-    return before < 0 or bool(gate["changes"] != before + 1)
 
 
 def _named(key: Key) -> Row:
@@ -459,6 +393,6 @@ def _named(key: Key) -> Row:
 
 
 def _as_given(rows: Iterable[Row], ids: Sequence[UUID]) -> list[Row]:
-    """Rows in the order in which somebody named them."""
+    """Return the rows in the order of these ids."""
     order = {id: at for at, id in enumerate(ids)}
     return sorted(rows, key=lambda row: order[row["id"]])

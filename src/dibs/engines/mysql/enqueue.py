@@ -1,4 +1,4 @@
-"""How MySQL and MariaDB store jobs: in one insert, or with care where an id, key or place may be taken."""
+"""New jobs on MySQL and MariaDB: one insert, or several steps where an id, key or position may be taken."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -23,17 +23,17 @@ from dibs.operations.scripts import Row
 
 _UNIQUE, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "train", "slot"))
 
-# What `enqueue` sends of each job, in the order in which its block takes it apart.
+# The columns that `enqueue` sends of each job, in the order of its block.
 _STORED = (
     *("id", "kind", "queue", "args", "priority", "state", "max_attempts", "run_at", "enqueued_at"),
     *("unique_key", "on_cancelled", "on_failed", "pipeline_id", "parent_id", "tags", "meta"),
 )
-# What more it sends of jobs that have a gate or a unique key.
+# Further columns of jobs that have a gate or a unique key.
 _STORED_AT_GATES = ("train", "slot", "slot_policy", "slot_limit", "position", "unique_until")
 
 
 class MysqlEnqueue(MysqlGates):
-    """Whatever stores jobs: producers, settlements with children, schedules."""
+    """The answers that store jobs: enqueue, children of settlements, ticks of schedules."""
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, finished: str = "finished") -> Plan:
         [clock] = yield Query("now", {})
@@ -56,7 +56,7 @@ class MysqlEnqueue(MysqlGates):
         return []
 
     def _gates_of_new(self, new: Sequence[Mapping[str, Any]]) -> Any:
-        """The gates of new jobs, and of those whose arguments and time they may replace."""
+        """Return the gates of new jobs, and of jobs with arguments and times that they may replace."""
         keys = [job["unique_key"] for job in new if job["replaces"]]
         met = (yield Query("gates_of_keys", {"keys": as_json(keys)})) if keys else []
         return [*gates_of(new), *gates_of(met)]
@@ -64,7 +64,7 @@ class MysqlEnqueue(MysqlGates):
     def _enqueue_carefully(
         self, new: Sequence[dict[str, Any]], fresh: bool, gates: Gates, finished: str
     ) -> Plan:
-        """Where an id, a key or a place may be taken: store all, look who has them, take back what lost."""
+        """Store all, then remove the jobs with an id, key or position that another job had."""
         for job in new:
             _take_place(job, gates)
         call = uuid4()
@@ -84,7 +84,7 @@ class MysqlEnqueue(MysqlGates):
         return [_stored(job, ours, holders) for job in new]
 
     def _met(self, new: Sequence[Mapping[str, Any]], fresh: bool) -> Any:
-        """Who has the keys of these jobs and keeps them, by the ids of the new ones. Nobody is locked."""
+        """Return the jobs that have and keep the keys of new ones, by the new ids. Nothing is locked."""
         keyed = [job for job in new if job["unique_key"] is not None]
         met = {
             **(yield from self._who_has("key_holders", (job for job in keyed if not job["replaces"]))),
@@ -94,31 +94,31 @@ class MysqlEnqueue(MysqlGates):
         return {id: holder for id, holder in met.items() if id not in known}
 
     def _who_has(self, block: str, new: Iterable[Mapping[str, Any]]) -> Any:
-        """Who has the keys of these jobs, by their ids."""
+        """Return the jobs that have the keys of new ones, by the new ids."""
         keys = {job["id"]: job["unique_key"] for job in new}
         rows = (yield Query(block, {"keys": as_json(sorted(set(keys.values())))})) if keys else ()
         holders = {row["unique_key"]: row["holder"] for row in rows}
         return {id: holders[key] for id, key in keys.items() if key in holders}
 
     def _holders(self, new: Sequence[Mapping[str, Any]], call: UUID) -> Any:
-        """(who has each id and each key, which ids this very call has stored)."""
+        """Return the job that has each id and key, and the ids that this call has stored."""
         rows = yield Query("stored", {"ids": as_ids(job["id"] for job in new)})
         holders: dict[Any, UUID] = {row["id"]: row["id"] for row in rows}
         ours = {row["id"] for row in rows if row["stored_by"] == call}
-        lost = [job for job in new if job["id"] not in ours]  # what is ours has its key, and is locked
+        lost = [job for job in new if job["id"] not in ours]  # ours have their keys, and are locked
         if keys := [job["unique_key"] for job in lost if job["unique_key"] is not None]:
             rows = yield Query("holders", {"keys": as_json(keys)})
             holders |= {row["unique_key"]: row["holder"] for row in rows}
         return holders, ours
 
     def _ended_before(self, new: Sequence[Mapping[str, Any]]) -> Any:
-        """Jobs that are over must not take their key from others of the same call, even for a moment."""
+        """Return the finished jobs: they must not take a key from others of the same call, even briefly."""
         if len(new) == 1 or all(job["unique_key"] is None for job in new):
             return set()
         return {row["id"] for row in (yield Query("ended", {"ids": as_ids(job["id"] for job in new)}))}
 
     def _forget_if_finished(self, ids: set[UUID], block: str) -> Any:
-        """What finished before we stored it again, perhaps while we waited for its place, stays finished."""
+        """Remove jobs that finished before they were stored again, perhaps while we waited for a lock."""
         if not ids:
             return set()
         done = {row["id"] for row in (yield Query(block, {"ids": as_ids(ids)}))}
@@ -128,7 +128,7 @@ class MysqlEnqueue(MysqlGates):
     def _forget_if_key_lasts(
         self, new: Sequence[Mapping[str, Any]], ours: set[UUID], holders: dict[Any, UUID]
     ) -> Plan:
-        """A finished job may keep its key for a time: who asked for it gets that job."""
+        """Remove new jobs with a key that a finished job keeps for a time."""
         keyed = [job for job in new if job["id"] in ours and job["unique_key"] is not None]
         if not keyed:
             return []
@@ -142,7 +142,7 @@ class MysqlEnqueue(MysqlGates):
         return (yield from self._each("forget", lost))
 
     def _replace(self, new: Sequence[Mapping[str, Any]], holders: Mapping[Any, UUID], gates: Gates) -> Plan:
-        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        """Give a waiting job the arguments and time of the new one; a running or finished one is kept."""
         for job in new:
             if job["replaces"] and job["id"] not in holders:
                 holder = holders[job["unique_key"]]
@@ -154,7 +154,7 @@ class MysqlEnqueue(MysqlGates):
     def _act_on_slot(
         self, new: Sequence[Mapping[str, Any]], ours: set[UUID], holders: dict[Any, UUID]
     ) -> Plan:
-        """`drop`: back out where the slot was full. `replace`: those who wait make room."""
+        """Remove the new job if its slot is full (`drop`), or cancel the waiting ones (`replace`)."""
         for job in new:
             if job["slot_policy"] == "drop":
                 if (holder := (yield from self._kept_instead(job))) is not None:
@@ -169,7 +169,7 @@ class MysqlEnqueue(MysqlGates):
         return []
 
     def _with_states(self, answers: Sequence[Row]) -> Plan:
-        """States are those at the end: a job may be superseded by a later one of the same call."""
+        """Return the states at the end: a job may be superseded by a later one of the same call."""
         rows = yield from self._settled([answer["id"] for answer in answers])
         states = {row["id"]: row["state"] for row in rows}
         return [{**answer, "state": states.get(answer["id"])} for answer in answers]
@@ -177,12 +177,12 @@ class MysqlEnqueue(MysqlGates):
     def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
         begins = move["since"] is None
         found = yield Query("last_tick" if begins else "schedule_at", self.adapt(move))
-        if bool(found) == begins:  # somebody else began it, or moved it on
+        if bool(found) == begins:  # another worker began it, or moved it
             return []
         yield Query("begin_schedule" if begins else "move_schedule", self.adapt(move))
         return [{"name": move["schedule"]}, *((yield from self._enqueue(jobs, fresh=True)) if jobs else ())]
 
-    # -- what others do, too ---------------------------------------------------------------------
+    # -- shared ---------------------------------------------------------------------------------
 
     def _live(self, ids: Iterable[UUID], stale_after: int = 0) -> Plan:
         if not (ids := sorted(ids)):
@@ -217,7 +217,7 @@ def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
 
 
 def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """New jobs in their order; one that acts on others of its slot stands alone."""
+    """Yield the new jobs in order; one that acts on others of its slot is a batch of its own."""
     batch: list[dict[str, Any]] = []
     for job in new:
         if job["slot_policy"] in ("drop", "replace"):
@@ -230,12 +230,12 @@ def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _in_order_of_keys(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whose key another transaction is storing is waited for: all who wait do so in one order."""
+    """Sort by key: inserts wait for keys that other transactions store, and must wait in one order."""
     return sorted(jobs, key=lambda job: (job["unique_key"] is None, job["unique_key"] or "", job["id"]))
 
 
 def _take_place(job: dict[str, Any], gates: Gates) -> None:
-    """A new job is blocked, or in a slot scheduled, until its gate lets it through."""
+    """Make a new job blocked, or in a slot scheduled, until its gate opens."""
     if has_gate(job):
         waits = job["slot"] is not None and job["state"] == JobState.scheduled
         job["state"] = JobState.scheduled if waits else JobState.blocked

@@ -1,18 +1,17 @@
--- MySQL's and MariaDB's own words. READ COMMITTED on connections of our own, and in every answer that
--- changes something a locking read comes first: it takes the rows by primary key or down one index in the
--- order of claiming, and whatever is written afterwards goes to rows that are already ours, by primary key.
--- mysql.py says which blocks make an answer.
+-- Blocks of MySQL and MariaDB; engine.py has the answers. Our own connections are READ COMMITTED. An answer that
+-- changes something begins with a locking read, by primary key or down one index in claiming order; all later
+-- writes go to the locked rows, by primary key.
 --
--- Many rows travel as one JSON text. `straight_join … force index` keeps to the way that is meant: given ids
--- first, then one look into the primary key for each. Left to itself the server reads a small table whole,
--- and in a statement that locks it then waits for rows that are none of its business. Text that says `/*M! … */` is read by MariaDB alone, `/*!80017 … */`
--- by MySQL alone.
+-- Many rows are sent as one JSON text. `straight_join … force index` fixes the order: the given ids first, then
+-- one read of the primary key for each. Left to itself the server reads a small table whole, and a locking
+-- statement then waits for rows that it does not need. MariaDB alone reads `/*M! … */`, MySQL alone
+-- `/*!80017 … */`.
 
 -- fragment: given_ids
 json_table(:ids, '$[*]' columns (id char(32) character set ascii path '$')) given
 
 -- name: get_newest
--- In a transaction of the caller's that may have begun long ago: a locking read sees what is there now.
+-- For a caller's transaction that may have begun long ago: a locking read sees the newest rows.
 (
     select {job_columns:job}
     from {>given_ids}
@@ -33,8 +32,7 @@ union all
 select job.state, count(*) as jobs from dibs_finished job group by job.state
 
 -- name: enqueue
--- For ids that nobody can have stored before. A violated key makes the whole batch try again with
--- `enqueue_again`.
+-- For ids that are surely new. If a key is violated, the whole batch is tried again with `enqueue_again`.
 insert into dibs_jobs ({>new_columns})
 {>new_rows}
 
@@ -84,7 +82,7 @@ id char(32) character set ascii path '$[0]',
         meta longtext character set utf8mb4 path '$[15]'
 
 -- name: stored
--- Who has these ids now; our own call's rows are told by `stored_by`.
+-- The jobs with these ids; `stored_by` marks the rows of this call.
 select job.id, job.stored_by
 from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
@@ -102,17 +100,15 @@ straight_join dibs_finished job force index (primary) on job.id = unhex(given.id
 for update
 
 -- name: opening
--- What a claim must know before it looks at jobs: which queues are not simply open, and whether there is
--- upkeep that nobody did yet.
+-- What a claim must know before it reads jobs: which queues are paused or limited, and whether upkeep is due.
 select :look and {>overdue} as overdue, setting.name, setting.paused, setting.max_running
 from (select 1 as one) once
 left join dibs_queues setting on setting.paused or setting.max_running is not null
 
 -- name: line
--- The first jobs of one line, in claiming order, and the head of the next line: the claim index is walked in
--- jumps, so that whatever lies in a paused queue or is of another kind costs one jump, not one step per job.
--- (Jumps inside one statement are not to be had: compared with a column of a recursive part, these databases
--- read on from row to row.)
+-- The first jobs of one queue-kind pair, in claiming order, and the head of the next pair. Jobs of a paused queue
+-- or of another kind cost one jump in the claim index, not one read per job. (These databases can't jump within
+-- one statement: compared with a column of a recursive part, they read on row by row.)
 (
     {>near}
 )
@@ -151,8 +147,8 @@ order by ready.precedence, ready.run_at, ready.id
 limit :limit
 
 -- name: lock_first
--- Rows are locked one by one down the line; those that another claimer has locked are skipped, not waited
--- for. The index is named, and in exactly this order: a sort would lock all of the line first.
+-- Rows are locked one by one in index order, and rows that another claim has locked are skipped. The index is
+-- named, with exactly its order: a sort would first lock all jobs of the pair.
 select {>locked}
 from dibs_jobs job force index (dibs_jobs_ready)
 where job.state = 'ready' and job.queue = :queue and job.kind = :kind
@@ -215,8 +211,8 @@ set
     job.lease_until = given.lease_until
 
 -- name: lock_limits
--- Taken before the running jobs are counted, in a statement of its own: the count must see what those who
--- held the lock before us have claimed.
+-- A statement of its own, before the running jobs are counted: the count must see what earlier holders of the
+-- lock have claimed.
 select setting.name
 from dibs_queues setting
 where setting.max_running is not null
@@ -231,7 +227,7 @@ where setting.max_running is not null
 group by setting.name
 
 -- name: held_and_free
--- Rows that somebody has locked are left for the next beat.
+-- Rows that another transaction has locked are left for the next heartbeat.
 select job.id, job.token, job.cancel_reason, {now} as now
 from {>given_claims}
 straight_join dibs_jobs job force index (primary) on {>is_held}
@@ -255,7 +251,7 @@ job.id = unhex(given.id)
     and job.lease_until is not null
 
 -- name: end_settled
--- What `held` has locked moves to the finished ones.
+-- The jobs that are locked by now go to the finished table.
 insert into dibs_finished (
     {kept_columns},
     attempts, state, pipeline_id, message, result, errors, settled_token, settled_as, finished_at
@@ -402,8 +398,8 @@ from dibs_jobs asked force index (dibs_jobs_leases)
 where asked.lease_until is not null and asked.cancel_reason is not null
 
 -- name: begin_schedule
--- The first who sees a schedule says from when on its ticks count. Of two at once the second violates the
--- key, starts over, and finds it begun.
+-- The first worker that sees a schedule decides from when on its ticks count. If two do this at once, the second
+-- violates the key, starts over and finds the row.
 insert into dibs_schedules (name, last_tick)
 values (:schedule, :tick)
 
@@ -411,7 +407,7 @@ values (:schedule, :tick)
 select name, last_tick from dibs_schedules where name = :schedule for update
 
 -- name: schedule_at
--- Whoever saw it elsewhere comes too late: this tick is not theirs.
+-- Only from where the worker saw it.
 select name
 from dibs_schedules
 where name = :schedule and last_tick = :since
@@ -470,7 +466,7 @@ where own.privilege_type = 'PROCESS'
 limit 1
 
 -- name: open_transactions
--- Whoever has an old snapshot open keeps dead rows from being removed.
+-- Old snapshots keep dead rows from being removed.
 select
     'thread' as fact,
     concat('thread ', began.trx_mysql_thread_id) as about,
@@ -493,7 +489,7 @@ order by open.trx_started
 limit 1
 
 -- name: note_moves
--- Who was enqueued again while it was away departs a second time.
+-- A job that was enqueued again while it was away departs a second time.
 insert into dibs_moving (id, way, store, job)
 select unhex(given.id), given.way, unhex(given.store), given.job
 from json_table(

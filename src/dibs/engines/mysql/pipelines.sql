@@ -1,6 +1,5 @@
--- MySQL's and MariaDB's words for pipelines (ADR 18): rows are reached from the list of ids, by key. Where the
--- answer decides who goes, it is a locking read, so that it is true in a caller's transaction with an old
--- snapshot, too.
+-- Blocks of MySQL and MariaDB for pipelines (ADR 18). Rows are read from the list of ids, by key. Where a decision
+-- depends on a read, it is a locking one, so that it is right in a caller's transaction with an old snapshot.
 
 -- fragment: given_pipelines
 -- Each by its key, in the order given: left to itself the server reads, and locks, all pipelines.
@@ -139,7 +138,7 @@ where not exists (select 1 from dibs_jobs job where job.pipeline_id = pipeline.i
   and not exists (select 1 from dibs_finished job where job.pipeline_id = pipeline.id)
 
 -- name: old
--- Not who holds a train, nor whose key still lasts, nor whose result somebody who waits may ask for.
+-- Without jobs that hold a train, that keep a unique key, or with a result that a waiting child may read.
 select job.id
 from dibs_finished job force index (primary)
 where job.id < unhex(:before)

@@ -1,4 +1,4 @@
-"""How jobs are settled on MySQL and MariaDB: gates and keys first, then those still held, then who may go."""
+"""Settlements on MySQL and MariaDB: lock gates and keys, then the jobs still held, then open the gates."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", 
 
 
 class MysqlSettle(MysqlClaims, MysqlEnqueue):
-    """What the holder of a claim says: it ended, it goes on, it has come so far."""
+    """The answers for holders of claims: settle, exchange, renew, progress."""
 
     def _settle(
         self,
@@ -49,7 +49,7 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         return [*({"id": id} for id in held), *({"id": id, "waits": True} for id in waiting)]
 
     def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
-        """Those of these claims that still hold their job, locked in the order of ids, by id."""
+        """Return the claims that still hold their job, by id, locked in the order of ids."""
         pairs = sorted((id.hex, token) for id, token in claims)
         if not pairs:
             return {}
@@ -62,7 +62,7 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         }
 
     def _locked_keys(self, keys: Mapping[UUID, str], patience: str | None) -> Any:
-        """The jobs whose unique key an open transaction has met: they can't be settled before it ends."""
+        """Return the jobs with a unique key that an open transaction has locked; they can't be settled."""
         if not keys:
             return set()
         block = {None: "lock_keys", "none": "free_keys", "short": "keys_soon"}[patience]
@@ -76,10 +76,10 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         return (yield from self._each("forget", (one["id"] for one in ended)))
 
     def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
-        """Children of what was settled just now. One whose key is taken is not added.
+        """Add the children of settled jobs; one with a taken key is left out.
 
-        Whether they have finished is looked at without a lock: within a caller at REPEATABLE READ it
-        would be one of the gap where whatever finishes is stored, and nobody could settle before the commit.
+        Whether they have finished is read without a lock: within a caller's transaction at REPEATABLE READ
+        that would lock the gap where finished jobs are stored, and block every settlement until the commit.
         """
         return (yield from self._enqueue(children, fresh=False, finished="ended")) if children else []
 
@@ -119,7 +119,7 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
 def _gates_by_settlement(
     settlements: Iterable[Mapping[str, Any]], children: Iterable[tuple[Any, ...]]
 ) -> dict[UUID, set[Key]]:
-    """What each needs locked: its own gate, and those of its children."""
+    """Return the gates to lock for each settlement: its own, and its children's."""
     needed = {one["id"]: set(gates_of([one])) for one in settlements}
     for child in children:
         needed[child[_PARENT]] |= set(gates_of([{"train": child[_TRAIN], "slot": child[_SLOT]}]))

@@ -1,4 +1,4 @@
-"""Values on their way to MySQL and MariaDB and back: ids as hex, times in UTC, many rows as one JSON text."""
+"""Values for MySQL and MariaDB, and back: ids as hex, times in UTC, many rows as one JSON text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,14 +11,14 @@ from dibs.clock import from_micros, to_micros
 from dibs.engines.sql.engine import Converters
 from dibs.jobs.states import JobState
 
-# What is sent in one statement: the server refuses more than its max_allowed_packet (16 MiB on MariaDB),
-# and a quote within text within JSON within a statement is four characters.
+# The most that is sent in one statement: the server refuses more than its max_allowed_packet (16 MiB on
+# MariaDB), and a quote within text within JSON within a statement takes four characters.
 CHUNK_ROWS = 1000
 CHUNK_SIZE = 2 * 1024 * 1024
 
 
 def chunks(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """The rows as JSON texts, none of them larger than one statement may be."""
+    """Yield the rows as JSON texts, none larger than one statement may be."""
     chunk: list[list[Any]] = []
     size = 0
     for row in rows:
@@ -56,7 +56,7 @@ def as_json(value: Any) -> str:
 
 
 def as_plain(value: Any) -> Any:
-    """A value as the drivers, and JSON, take it: ids as hex, times in UTC without a zone, truth as 0 or 1."""
+    """Convert a value for the drivers and JSON: ids to hex, times to UTC without a zone, truth to 0 or 1."""
     converter = _CONVERTERS[type(value)]
     return value if converter is None else converter(value)
 

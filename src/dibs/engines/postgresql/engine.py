@@ -1,4 +1,4 @@
-"""PostgreSQL's answers: which blocks of jobs.sql make up a question."""
+"""The answers of PostgreSQL, made of the blocks of jobs.sql."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -52,19 +52,19 @@ SPELLINGS = {
 
 OLDEST = "12"  # the first with `as materialized`, without which a claim may take too many
 
-# From how many (queue, kind) pairs on it is cheaper to walk those that exist.
+# Above this number of queue-kind pairs it is cheaper to find the ones that exist.
 MOST_NAMED_LINES = 32
-# From how many jobs on a bulk load beats an insert.
+# From this number of jobs on a bulk load is faster than an insert.
 COPY_FROM = 500
 
 _RUN_AT, _DELAY, _UNIQUE, _PARENT = (
     NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay", "unique_key", "parent_id")
 )
 _TRAIN = NEW_JOB_COLUMNS.index("train")
-# All of a settlement but whose it is and its gate; and that of most.
+# The columns of a settlement without its claim and its gate; and their usual values.
 _OUTCOME = slice(SETTLEMENT_COLUMNS.index("state"), SETTLEMENT_COLUMNS.index("train"))
 _JUST_SUCCEEDED = ("succeeded", "succeeded", None, False, None, "[]", None, None)
-# Questions whose answers may take several statements.
+# Questions with answers of several statements.
 TOGETHER = frozenset(
     {
         *("claim_within_limits", "delete", "age", "enqueue_tick", "stage", "sweep", "cancel", "retry"),
@@ -167,7 +167,7 @@ class PostgreSQL(PostgresGates):
             return (yield from self._enqueue_plain(jobs, self._hints.due(jobs, always=not may_copy)))
         placed = [job for job in jobs if not is_bare(job)]
         gates = yield from self._lock_for(placed)
-        # Several statements have several times, but what is enqueued together is due together.
+        # Each statement has a time of its own, but jobs that are enqueued together are due together.
         moment = (yield Query("now", {}))[0]["now"] if plain and placed else None
         answers: dict[UUID, Row] = {}
         if plain:
@@ -181,7 +181,7 @@ class PostgreSQL(PostgresGates):
             states, others = yield from self._find_places(placed, gates, answers, moment)
             moved = yield from self._open_gates({*gates.held_by, *others})
             answers = _in_states(answers, states | {row["id"]: row["state"] for row in moved})
-        yield from self._wake(self._hints.due(_to_tell(jobs, answers), always=not may_copy))
+        yield from self._wake(self._hints.due(_to_hint(jobs, answers), always=not may_copy))
         return _in_order(jobs, answers)
 
     def _enqueue_plain(self, jobs: Sequence[tuple[Any, ...]], wake: Sequence[str]) -> Plan:
@@ -214,7 +214,7 @@ class PostgreSQL(PostgresGates):
         return (yield Query("claim", _wish(wish)))
 
     def _claim_job(self, **wish: Any) -> Plan:
-        """Who is asked for by name is waited for a little: whoever has locked it may not want it."""
+        """Retry for up to 1.5 s while another transaction has the job's row locked; it may not claim it."""
         for pause in LOOKS:
             [row] = yield Query("claim_job", _wish(wish))
             if not row["crowded"]:
@@ -234,7 +234,7 @@ class PostgreSQL(PostgresGates):
         return rows
 
     def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
-        del keys  # who meets one here locks nothing
+        del keys  # here an enqueue that finds a taken key locks nothing
         gated, plain = apart(settlements, children)
         rows: list[Row] = []
         if gated:
@@ -256,7 +256,7 @@ class PostgreSQL(PostgresGates):
         keys: Any = None,
         **wish: Any,
     ) -> Plan:
-        """Those at gates first, so that what they let through can be claimed at once."""
+        """Settle at gates first, so that the claim may take the jobs that become ready."""
         gated, plain = apart(settlements, children)
         applied: list[Row] = []
         moved: Sequence[Row] = ()
@@ -324,7 +324,7 @@ class PostgreSQL(PostgresGates):
 
 
 class Given(msgspec.Struct, gc=False, omit_defaults=True):
-    """A settlement as the statement reads it; what is usual is left out."""
+    """A settlement as the statement reads it; defaults are left out."""
 
     id: UUID
     token: int
@@ -352,7 +352,7 @@ def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The wish as `claim_line` reads it, if it is for one line and for nothing but jobs."""
+    """Return the parameters of `claim_line`, if the request is for one queue-kind pair and only for jobs."""
     match wish:
         case {"queues": [queue], "kinds": [kind], "look": False}:
             return {**wish, "queue": queue, "kind": kind, "leases": _json(wish["leases"])}
@@ -374,18 +374,18 @@ def _is_plain(job: tuple[Any, ...]) -> bool:
 
 
 def _in_states(answers: Mapping[UUID, Row], states: Mapping[UUID, str]) -> dict[UUID, Row]:
-    """States are those at the end: a job may be superseded by a later one of the same call."""
+    """Return the states at the end: a job may be superseded by a later one of the same call."""
     return {id: {**row, "state": states[id]} if id in states else row for id, row in answers.items()}
 
 
-def _to_tell(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
-    """Those that workers should hear of: who waits at a gate is told of when it is let through."""
+def _to_hint(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
+    """Return the jobs to send hints for; for one at a gate that is done when it becomes ready."""
     states = ((job, answers.get(job[0], {}).get("state")) for job in jobs)
     return [job for job, state in states if state == "scheduled" or gate_of(job) is None]
 
 
 def _left(moved: Sequence[Row], taken: set[UUID]) -> list[str]:
-    """What to wake others with: who was let through and was not claimed at once."""
+    """Return hints for the jobs that became ready and were not claimed at once."""
     left = [row for row in moved if row["state"] == "ready" and row["id"] not in taken]
     return sorted({hint_of(row["queue"], [row["kind"]]) for row in left})
 

@@ -1,10 +1,10 @@
--- PostgreSQL's own words: many rows per statement, row locks that are skipped and not waited for.
--- READ COMMITTED. A statement sees one snapshot; what it then locks is checked again by the server
--- against the newest version of the row, so every guard stands in the statement that writes.
+-- Blocks of PostgreSQL; engine.py has the answers. Many rows per statement; locked rows are skipped, not waited
+-- for. At READ COMMITTED a statement sees one snapshot, and the server checks the conditions again on the newest
+-- version of each row that it locks: so every guard stands in the statement that writes.
 
 -- name: enqueue
--- For ids that nobody can have stored before. A violated key makes the whole batch try again with
--- `enqueue_again`. The hint to waiting workers rides along.
+-- For ids that are surely new. If a key is violated, the whole batch is tried again with `enqueue_again`. The hint
+-- for waiting workers is sent by the same statement.
 with stored as (
     insert into dibs_jobs ({>new_columns})
     {>new_rows}
@@ -18,8 +18,7 @@ from stored
 cross join (select count(*) from told) hint
 
 -- name: enqueue_one
--- The same for a single job. Without arrays it is the leanest way to an idle worker: after a pause, each
--- step of a plan costs more than its work.
+-- The same for a single job, without arrays: after a pause each node of a query plan costs more than its work.
 insert into dibs_jobs ({>new_columns})
 select
     {>new_values}
@@ -56,7 +55,7 @@ on conflict (id) do nothing
 returning id, true as is_new, state, run_at, enqueued_at
 
 -- name: enqueue_forget_finished
--- A second statement, because it must see what finished while the insert waited for its key.
+-- A second statement: it must see jobs that finished while the insert waited for a key.
 delete from dibs_jobs job
 using dibs_finished finished
 where job.id {in_ids:ids} and finished.id = job.id
@@ -115,14 +114,14 @@ from unnest(
 {>due}
 
 -- name: chain
--- Children of what the same transaction has settled. One whose key is taken is not added.
+-- Children of jobs that the same transaction has settled. A child with a taken key is left out.
 insert into dibs_jobs ({>new_columns})
 {>new_rows}
 where not exists (select 1 from dibs_finished finished where finished.id = given.id)
 on conflict do nothing
 
 -- name: claim
--- Up to :limit ready jobs of the open lines, for one worker, in one statement.
+-- Up to :limit ready jobs of the open queue-kind pairs, for one worker, in one statement.
 with recursive
 {>lines},
 {>share},
@@ -134,8 +133,8 @@ left join taken on true
 order by taken.priority desc, taken.run_at, taken.id
 
 -- name: claim_line
--- The same for one line, if it is open and unlimited: what an idle worker asks when it hears of a job there.
--- Its jobs come in no order. After a pause each step of a plan costs more than its work, so there are few.
+-- The same for one queue-kind pair, if it is open and unlimited: the claim of an idle worker after a hint. The
+-- jobs are in no order. After a pause each node of a query plan costs more than its work, so there are few.
 update dibs_jobs job
 set {>leased}
 where job.ctid = any (array(
@@ -156,7 +155,7 @@ where job.ctid = any (array(
 returning false as limited, false as overdue, false as crowded, {job_columns:job}
 
 -- name: exchange
--- Settle what is done and claim what is next: one round trip, one commit.
+-- Settle and claim: one round trip, one commit.
 with recursive
 {>settling},
 {>lines},
@@ -166,9 +165,9 @@ with recursive
 select {>header}, {>exchanged}
 
 -- name: exchange_on
--- The same, going on from where the last claims ended: `marks` has the last job of each line. While somebody
--- keeps an old snapshot open, the index has an entry for every job that has been ready since, and without a mark
--- each claim reads all of them. What is not seen from here is found by the next claim without marks.
+-- The same from the worker's cursors on: `marks` has the last claimed job of each queue-kind pair. While a
+-- transaction keeps an old snapshot open, the index keeps an entry for every job that has been ready since, and
+-- without a cursor each claim reads all of them. The next claim without cursors finds jobs before them.
 with
 {>settling},
 line as materialized (
@@ -241,8 +240,8 @@ left join taken on true
 order by taken.priority desc, taken.run_at, taken.id
 
 -- fragment: lines
--- The distinct (queue, kind) of ready jobs, found by jumping through the claim index: whatever lies
--- in a paused queue or is of another kind costs one jump, not one step per job.
+-- The queue-kind pairs of ready jobs, found by jumps in the claim index: jobs of a paused queue or of another kind
+-- cost one jump, not one read per job.
 walked (queue, kind) as (
     (
         select ready.queue, ready.kind
@@ -281,9 +280,9 @@ open_line as materialized (
 )
 
 -- fragment: share
--- How many places each line gets of the :limit. With one line that is all of them; with several, its
--- part of the first :limit in claiming order, looked up without locks. Nothing is taken while a limited
--- queue is open to us: those claims are asked as `claim_within_limits`.
+-- How many of the :limit jobs come from each queue-kind pair: all from a single one, else as many as it has among
+-- the first :limit in claiming order, read without locks. None while one of the queues has a limit: that is the
+-- question `claim_within_limits`.
 share as materialized (
     select open_line.queue, open_line.kind, cast(:limit as bigint) as places
     from open_line
@@ -325,9 +324,9 @@ cross join lateral (
             ) head
 
 -- fragment: picked
--- Rows are locked one by one down each line; those that another claimer has locked are skipped, not
--- waited for. Materialized: as `in (select … limit n for update skip locked)` the planner may run the
--- subselect once per row, and lease 50 jobs for a limit of 3.
+-- Rows are locked one by one in index order, and rows that another claim has locked are skipped. Materialized:
+-- with `in (select … limit n for update skip locked)` the planner may run the subselect once per row, and lease
+-- 50 jobs for a limit of 3.
 shared as materialized (
     select job.id, job.spot
     from share
@@ -340,8 +339,8 @@ shared as materialized (
         for update skip locked
     ) job
 ),
--- With several lines, a line whose head was locked by somebody else leaves places over: they go to
--- whatever is free in any line. No sort above the locks: it would lock all of every line first.
+-- If another claim has locked the first jobs of one of several pairs, free jobs of any pair fill the rest. No sort
+-- above the locks: it would first lock all jobs of every pair.
 spare as materialized (
     select cast(:limit as bigint) - count(*) as places
     from shared
@@ -378,11 +377,10 @@ picked as materialized (
 )
 
 -- fragment: taken
--- By where the rows lie, which the locks keep: no index is read again, however large it is. Should somebody have
--- changed a row just before it was locked, its newest version lies where this statement can't see it; then the
--- claim is `crowded`. As an array: of a join the planner believes that it has thousands of rows, and reads the
--- whole table for ten. (Nor may the state stand here as a second guard: without statistics the planner then reads
--- all ready jobs. The lock already guarantees that the row is still ready.)
+-- By physical address, which the locks keep, so that no index is read again. If a row changed just before it was
+-- locked, this statement can't see its newest version; then the claim is `crowded`. As an array: for a join the
+-- planner expects thousands of rows, and reads the whole table for ten. (Nor may the state be a second guard:
+-- without statistics the planner then reads all ready jobs. The lock already guarantees that the row is ready.)
 taken as (
     update dibs_jobs job
     set {>leased}
@@ -419,8 +417,8 @@ exists (select 1 from open_line where open_line.max_running is not null) as limi
         and (select count(*) from open_line) > 1
 
 -- name: lock_limits
--- Taken before the running jobs are counted, in a statement of its own: the count must see what
--- those who held the lock before us have claimed.
+-- A statement of its own, before the running jobs are counted: the count must see what earlier holders of the
+-- lock have claimed.
 select setting.name
 from dibs_queues setting
 where setting.max_running is not null
@@ -528,7 +526,7 @@ left join taken on true
 select pg_sleep(cast(:seconds as double precision))
 
 -- fragment: may_overtake
--- Behind its slot: that is judged at the gate.
+-- It waits for its slot: the gate decides.
 exists (
             select 1
             from dibs_jobs job
@@ -539,7 +537,7 @@ exists (
         )
 
 -- fragment: wanted
--- Locked first, by primary key, and judged after: the state is that of the locked row.
+-- Locked first, by primary key, and tested after: the state is that of the locked row.
 locked as materialized (
     select job.id, job.queue, job.state
     from dibs_jobs job
@@ -561,8 +559,13 @@ union all
 select returned.id from returned
 
 -- fragment: settling
--- Who just succeeded comes as two arrays, which the server reads four times as fast as JSON; all others as one
--- JSON text: as ten arrays, the drivers look at each of their elements.
+{>given_settlements},
+{>ended_jobs},
+{>returned_jobs}
+
+-- fragment: given_settlements
+-- Jobs that just succeeded come as two arrays, which the server reads four times as fast as JSON. The others come
+-- as one JSON text: as ten arrays, the drivers would convert each of their elements.
 given as materialized (
     select
         usual.id,
@@ -600,9 +603,11 @@ given as materialized (
         message text,
         pipeline_id uuid
     )
-),
--- Fenced by the token: a worker that lost its lease changes nothing. A job that was asked to
--- cancel ends here, too, whatever its holder made of it.
+)
+
+-- fragment: ended_jobs
+-- Fenced by the token: a worker that lost its lease changes nothing. A job that was asked to cancel ends here as
+-- well, whatever its outcome.
 ended as (
     delete from dibs_jobs job
     where {>held}
@@ -634,8 +639,10 @@ moved as (
         {now}
     from ended
     join given on given.id = ended.id
-),
--- One row that holds all that goes back, by id: a join would be planned for one job, again.
+)
+
+-- fragment: returned_jobs
+-- One row that holds all returned jobs, by id: a join would again be planned for one job.
 book as materialized (
     select jsonb_object_agg(back.id, to_jsonb(back)) as page
     from given back
@@ -676,9 +683,9 @@ returned as (
 back.state in ('succeeded', 'failed', 'cancelled')
 
 -- fragment: held
--- Of the given claims, those that still hold their job. A running job is one with a lease: said by its
--- state, the planner may go through all running jobs (the partial index on leases) instead of straight to
--- these. And in a hash: joined with `given` it expects one row, and compares each with each.
+-- The given claims that still hold their job. A running job is one with a lease: with its state the planner may
+-- read all running jobs (the partial index on leases) instead of these. And in a hash: for a join with `given` it
+-- expects one row, and compares each with each.
 job.id = any (array(select given.id from given))
       and {>fenced}
 
@@ -687,7 +694,7 @@ job.id = any (array(select given.id from given))
       and job.lease_until is not null
 
 -- name: renew
--- Rows that somebody has locked are left for the next beat, and answered as they stand.
+-- Rows that another transaction has locked are left for the next heartbeat, and returned as they are.
 with given as materialized (
     select *
     from unnest(cast(:ids as uuid[]), cast(:tokens as bigint[])) as given (id, token)
@@ -713,7 +720,7 @@ where {>held}
   and job.id not in (select renewed.id from renewed)
 
 -- name: sweep
--- What a sweep makes of an expired lease; the same rule stands in states.swept.
+-- What becomes of a job with an expired lease; the same rule is `swept` in jobs/states.py.
 with expired as materialized (
     select job.id, {>swept_to} as state
     from dibs_jobs job
@@ -791,8 +798,8 @@ cast(
         )
 
 -- name: tick
--- One statement, because an idle worker should cost next to nothing. The notification comes back to the
--- worker's own listener and proves that it can hear.
+-- One statement, because an idle worker should cost next to nothing. The notification comes back to the worker's
+-- own listener and proves that hints arrive.
 with here as (
     insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
     values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
@@ -825,7 +832,7 @@ flagged as (
     where job.id {in_ids:ids} and job.lease_until is not null
     returning job.id, job.worker
 ),
--- Their holders need not wait for the next heartbeat: one hint per worker, however many jobs.
+-- One hint per worker, however many jobs: it need not wait for its next heartbeat.
 told as (
     select pg_notify('dibs_wake', chr(2) || holder.worker)
     from (select distinct flagged.worker from flagged) holder
@@ -893,7 +900,7 @@ back as (
     on conflict do nothing
     returning id, train, slot, unique_key
 ),
--- Those with a key are looked at once more: who had it may have finished meanwhile, and keep it for a time.
+-- Jobs with a unique key are read once more: the job that had it may have finished since, and keep it for a time.
 gone as (
     delete from dibs_finished finished
     using back
@@ -929,7 +936,7 @@ from open_line
 select pg_notify('dibs_wake', :hint) as told
 
 -- name: examine
--- What the server says about itself, for `dibs doctor`. Who may not see other people's sessions gets fewer rows.
+-- Facts about the server, for `dibs doctor`. A user without the right to see other sessions gets fewer rows.
 select 'version' as fact, 'PostgreSQL' as about, current_setting('server_version') as value
 union all
 select 'needs', 'PostgreSQL', cast(:needed as text)
@@ -945,7 +952,7 @@ union all
 select 'standby', 'server', 'on'
 where pg_is_in_recovery()
 union all
--- Whoever has an old snapshot open keeps dead rows from being removed.
+-- Old snapshots keep dead rows from being removed.
 (
     select
         'transaction',
@@ -1037,7 +1044,7 @@ join pg_index index on index.indrelid = to_regclass(given.name)
 join pg_class named on named.oid = index.indexrelid
 
 -- name: note_moves
--- Who was enqueued again while it was away departs a second time.
+-- A job that was enqueued again while it was away departs a second time.
 insert into dibs_moving (id, way, store, job)
 select given.id, given.way, given.store, given.job
 from json_populate_recordset(cast(null as dibs_moving), cast(:rows as json)) given
@@ -1054,11 +1061,11 @@ select {stored_columns:given}
 from json_populate_recordset(cast(null as dibs_finished), cast(:rows as json)) given
 
 -- name: outrun_alone
--- One at a time: of two who set the counter, the later would set it back.
+-- One transaction at a time: of two that set the counter, the later would set it back.
 select pg_advisory_xact_lock(hashtext('dibs_token')) as alone
 
 -- name: outrun
--- Claims don't wait for that lock, but none takes a million tokens between these two words.
+-- Claims don't wait for that lock, but none takes a million tokens between the two statements.
 select setval('dibs_token', cast(:token as bigint) + 1000000) as token
 from dibs_token counter
 where counter.last_value < cast(:token as bigint)

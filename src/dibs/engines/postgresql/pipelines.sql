@@ -1,7 +1,7 @@
--- PostgreSQL's words for pipelines where they are its own (ADR 18).
+-- Blocks of PostgreSQL for pipelines (ADR 18).
 
 -- name: lock_pipelines
--- By a write, in order: a transaction of the caller's that still sees an old state of the pipeline fails.
+-- Lock by a write, in order: a caller's transaction with an older snapshot of the pipeline then fails.
 with locked as materialized (
     select pipeline.id
     from dibs_pipelines pipeline
@@ -15,7 +15,7 @@ where pipeline.id = any (array(select locked.id from locked))
 returning pipeline.id
 
 -- name: free_pipelines
--- The same for who must not wait.
+-- The same without waiting.
 with locked as materialized (
     select pipeline.id
     from dibs_pipelines pipeline
@@ -34,7 +34,7 @@ select cast(edge ->> 0 as uuid), cast(edge ->> 1 as integer), cast(edge ->> 2 as
 from json_array_elements(cast(:edges as json)) edge
 
 -- name: prune
--- Not who holds a train, nor whose key still lasts, nor whose result somebody who waits may ask for.
+-- Without jobs that hold a train, that keep a unique key, or with a result that a waiting child may read.
 delete from dibs_finished
 where id = any (
     array(

@@ -320,7 +320,7 @@ def _utc_loader() -> Any:
 
 @cache
 def _with_timeout(connection: Any) -> Any:
-    """Return a class of connections with a timeout for answers; psycopg waits for ever on a silent server."""
+    """Return a class of connections with a read timeout; psycopg waits for ever on a silent server."""
 
     class TimedConnection(connection):  # type: ignore[misc]
         answer_timeout: float = ANSWER_TIMEOUT

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
 
-# What a job takes along unchanged when it moves between the live and the finished table.
+# The columns that stay the same between the live and the finished table.
 KEPT_COLUMNS = (
     *("id", "kind", "queue", "args", "priority", "max_attempts", "run_at", "enqueued_at"),
     *("claimed_at", "worker", "token", "train", "slot", "on_cancelled", "on_failed"),
@@ -26,7 +26,7 @@ _PARAM = re.compile(r"(?<!:):([a-z_]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One database's words: where its files are, and the spellings that its blocks leave open."""
+    """One database's SQL: its blocks, with its spellings filled in."""
 
     name: str
     spellings: Mapping[str, str]
@@ -40,7 +40,7 @@ class Dialect:
         return _SPELLING.sub(lambda match: self._word(*match.groups()), text)
 
     def rename(self, text: str) -> str:
-        """Tables, indexes and the sequence carry the store's prefix."""
+        """Return the text with the store's prefix in the names of tables, indexes and the sequence."""
         return text if self.prefix == "dibs" else re.sub(r"\bdibs_", f"{self.prefix}_", text)
 
     def _word(self, name: str, first: str | None, second: str | None) -> str:
@@ -63,7 +63,7 @@ class Dialect:
 
 @lru_cache(maxsize=1024)
 def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
-    """Turn `:name` into `$1` or `%(name)s`; answer the names in order of first use."""
+    """Turn `:name` into `$1` or `%(name)s`; return the names in order of first use."""
     order = tuple(dict.fromkeys(_PARAM.findall(sql)))
     if style == "numeric":
         return _PARAM.sub(lambda match: f"${order.index(match[1]) + 1}", sql), order
@@ -81,7 +81,7 @@ def _load(dialect: Dialect) -> dict[str, str]:
 
 
 def read_blocks(*texts: str) -> dict[str, str]:
-    """The named blocks of these files with their fragments filled in; what comes later goes before."""
+    """Return the named blocks of these files, fragments filled in; a later file overrides."""
     blocks: dict[str, str] = {}
     fragments: dict[str, str] = {}
     for text in texts:
@@ -109,7 +109,7 @@ def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str]
 
 
 def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
-    """(version, SQL) of each migration, oldest first."""
+    """Yield (version, SQL) of each migration, oldest first."""
     folder = files("dibs.engines").joinpath(dialect, "schema")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):  # beside them there may be the folder `down`
@@ -121,6 +121,6 @@ def schema_version(dialect: str) -> int:
 
 
 def statements(text: str) -> list[str]:
-    """The statements of a migration file, one by one."""
+    """Return the statements of a migration file."""
     bare = re.sub(r"--.*", "", text)
     return [statement.strip() for statement in bare.split(";") if statement.strip()]

@@ -1,8 +1,9 @@
--- Answers that every SQL database gives in the same words.
+-- Blocks that all SQL databases share.
 --
 -- A block is `-- name:` and one statement. `:name` is a parameter, spelled for each driver when
 -- it is sent; values are never written into the text. `{…}` is a spelling of the dialect (see
--- `Dialect` in sql.py) or, with `>`, a fragment. A dialect's own file overrides blocks by name.
+-- `Dialect` in blocks.py) or, with `>`, a fragment, which may have arguments ($1, $2). A dialect's own file
+-- overrides blocks by name.
 
 -- name: get
 select {job_columns:job}
@@ -161,7 +162,7 @@ from (
 ) finished
 
 -- name: counts
--- Who succeeded are most of all, and the rest of them: nobody reads their rows to count them.
+-- Most finished jobs succeeded. They are all rows minus the others, so that their rows need not be read.
 select counted.state, cast(sum(counted.jobs) as bigint) as jobs
 from (
     select job.state, count(*) as jobs from dibs_jobs job group by job.state
@@ -246,11 +247,11 @@ where ready.state = 'ready'
 group by ready.queue
 
 -- name: echo
--- Where nobody can be woken there is nobody to say it to.
+-- Without notifications there is nothing to send.
 select cast(:hint as {text}) as told
 
 -- name: tick
--- A worker says that it is there, and hears when something is due next.
+-- Note that the worker is there.
 insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
 values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
 on conflict (name) do update
@@ -280,15 +281,15 @@ where seen_at >= {now_minus:silence}
 order by name
 
 -- name: begin_schedule
--- The first who sees a schedule says from when on its ticks count.
+-- The first worker that sees a schedule decides from when on its ticks count.
 insert into dibs_schedules (name, last_tick)
 values (:schedule, :tick)
 on conflict (name) do nothing
 returning name
 
 -- name: move_schedule
--- Whoever saw it elsewhere comes too late: this tick is not theirs. That it is older would not be enough:
--- of two who catch up, one on the first of three ticks and one on all, the later would repeat the first.
+-- Only from where the worker saw it. `last_tick < :tick` would not do: if two workers catch up, one on the first
+-- of three ticks and one on all three, the later would repeat the first.
 update dibs_schedules
 set last_tick = :tick
 where name = :schedule and last_tick = :since
@@ -360,7 +361,7 @@ set
     max_running = case when :set_limit then :max_running else dibs_queues.max_running end
 
 -- name: lift_from_queue
--- A queue that has no setting gets none by this: a name that was mistyped leaves nothing behind.
+-- An update only, so that a mistyped name leaves no row behind.
 update dibs_queues
 set
     paused = coalesce(:paused, paused),
@@ -395,13 +396,13 @@ update dibs_schedules set last_tick = {minus:last_tick:micros}
 select id from dibs_identity
 
 -- name: become
--- Of two at once the second violates the key, starts over, and finds who this is.
+-- If two processes do this at once, the second violates the key, starts over and finds the id.
 insert into dibs_identity (one, id) values (1, {id:new})
 
 -- name: departing
--- Not those that somebody has locked: they are just being claimed or settled, and will be met again. Who waits
--- in a train or for a slot goes only while nobody can be claimed there: else the next would be let go here. Of a
--- pipeline nobody goes before its end: who waits for whom would stay behind.
+-- Without locked jobs, which are just being claimed or settled; a later page finds them again. A job of a train
+-- or slot departs only while its queue is paused: else the next job there would become ready here. A job of a
+-- pipeline departs after the pipeline's end: its edges stay behind.
 select {stored_columns:job}
 from dibs_jobs job {by_id}
 where job.state <> 'running'
@@ -423,7 +424,8 @@ limit :limit
 {if_free}
 
 -- name: departing_finished
--- Not who holds a train: it would go on without the person it waits for. Nor who may still be asked for its result.
+-- Without a job that holds a train, which waits for an operator, and without a parent of waiting jobs, which may
+-- still read its result.
 select {stored_columns:job}
 from dibs_finished job {by_id}
 where job.id > {id:after}
@@ -451,7 +453,7 @@ from dibs_moving
 where way = 'out' and store = {id:store} and id {in_ids:ids}
 
 -- name: noted
--- Which of these came from that store before.
+-- The jobs of these that came from that store before.
 select id
 from dibs_moving
 where way = 'in' and store = {id:store} and id {in_ids:ids}
@@ -462,8 +464,8 @@ from dibs_jobs job
 where job.unique_key {in_texts:keys}
 
 -- name: clash
--- Who comes from another store can't have their places on this train if one of them is taken, if who runs here
--- would be behind them, or while the train waits for a person.
+-- Jobs from another store can't keep their positions on this train if one is taken, if the running job here
+-- would be behind them, or while the train is held.
 select
     gate.last_position,
     gate.held_by is not null

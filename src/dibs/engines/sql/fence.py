@@ -1,8 +1,8 @@
-"""Fence the user's own writes: one statement in their transaction that lets no stale holder past.
+"""Fence the user's own writes: one statement in the user's transaction that refuses a stale holder.
 
-The rows named by `key` get this claim's token, unless they already have a later one. Whoever comes first
-holds the rows until their transaction ends; whoever comes late finds the greater token and is refused. The
-store of dibs is not needed for it, so the rows may live in any database.
+The rows named by `key` get this claim's token, unless they already have a later one. They stay locked until
+the transaction ends; a holder with a smaller token is refused. dibs' own store takes no part, so the rows may
+be in any database.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.sql.engine import Query
-from dibs.engines.sql.within import Adapter, Colour, known_adapter
+from dibs.engines.sql.within import Adapter, Face, known_adapter
 from dibs.errors import BadRequest, LeaseLost, UnsupportedConnection
 from dibs.operations.scripts import Rows
 
@@ -19,7 +19,7 @@ LETTERS = "abcdefgh"  # parameters are named without digits
 
 
 class Fence:
-    """One fence to be put up: which rows, in which column the token is kept."""
+    """One fence: which rows, and the column that keeps the token."""
 
     def __init__(
         self, job: UUID, token: int, table: str, *, key: Any, column: str = "token", insert: bool = False
@@ -51,7 +51,7 @@ class Fence:
         query = adapter.query(connection, words)
         for name in words.blocks:
             answer = query(self._query(name))
-            rows = await answer if adapter.awaited else answer
+            rows = await answer if adapter.is_async else answer
         self._judge(rows)
 
     def _query(self, name: str) -> Query:
@@ -71,7 +71,7 @@ class Fence:
         return _Words({"fence": sql})
 
     def _mysql(self, quote: str) -> dict[str, str]:
-        """MySQL answers nothing when it writes; but then the rows are ours, and a locking read sees them."""
+        """Write first, then read under the lock: MySQL returns no rows from a write."""
         table, token = _quoted(self._table, quote), _quoted(self._column, quote)
         later = f"{token} = case when {token} > :token then {token} else :token end"
         where = self._where(quote)
@@ -86,7 +86,7 @@ class Fence:
         return {"fence": insert if self._insert else update, "fenced": look}
 
     def _update_sql(self, quote: str) -> str:
-        """A row with a later token is left alone and answered: that tells it from one that is missing."""
+        """Return also rows with a later token, unchanged, so that they differ from missing ones."""
         token = _quoted(self._column, quote)
         where = self._where(quote)
         return (
@@ -130,7 +130,7 @@ class Fence:
 
 
 class _Words:
-    """What an adapter asks of an engine: the text of a statement, and how to read its rows."""
+    """The part of an engine that an adapter uses: the text of a statement, and how to read its rows."""
 
     def __init__(self, blocks: Mapping[str, str]) -> None:
         self.blocks = blocks
@@ -143,13 +143,13 @@ class _Words:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _adapter(connection: Any, colour: Colour) -> Adapter:
+def _adapter(connection: Any, face: Face) -> Adapter:
     adapter = known_adapter(connection)
     name = f"{type(connection).__module__}.{type(connection).__qualname__}"
     if adapter is None:
         raise UnsupportedConnection(f"can't fence through {name}: it is not a connection that dibs knows")
-    if colour not in adapter.colours:
-        other = "ctx.sync.fence" if colour == "async" else "await ctx.fence"
+    if face not in adapter.faces:
+        other = "ctx.sync.fence" if face == "async" else "await ctx.fence"
         raise UnsupportedConnection(f"can't fence through {name} here: use {other} for it")
     if not adapter.in_transaction(connection):
         raise UnsupportedConnection(
@@ -159,7 +159,7 @@ def _adapter(connection: Any, colour: Colour) -> Adapter:
 
 
 def _check_name(name: Any) -> None:
-    """Names can't be bound like values, so nothing gets in here that could end a name."""
+    """Refuse names that are no identifiers: they can't be bound like values."""
     if not isinstance(name, str) or not name.isidentifier():
         raise BadRequest(f"{name!r} can't name a table or a column here: use letters, digits and underscores")
 

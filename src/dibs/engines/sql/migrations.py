@@ -1,8 +1,8 @@
-"""Versioned tables: which migrations a store lacks, and the statements that bring it up to date, or back.
+"""Migrations: which versions a store lacks, and the statements that bring it up to date, or back.
 
-A version is applied whole or not at all, and notes itself in the table `dibs_schema`. What a version made is
-taken away in reverse order; that is read from its own statements. A version that does something which can't
-be read backwards has a file of the same name in the folder `down` beside it (ADR 14).
+A version is applied whole or not at all, and noted in the table `dibs_schema`. Its own statements, reversed,
+undo it. A version that can't be reversed in this way has a file of the same name in the folder `down` beside
+it (ADR 14).
 """
 
 import re
@@ -22,9 +22,9 @@ from dibs.text import spoken
 
 MIGRATION_LOCK = 0x64696273  # "dibs", an advisory lock while tables are made
 MIGRATION_TIMEOUT = 3600  # seconds: an index on many millions of finished jobs takes its time
-LOCK_SECONDS = 3  # that a migration waits for a table; then others have their turn
-LONGEST_WAIT = 60.0  # seconds that it tries this again
-LOCKED_AGAIN = 2.0  # seconds until it does
+LOCK_SECONDS = 3  # that a migration waits for a table; then other transactions have their turn
+LONGEST_WAIT = 60.0  # seconds in all that it waits for the tables
+LOCKED_AGAIN = 2.0  # seconds between two tries
 
 _PART = re.compile(r"/\*(M!|!\d+)\s*(.*?)\s*\*/", re.DOTALL)  # what only one of MariaDB and MySQL reads
 _TABLE = re.compile(r"create table (?:if not exists )?(\w+)")
@@ -71,7 +71,7 @@ class MigrationWait:
 
 
 def dialect_named(name: str, prefix: str = "dibs") -> Dialect | None:
-    """The words of a database, by the name that URLs, SQLAlchemy or Django have for it."""
+    """Return the dialect of a database, by its name in URLs, SQLAlchemy or Django."""
     match name.lower():
         case "sqlite":
             return SQLite(prefix).dialect
@@ -84,7 +84,7 @@ def dialect_named(name: str, prefix: str = "dibs") -> Dialect | None:
 
 
 def check_version(dialect: Dialect, version: int | None) -> int:
-    """A version that this dibs can bring a store to; the newest for None, 0 for no tables at all."""
+    """Return the version if this dibs knows it; the newest for None, 0 for no tables at all."""
     newest = schema_version(dialect.name)
     if version is None:
         return newest
@@ -97,14 +97,14 @@ def check_version(dialect: Dialect, version: int | None) -> int:
 
 
 def schema_table(dialect: Dialect) -> tuple[str, str]:
-    """The statements that make sure of that table, and that read it."""
+    """Return the statements that create the table `dibs_schema`, and that read it."""
     table = dialect.rename("dibs_schema")
     create = f"create table if not exists {table} (version integer not null primary key)"
     return create, f"select version from {table}"  # noqa: S608
 
 
 def pending(dialect: Dialect, applied: Collection[int], to: int | None = None) -> list[tuple[int, str]]:
-    """What is left to run, each statement with its version; a version notes itself when done."""
+    """Return the statements left to run, each with its version; the last of a version notes it."""
     table = dialect.rename("dibs_schema")
     last = check_version(dialect, to)
     steps: list[tuple[int, str]] = []
@@ -116,7 +116,7 @@ def pending(dialect: Dialect, applied: Collection[int], to: int | None = None) -
 
 
 def undoing(dialect: Dialect, applied: Collection[int], to: int) -> list[tuple[int, str]]:
-    """What takes away all versions after `to`, the newest first; 0 leaves nothing."""
+    """Return the statements that undo all versions after `to`, the newest first; 0 leaves nothing."""
     table = dialect.rename("dibs_schema")
     first = check_version(dialect, to)
     steps: list[tuple[int, str]] = []
@@ -130,7 +130,7 @@ def undoing(dialect: Dialect, applied: Collection[int], to: int) -> list[tuple[i
 
 
 def table_names(dialect: Dialect) -> list[str]:
-    """Every table that dibs makes here, with the prefix of the store."""
+    """Return all tables of dibs, with the prefix of the store."""
     found = [dialect.rename("dibs_schema")]
     for _, text in schema_files(dialect.name):
         found += [match[1] for one in statements(dialect.rename(text)) if (match := _TABLE.match(one))]
@@ -148,7 +148,7 @@ def _down(dialect: Dialect, version: int, text: str) -> list[str]:
 
 
 def undo(statement: str, dialect: str) -> str | None:
-    """The statement that takes away what this one made; None when it leaves nothing to take away."""
+    """Return the statement that undoes this one; None if there is nothing to undo."""
     if statement.startswith("/*"):
         parts = [(reader, undo(inner, dialect) or "do 0") for reader, inner in _PART.findall(statement)]
         return " ".join(f"/*{reader} {undone} */" for reader, undone in parts)
@@ -190,7 +190,7 @@ def _unreadable(statement: str) -> NotImplementedError:
 
 
 def _split(clauses: str) -> list[str]:
-    """At the commas that are in no parentheses."""
+    """Split at the commas outside parentheses."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(clauses):
         depth += {"(": 1, ")": -1}.get(character, 0)

@@ -1,7 +1,7 @@
-"""How the SQL engines let jobs leave for another store, and take those that come.
+"""`dibs move` on SQL: how jobs depart for another store, and arrive from one.
 
-Each answer is one transaction: a job is in the tables of jobs, or noted as departed, never both and never
-neither. What differs between the databases is only how many rows are sent at once.
+Each answer is one transaction: a job is either in the tables of jobs or noted as departed. The databases
+differ only in how many rows are sent at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ FIRST = UUID(int=0)
 
 
 class MovingEngine(SqlEngine):
-    """An SQL engine with the answers that `dibs move` asks for."""
+    """An SQL engine with the answers for `dibs move`."""
 
     def _move_answers(self) -> dict[str, Answer]:
         return {
@@ -34,14 +34,14 @@ class MovingEngine(SqlEngine):
         }
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
-        """Give these rows to a block that stores them, as this database takes many."""
+        """Store these rows by a block, in the way this database takes many."""
         raise NotImplementedError
 
     def _key_holders(self, keys: Sequence[str]) -> Plan:
         return (yield Query("key_holders", self.adapt({"keys": list(keys)})))
 
     def _outrun(self, token: int) -> Plan:
-        """Every claim from now on has a greater token than this."""
+        """Make all later claims have a greater token than this."""
         return (yield Query("outrun", {"token": token}))
 
     def _identify(self, new: UUID | None) -> Plan:
@@ -67,7 +67,7 @@ class MovingEngine(SqlEngine):
         return rows
 
     def _forget_these(self, leaving: Sequence[Row]) -> Plan:
-        """Out of both tables."""
+        """Delete these jobs from both tables."""
         params = self.adapt({"ids": [row["id"] for row in leaving]})
         yield Query("delete_live", params)
         return (yield Query("delete_finished", params))
@@ -80,7 +80,7 @@ class MovingEngine(SqlEngine):
         return []
 
     def _let_next_go(self, departed: Sequence[Row]) -> Plan:
-        """At the gates of these jobs. Their rows are locked, so a gate that is locked is left to `mend`."""
+        """Open the gates of these jobs. Their rows are locked, so a locked gate is left to `mend`."""
         raise NotImplementedError
 
     def _note(self, way: str, store: UUID, rows: Iterable[Row]) -> Plan:
@@ -114,7 +114,7 @@ class MovingEngine(SqlEngine):
         return []
 
     def _take_in(self, jobs: Sequence[StoredJob]) -> Plan:
-        """Those whose id and unique key are free; one row for each says which."""
+        """Store the jobs with a free id and unique key; return one row for each job."""
         if not jobs:
             return []
         known = yield Query("settled", self.adapt({"ids": [job.id for job in jobs]}))
@@ -134,7 +134,7 @@ class MovingEngine(SqlEngine):
         return answers
 
     def _with_places(self, jobs: Sequence[StoredJob]) -> Any:
-        """The same jobs: where one of a train can't have its old place, all of them go to its end."""
+        """Return the jobs with their positions; if one is taken, all of its train go to the end."""
         if keys := [_gate(job) for job in jobs if job.is_gated]:
             yield from self._lock_gates(keys)
         places: dict[UUID, int] = {}
@@ -149,7 +149,7 @@ class MovingEngine(SqlEngine):
         raise NotImplementedError
 
     def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
-        """They have their places in trains and at slots from where they come: let through who may go."""
+        """Open the gates of jobs that arrived with positions of another store."""
         return []
         yield
 
@@ -165,7 +165,7 @@ def columns(job: StoredJob) -> dict[str, Any]:
 
 
 def blocked(job: StoredJob) -> StoredJob:
-    """As it waits until its gate lets it through; one of a slot that is not due waits for its time."""
+    """Return the job in the state in which it waits for its gate, or for its time."""
     later = job.train is None and job.state == JobState.scheduled
     return structs.replace(job, state=str(JobState.scheduled if later else JobState.blocked))
 

@@ -1,8 +1,8 @@
--- Pipelines whose jobs wait for each other (ADR 18); sql_steps.py says which blocks make an answer. A job that
--- waits for its parents is in the live table, `blocked`, and at no gate.
+-- Pipelines with jobs that wait for each other (ADR 18); pipelines.py has the answers. A job that waits for its
+-- parents is in the live table, `blocked`, and at no gate.
 
 -- name: lock_pipelines
--- Whoever ends, puts back or deletes a job that others wait for comes by here first.
+-- Every operation that ends, returns or deletes a parent takes this lock first.
 select pipeline.id
 from dibs_pipelines pipeline
 where pipeline.id {in_ids:ids}
@@ -18,7 +18,7 @@ returning id
 update dibs_jobs set state = 'blocked' where id {in_ids:ids}
 
 -- name: name_gate
--- Where it will take its place once its parents have succeeded.
+-- The gate at which it gets a position once its parents have succeeded.
 update dibs_jobs
 set train = :train, slot = :slot, slot_policy = :slot_policy, slot_limit = :slot_limit
 where id = {id:id}
@@ -54,7 +54,7 @@ from {given:dibs_finished}
 where {is_given:job.id}
 
 -- name: steps_in_slots
--- Those that a new job with the policy `replace` will end.
+-- The jobs that a new one with the policy `replace` will cancel.
 select job.id, job.pipeline_id, job.state
 from dibs_jobs job
 join dibs_pipelines pipeline on pipeline.id = job.pipeline_id
@@ -72,7 +72,7 @@ order by job.id
 update dibs_parents set met = {true} where parent {in_ids:ids}
 
 -- name: siblings_met
--- All whom those after these wait for.
+-- All edges of the children of these jobs.
 select distinct other.child as id, other.parent as parent_id, other.met
 from dibs_parents edge
 join dibs_parents other on other.child = edge.child
@@ -97,11 +97,11 @@ delete from dibs_jobs where id {in_ids:ids}
 update dibs_jobs set enqueued_at = :enqueued_at where id = {id:id}
 
 -- name: keep_enqueued_at_of_finished
--- One of those who got their places in one step may have superseded another.
+-- Of jobs that were enqueued together, one may have superseded another.
 update dibs_finished set enqueued_at = :enqueued_at where id = {id:id}
 
 -- name: following_steps
--- All after this one that still wait, however far.
+-- All jobs that wait for this one, directly or not.
 with recursive following (id) as (
     select edge.child from dibs_parents edge where edge.parent = {id:id}
     union
@@ -148,7 +148,7 @@ where {is_given:job.id}
 delete from dibs_finished where id {in_ids:ids}
 
 -- name: revivable_steps
--- Cancelled for one of these, and nobody else they wait for has ended.
+-- Jobs that were cancelled for one of these, with no other parent that ended without success.
 select distinct job.id
 from dibs_parents edge
 join dibs_finished job on job.id = edge.child
@@ -164,7 +164,7 @@ where edge.parent {in_ids:ids}
     )
 
 -- name: waiting_pipelines
--- Those in which somebody waits, in the order of their ids.
+-- Pipelines with waiting jobs, by id.
 select distinct job.pipeline_id as id
 from dibs_jobs job
 where job.pipeline_id > {id:after} and job.state = 'blocked' and job.position is null
@@ -172,7 +172,7 @@ order by job.pipeline_id
 limit :limit
 
 -- name: missing_parents
--- Whom somebody in these pipelines waits for, and who is nowhere: deleted by hand, or pruned.
+-- Parents that jobs of these pipelines wait for and that do not exist: deleted by hand, or pruned.
 select distinct edge.parent as id
 from dibs_jobs job
 join dibs_parents edge on edge.child = job.id and not edge.met
@@ -183,7 +183,7 @@ where job.pipeline_id {in_ids:ids}
   and not exists (select 1 from dibs_finished parent where parent.id = edge.parent)
 
 -- name: forget_unmet
--- Nobody waits for what is gone.
+
 delete from dibs_parents where parent {in_ids:ids} and not met
 
 -- name: forget_parents
@@ -196,7 +196,7 @@ where id {in_ids:ids}
   and not exists (select 1 from dibs_finished job where job.pipeline_id = dibs_pipelines.id)
 
 -- name: old_pipelines
--- Their ids are ordered by time, like those of jobs.
+-- Their ids are ordered by time, like the ids of jobs.
 select pipeline.id
 from dibs_pipelines pipeline
 where pipeline.id < {id:before}

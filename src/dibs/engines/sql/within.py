@@ -1,4 +1,4 @@
-"""Connections that the caller owns: dibs speaks through them and leaves their transaction alone.
+"""Connections of the caller: dibs queries through them and leaves their transaction alone.
 
 `within=` takes any of the classes below, found by their qualified name so that no driver has to be
 installed for the others. Nothing here begins, commits or rolls back.
@@ -23,7 +23,7 @@ from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection
 from dibs.operations.scripts import Rows, Step, run, run_async
 
-Colour = Literal["sync", "async"]
+Face = Literal["sync", "async"]
 Engine = PostgreSQL | SQLite | MySQL
 
 NO_SUCH_TABLE = 1146  # as MySQL counts
@@ -38,24 +38,24 @@ ExecuteAsync = Callable[[Step], Awaitable[Rows]]
 
 
 class NoTables(UnsupportedConnection):
-    """The caller's connection leads to where nobody has made our tables."""
+    """The caller's connection leads to a database without our tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """How to speak through one class of connection."""
+    """One class of connections, and how to use it."""
 
     label: str
-    colours: tuple[Colour, ...]
+    faces: tuple[Face, ...]
     store: Callable[[Any], str]
     query: Callable[[Any, Any], Any]
     in_transaction: Callable[[Any], bool]
-    awaited: bool = False
+    is_async: bool = False
     has_begun: Callable[[Any], bool] = lambda _: False  # as far as one can tell before the first statement
 
 
 def bind_sync(within: object, engine: Engine, path: str | None) -> Execute:
-    """Answer steps through the caller's blocking connection."""
+    """Return a function that executes steps on the caller's sync connection."""
     adapter = _adapter(within, engine, "sync")
     query = adapter.query(within, engine)
 
@@ -68,23 +68,23 @@ def bind_sync(within: object, engine: Engine, path: str | None) -> Execute:
 
 
 def bind_async(within: object, engine: Engine, path: str | None) -> ExecuteAsync:
-    """Answer steps through the caller's connection, awaited where it can be."""
+    """Return a function that executes steps on the caller's connection, sync or async."""
     adapter = _adapter(within, engine, "async")
     query = adapter.query(within, engine)
 
     async def execute(step: Step) -> Rows:
         _check_transaction(adapter, within)
         with _explained(adapter):
-            if adapter.awaited:
+            if adapter.is_async:
                 return await run_async(_plan(engine, step, path), query)
             return run(_plan(engine, step, path), query)
 
     return execute
 
 
-def bind_queries(within: object, words: Any, colour: Colour) -> Callable[[Query], Any]:
-    """Run single queries, whose blocks are in `words`, through the caller's connection."""
-    adapter = _adapter(within, words, colour)
+def bind_queries(within: object, words: Any, face: Face) -> Callable[[Query], Any]:
+    """Return a function that runs single queries, with the blocks of `words`, on the caller's connection."""
+    adapter = _adapter(within, words, face)
     query = adapter.query(within, words)
 
     def ask(one: Query) -> Rows:
@@ -97,28 +97,28 @@ def bind_queries(within: object, words: Any, colour: Colour) -> Callable[[Query]
         _check_transaction(adapter, within)
         with _explained(adapter):
             answer = query(one)
-            rows: Rows = await answer if adapter.awaited else answer
+            rows: Rows = await answer if adapter.is_async else answer
             return rows
 
-    return ask if colour == "sync" else ask_async
+    return ask if face == "sync" else ask_async
 
 
 def _plan(engine: Engine, step: Step, path: str | None) -> Plan:
-    """The engine's answer, once we know that the connection leads to the app's own file."""
+    """Return the engine's answer, after a check that the connection leads to the app's own file."""
     if path is not None:
         check_same_file((yield Query("files", {})), path)
     return (yield from engine.answer(step, own=False))
 
 
-def _adapter(within: object, engine: Engine, colour: Colour) -> Adapter:
+def _adapter(within: object, engine: Engine, face: Face) -> Adapter:
     adapter = known_adapter(within)
-    if adapter is None or colour not in adapter.colours or adapter.store(within) != engine.dialect.name:
-        raise UnsupportedConnection(_refusal(within, adapter, engine, colour))
+    if adapter is None or face not in adapter.faces or adapter.store(within) != engine.dialect.name:
+        raise UnsupportedConnection(_refusal(within, adapter, engine, face))
     return adapter
 
 
 def known_adapter(within: object) -> Adapter | None:
-    """How to speak through this connection; None for what dibs does not know."""
+    """Return the adapter of this connection; None if dibs does not know its class."""
     for cls in type(within).__mro__:
         if (adapter := ADAPTERS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
             return adapter
@@ -126,16 +126,16 @@ def known_adapter(within: object) -> Adapter | None:
 
 
 def has_begun(within: object) -> bool:
-    """Whether a transaction is open on it that would keep others from writing to its file."""
+    """Return whether a transaction is open that keeps other connections from writing to the file."""
     adapter = known_adapter(within)
     return adapter is not None and adapter.has_begun(within)
 
 
-def _refusal(within: object, adapter: Adapter | None, engine: Engine, colour: Colour) -> str:
+def _refusal(within: object, adapter: Adapter | None, engine: Engine, face: Face) -> str:
     name = f"{type(within).__module__}.{type(within).__qualname__}"
-    fitting = [one.label for one in _fitting(engine, colour)]
-    if adapter is not None and colour not in adapter.colours:
-        other = "app.sync" if colour == "async" else "the async app"
+    fitting = [one.label for one in _fitting(engine, face)]
+    if adapter is not None and face not in adapter.faces:
+        other = "app.sync" if face == "async" else "the async app"
         hint = f"it belongs to {other}"
     elif adapter is not None:
         hint = f"it speaks to {adapter.store(within)} and this app's store is {engine.dialect.name}"
@@ -144,7 +144,7 @@ def _refusal(within: object, adapter: Adapter | None, engine: Engine, colour: Co
     return f"can't work within {name}: {hint}; pass one of: {', '.join(dict.fromkeys(fitting))}"
 
 
-def _fitting(engine: Engine, colour: Colour) -> list[Adapter]:
+def _fitting(engine: Engine, face: Face) -> list[Adapter]:
     drivers = {
         "postgresql": ("asyncpg", "psycopg"),
         "sqlite": ("sqlite3",),
@@ -154,7 +154,7 @@ def _fitting(engine: Engine, colour: Colour) -> list[Adapter]:
     return [
         one
         for one in ADAPTERS.values()
-        if colour in one.colours and one.label.startswith(("SQLAlchemy", "Django", *stores))
+        if face in one.faces and one.label.startswith(("SQLAlchemy", "Django", *stores))
     ]
 
 
@@ -177,9 +177,9 @@ def _check_transaction(adapter: Adapter, within: object) -> None:
 
 @contextmanager
 def _explained(adapter: Adapter) -> Iterator[None]:
-    """A connection without our tables leads somewhere else; anything else is the caller's to see.
+    """Explain a missing table: the connection leads to another database. Other errors pass unchanged.
 
-    An undone transaction stays the driver's own error: whoever runs transactions again looks for that.
+    An undone transaction stays the driver's own error: code that repeats transactions expects that.
     """
     try:
         yield
@@ -203,7 +203,7 @@ def _is_undone(error: BaseException) -> bool:
 
 
 def _codes(error: BaseException) -> set[object]:
-    """What the database calls it: an SQLSTATE, or a number; also where another error is around it."""
+    """Return the SQLSTATE or number of an error, also of one that wraps it."""
     causes = (error, error.__cause__, _origin(error))
     first = (argument for cause in causes for argument in getattr(cause, "args", ())[:1])
     return {getattr(cause, "sqlstate", None) for cause in causes} | {
@@ -212,11 +212,11 @@ def _codes(error: BaseException) -> set[object]:
 
 
 def _origin(error: BaseException) -> Any:
-    """What SQLAlchemy wrapped."""
+    """Return the error that SQLAlchemy wrapped."""
     return getattr(error, "orig", None)
 
 
-# -- How each driver is spoken to ---------------------------------------------------------------
+# -- Drivers ------------------------------------------------------------------------------------
 
 
 def _asyncpg(connection: Any, engine: Engine) -> Any:
@@ -261,14 +261,14 @@ def _psycopg_async(connection: Any, engine: Engine) -> Any:
 def _sqlite3(connection: sqlite3.Connection, engine: Any) -> Any:
     if not isinstance(connection.text_factory(b""), str):
         raise UnsupportedConnection(
-            f"this sqlite3.Connection answers text as {connection.text_factory!r}: leave its text_factory "
+            f"this sqlite3.Connection returns text as {connection.text_factory!r}: leave its text_factory "
             "str, as it is by itself, or pass another connection"
         )
     return sqlite_query(connection, engine)
 
 
 def _sqlalchemy(connection: Any, engine: Engine) -> Any:
-    """A Connection or a Session: both execute text in the transaction that they have open."""
+    """Query through a Connection or a Session; both execute text in their open transaction."""
     from sqlalchemy import text
 
     def query(query: Query | Copy) -> Rows:
@@ -288,7 +288,7 @@ def _sqlalchemy_async(connection: Any, engine: Engine) -> Any:
 
 
 def _django(connection: Any, engine: Any) -> Any:
-    """Through Django's own cursor, which minds broken `atomic` blocks and tells its tools what was asked."""
+    """Query through Django's cursor, which checks for broken `atomic` blocks and feeds its debug tools."""
 
     def query(query: Query | Copy) -> Rows:
         assert isinstance(query, Query)
@@ -311,7 +311,7 @@ def _django(connection: Any, engine: Any) -> Any:
 
 
 def _aware(rows: Rows, connection: Any) -> Rows:
-    """With USE_TZ off Django's cursors answer naive times of the connection's zone."""
+    """Add the zone to times: with USE_TZ off Django's cursors return naive ones of the connection's zone."""
     zone = connection.timezone
     if zone is not None:
         return rows
@@ -326,7 +326,7 @@ def _aware(rows: Rows, connection: Any) -> Rows:
 
 
 def _bound(query: Query, engine: Engine) -> Any:
-    """SQLAlchemy wants exactly the parameters that the text names."""
+    """Return exactly the parameters that the text names, as SQLAlchemy requires."""
     _, order = placeholders(engine.dialect.blocks[query.name], "named")
     params: Any = query.params
     if query.many:
@@ -367,12 +367,12 @@ def _session_store(session: Any) -> str:
 
 
 def _dialect_of(dialect: Any) -> str:
-    """SQLAlchemy has two names for one dialect, by the URL."""
+    """Return our name of a dialect; SQLAlchemy has two for MySQL."""
     return "mysql" if dialect.name == "mariadb" else str(dialect.name)
 
 
 def _connection_in_transaction(connection: Any) -> bool:
-    """SQLAlchemy begins by itself, unless it was told to commit every statement."""
+    """Return whether there will be a transaction: SQLAlchemy begins by itself, unless it is in autocommit."""
     sync = getattr(connection, "sync_connection", connection)
     return sync is not None and not sync._is_autocommit_isolation()
 
@@ -383,7 +383,7 @@ def _session_in_transaction(session: Any) -> bool:
 
 
 def _isolation_levels(session: Any) -> set[str | None]:
-    """What the session's engine was told, at its making or by options."""
+    """Return the isolation levels set on the session's engine, when made or by options."""
     bind = session.get_bind()
     options = bind.get_execution_options() if hasattr(bind, "get_execution_options") else {}
     return {options.get("isolation_level"), getattr(bind.dialect, "_on_connect_isolation_level", None)}
@@ -404,11 +404,11 @@ ADAPTERS: dict[str, Adapter] = {
     ),
     "psycopg.AsyncConnection": Adapter(
         "psycopg.AsyncConnection", ("async",), query=_psycopg_async,
-        in_transaction=_psycopg_in_transaction, awaited=True, **_POSTGRESQL,
+        in_transaction=_psycopg_in_transaction, is_async=True, **_POSTGRESQL,
     ),
     "asyncpg.connection.Connection": Adapter(
         "asyncpg.Connection", ("async",), query=_asyncpg,
-        in_transaction=lambda connection: connection.is_in_transaction(), awaited=True, **_POSTGRESQL,
+        in_transaction=lambda connection: connection.is_in_transaction(), is_async=True, **_POSTGRESQL,
     ),
     "pymysql.connections.Connection": Adapter(
         "PyMySQL Connection", ("sync",), query=pymysql_query,
@@ -416,7 +416,7 @@ ADAPTERS: dict[str, Adapter] = {
     ),
     "asyncmy.connection.Connection": Adapter(
         "asyncmy Connection", ("async",), query=asyncmy_query,
-        in_transaction=_mysql_in_transaction, awaited=True, **_MYSQL,
+        in_transaction=_mysql_in_transaction, is_async=True, **_MYSQL,
     ),
     "sqlalchemy.engine.base.Connection": Adapter(
         "SQLAlchemy Connection", ("sync",), query=_sqlalchemy, **_ALCHEMY
@@ -425,10 +425,10 @@ ADAPTERS: dict[str, Adapter] = {
         "SQLAlchemy Session", ("sync",), query=_sqlalchemy, **_ALCHEMY_SESSION
     ),
     "sqlalchemy.ext.asyncio.engine.AsyncConnection": Adapter(
-        "SQLAlchemy AsyncConnection", ("async",), query=_sqlalchemy_async, awaited=True, **_ALCHEMY
+        "SQLAlchemy AsyncConnection", ("async",), query=_sqlalchemy_async, is_async=True, **_ALCHEMY
     ),
     "sqlalchemy.ext.asyncio.session.AsyncSession": Adapter(
-        "SQLAlchemy AsyncSession", ("async",), query=_sqlalchemy_async, awaited=True, **_ALCHEMY_SESSION
+        "SQLAlchemy AsyncSession", ("async",), query=_sqlalchemy_async, is_async=True, **_ALCHEMY_SESSION
     ),
     "django.db.backends.base.base.BaseDatabaseWrapper": Adapter(
         "Django connection", ("sync",), store=lambda connection: str(connection.vendor), query=_django,

@@ -1,4 +1,4 @@
-"""What the machine says about the file that a store lives in; facts for the doctor, no opinion."""
+"""Facts about the file of a SQLite store, for the doctor."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 def about_file(file: str) -> Iterator[Row]:
-    """Where it is, on which kind of file system, how big it and its log are, and what room is left."""
+    """Yield the file's path, file system and size, the size of its log, and the free space."""
     yield _fact("file", "path", file)
     with suppress(OSError):
         yield _fact("file", "bytes", Path(file).stat().st_size)
@@ -24,12 +24,12 @@ def about_file(file: str) -> Iterator[Row]:
 
 
 def about_nothing_kept() -> Iterator[Row]:
-    """The store is in memory, whatever its engine is."""
+    """Yield that the store is in memory."""
     yield _fact("kept", "jobs", "nowhere")
 
 
 def file_system(file: str, mounts: str) -> str:
-    """The kind of the file system that a file is on, from the system's table of mounts."""
+    """Return the kind of a file's file system, from the system's table of mounts."""
     path, best, kind = os.path.realpath(file), "", "unknown"
     for line in mounts.splitlines():
         _, place, sort, *_ = line.split(" ")

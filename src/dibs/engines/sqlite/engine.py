@@ -1,6 +1,6 @@
-"""SQLite's answers: which blocks of jobs.sql make up a question.
+"""The answers of SQLite, made of the blocks of jobs.sql.
 
-Every answer that writes runs in one `begin immediate` transaction, so it is alone with the file.
+Every answer that writes runs in one `begin immediate` transaction, so it is the only writer of the file.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 class SQLite(SqliteGates, MovingEngine):
-    """One file, one converter at a time, many processes on one machine."""
+    """One file, one writer at a time, many processes on one machine."""
 
     traits = Traits(
         durable=True,
@@ -137,7 +137,7 @@ class SQLite(SqliteGates, MovingEngine):
         return (yield from self._with_states(answers)) if gates else answers
 
     def _store(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, gates: list[Key]) -> Plan:
-        """Their gates are added to those that are to be opened."""
+        """Store the jobs; add their gates to `gates`, which the caller opens."""
         [clock] = yield Query("now", {})
         known = yield from self._holders(jobs, fresh)
         answers: list[Row] = []
@@ -158,7 +158,7 @@ class SQLite(SqliteGates, MovingEngine):
         return answers
 
     def _enqueue_gated(self, job: dict[str, Any]) -> Any:
-        """Store a job at its gate; the id of who has its place, should it be dropped."""
+        """Store a job at its gate, or return the id of the job it is dropped for."""
         if (holder := (yield from self._kept_instead(job))) is not None:
             return holder
         if job["slot_policy"] == "replace":
@@ -172,19 +172,19 @@ class SQLite(SqliteGates, MovingEngine):
         return None
 
     def _replace(self, holder: UUID, job: Mapping[str, Any]) -> Any:
-        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        """Give a waiting job the arguments and time of the new one; a running or finished one is kept."""
         new = {"holder": holder, "args": job["args"], "run_at": job["run_at"]}
         replaced = yield Query("replace", self.adapt(new))
         return [gate_of(other) for other in replaced if has_gate(other)]
 
     def _with_states(self, answers: Sequence[Row]) -> Plan:
-        """States are those at the end: a job may be superseded by a later one of the same call."""
+        """Return the states at the end: a job may be superseded by a later one of the same call."""
         rows = yield Query("settled", self.adapt({"ids": [answer["id"] for answer in answers]}))
         states = {row["id"]: row["state"] for row in rows}
         return [{**answer, "state": states.get(answer["id"])} for answer in answers]
 
     def _holders(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Any:
-        """Ids and unique keys that are taken, each with the id of the job that has it."""
+        """Return the taken ids and unique keys, each with the id of the job that has it."""
         ids = [] if fresh else [job[0] for job in jobs]
         keys = [key for job in jobs if (key := job[_UNIQUE]) is not None]
         if not ids and not keys:
@@ -224,7 +224,7 @@ class SQLite(SqliteGates, MovingEngine):
         return claimed
 
     def _claim_within_limits(self, **wish: Any) -> Plan:
-        raise AssertionError("SQLite holds limits in every claim and never answers `limited`")
+        raise AssertionError("SQLite applies limits in every claim and never returns `limited`")
 
     def _leased(self, ids: Sequence[str], look: bool, wish: Mapping[str, Any]) -> Plan:
         header = {"limited": False, "overdue": False, "crowded": False}
@@ -260,7 +260,7 @@ class SQLite(SqliteGates, MovingEngine):
         return applied
 
     def _settle_one(self, given: dict[str, Any], gates: list[Key]) -> Plan:
-        """Apply it if it is held; its gate is added to those that are to be opened."""
+        """Apply a settlement if the claim holds; add its gate to `gates`, which the caller opens."""
         params = self.adapt({**given, "ends": given["state"] in FINISHED})
         if ended := (yield Query("settle_ended", params)):
             yield Query("forget", {"id": params["id"]})
@@ -308,12 +308,12 @@ class SQLite(SqliteGates, MovingEngine):
         return standing
 
     def _end(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Any:
-        """End a job without a settlement; answers its gate, which is then to be opened."""
+        """End a job without a settlement; return its gate, which the caller opens."""
         ended = yield from self._take_out(id, state, message, errors)
         return (yield from self._leave_gate(ended, state))
 
     def _take_out(self, id: UUID, state: JobState, message: str | None, errors: str | None = None) -> Any:
-        """Out of the live table without a settlement."""
+        """Transfer a job to the finished table without a settlement."""
         change = {"id": str(id), "state": state.value, "message": message, "errors": errors}
         [ended] = yield Query("end", change)
         yield Query("forget", {"id": str(id)})
@@ -358,7 +358,7 @@ class SQLite(SqliteGates, MovingEngine):
         return (yield from self._open_gates(map(gate_of, departed)))
 
     def _lock_gates(self, keys: Sequence[tuple[str, str]]) -> Plan:
-        """Nobody else writes meanwhile: it is enough that they are there."""
+        """Make sure that the gates exist; there is no other writer to lock out."""
         for sort, name in keys:
             yield Query("make_gate", {"sort": sort, "name": name})
         return []
@@ -373,7 +373,7 @@ class SQLite(SqliteGates, MovingEngine):
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
         return (yield Query(block, [self.adapt(row) for row in rows], many=True))
 
-    # -- look -----------------------------------------------------------------------------------
+    # -- reads ----------------------------------------------------------------------------------
 
     def _ready_lines(self, queues: Sequence[str] | None) -> Plan:
         return (yield Query("lines", self.adapt({"queues": queues, "kinds": None})))
@@ -398,7 +398,7 @@ def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
 
 
 def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
-    """The first `limit` in claiming order, no more of a limited queue than it has places."""
+    """Return the first `limit` jobs in claiming order, within the limits of their queues."""
     taken: dict[str, int] = {}
     ids: list[str] = []
     for *_, id, line in near:
@@ -410,7 +410,7 @@ def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as sqlite3 takes it: ids and states as text, times as microseconds, lists as JSON."""
+    """Convert a value for sqlite3: ids and states to text, times to microseconds, lists to JSON."""
     converter = _CONVERTERS[type(value)]
     return value if converter is None else converter(value)
 

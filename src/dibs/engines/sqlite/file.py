@@ -23,21 +23,21 @@ from dibs.operations.scripts import Rows, Step, run
 T = TypeVar("T")
 
 BUSY_TIMEOUT = 30
-OWN_TIMEOUT = 1  # seconds, where we may be waiting for ourselves
-FORK_PATIENCE = 1  # seconds for a thread that is in the file while another one forks
+OWN_TIMEOUT = 1  # seconds, where this thread itself may hold the lock
+FORK_WAIT = 1  # seconds for a thread that is in the file while another one forks
 
-# Each answers whether this thread has a transaction of its own open on a file, by means that it knows.
+# Functions that return whether this thread has a transaction of its own open on a file.
 OWN_TRANSACTIONS: list[Callable[[str], bool]] = []
 OLDEST_SQLITE = tuple(map(int, OLDEST.split(".")))
 WHAT_TO_DO = {
-    "SQLITE_CANTOPEN": "its folder must be there, and yours to write in",
+    "SQLITE_CANTOPEN": "its folder must exist, and you must be allowed to write there",
     "SQLITE_NOTADB": "name another file: this one holds something else",
-    "SQLITE_READONLY": "it must be yours to write in, and so must its folder",
+    "SQLITE_READONLY": "you must be allowed to write to it and to its folder",
     "SQLITE_FULL": "make room on its disk, then try again",
-    "SQLITE_IOERR": "look after its disk, then try again",
-    "SQLITE_CORRUPT": "bring back a copy of it that is whole",
+    "SQLITE_IOERR": "check its disk, then try again",
+    "SQLITE_CORRUPT": "restore a backup",
 }
-REFUSING = ("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_READONLY")  # until a person has done that
+REFUSING = ("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_READONLY")  # until an operator has done that
 
 
 class SqliteFile:
@@ -53,32 +53,32 @@ class SqliteFile:
         _files.add(self)
 
     def own_thread(self) -> ThreadPoolExecutor:
-        """The thread for awaited calls; one that did not come through fork()."""
+        """Return the thread for the async face, a new one after fork()."""
         self._mind_fork()
         return self._thread
 
     def changes_by_others(self) -> int | None:
-        """A number that moves when another connection commits to the file; None while ours is busy."""
-        return self._at_a_glance(lambda connection: _only(connection.execute("pragma data_version")))
+        """Return a number that changes when another connection commits; None while ours is busy."""
+        return self._if_idle(lambda connection: _only(connection.execute("pragma data_version")))
 
     def asked_to_cancel(self) -> set[tuple[Any, int, str]] | None:
-        """(id, token, worker) of running jobs that somebody asked to cancel; None while ours is busy."""
+        """Return (id, token, worker) of running jobs that were cancelled; None while ours is busy."""
         sql = self._engine.dialect.blocks["asked_to_cancel"]
-        return self._at_a_glance(lambda connection: set(connection.execute(sql)))
+        return self._if_idle(lambda connection: set(connection.execute(sql)))
 
-    def _at_a_glance(self, look: Callable[[sqlite3.Connection], T]) -> T | None:
-        """On an event loop, which must not wait for a connection that is at work."""
+    def _if_idle(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Query without waiting for a busy connection, as an event loop must."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return look(self._opened())
+            return read(self._opened())
         except sqlite3.Error as error:
             raise self._sorted(error) from error
         finally:
             self._lock.release()
 
     def execute(self, step: Step) -> Rows:
-        with self._lock, self._patience() as connection:
+        with self._lock, self._waiting() as connection:
             try:
                 return self._execute(connection, step)
             except sqlite3.Error as error:
@@ -91,8 +91,8 @@ class SqliteFile:
                 raise
 
     @contextmanager
-    def _patience(self) -> Iterator[sqlite3.Connection]:
-        """The connection; whoever waits for a transaction of their own thread waits in vain."""
+    def _waiting(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection; wait only briefly for a lock that this thread itself may hold."""
         connection = self._opened()
         if not self._is_in_own_way():
             yield connection
@@ -207,7 +207,7 @@ class SqliteFile:
 
 
 def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
-    """Run queries of a plan on this connection; its transaction is somebody else's business."""
+    """Return a function that runs the queries of a plan; the caller takes care of the transaction."""
 
     def query(query: Query | Copy) -> Rows:
         assert isinstance(query, Query)
@@ -235,7 +235,7 @@ def _errorname(error: sqlite3.Error) -> str:
 
 
 def unusable(path: str, error: BaseException | None) -> StoreUnavailable | None:
-    """What is wrong with the file, and what to do about it; None if the error does not say that of it."""
+    """Return the error that says what is wrong with the file and what to do; None for other errors."""
     if not isinstance(error, sqlite3.Error) or not (name := _errorname(error)).startswith(tuple(WHAT_TO_DO)):
         return None
     opened = not name.startswith("SQLITE_CANTOPEN")
@@ -252,7 +252,7 @@ def _unusable(what: str, error: sqlite3.Error) -> StoreUnavailable:
 
 
 def _what_to_do(error: sqlite3.Error) -> str:
-    """SQLite tells more precisely with longer names, like SQLITE_READONLY_DBMOVED."""
+    """Return the advice by the start of the error's name, such as SQLITE_READONLY_DBMOVED."""
     name = _errorname(error)
     fitting = (advice for known, advice in WHAT_TO_DO.items() if name.startswith(known))
     return next(fitting, "check the URL, then try again")
@@ -265,8 +265,8 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Keep others out of SQLite for a moment: what they lock in there a child would find locked for good."""
-    _forking.held = [lock for file in list(_files) if (lock := file._lock).acquire(timeout=FORK_PATIENCE)]
+    """Keep other threads out of SQLite: what they have locked there a child would find locked for good."""
+    _forking.held = [lock for file in list(_files) if (lock := file._lock).acquire(timeout=FORK_WAIT)]
 
 
 def _after_fork() -> None:
@@ -275,7 +275,7 @@ def _after_fork() -> None:
 
 
 def _leave_parent() -> None:
-    """In a child, before anything else: a thread that it does not have may hold our own lock, too."""
+    """Give the child new locks: a thread that it does not have may hold the old ones."""
     for file in list(_files):
         file._mind_fork()
 

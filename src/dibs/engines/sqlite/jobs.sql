@@ -1,5 +1,5 @@
--- SQLite's own words. Every answer that writes runs inside `begin immediate`, so there is one writer
--- at a time and nothing below needs a lock of its own; sqlite.py says which blocks make an answer.
+-- Blocks of SQLite; engine.py has the answers. Every answer that writes runs within `begin immediate`, so there is
+-- one writer at a time and no row needs a lock.
 
 -- name: enqueue
 insert into dibs_jobs (
@@ -14,7 +14,7 @@ values (
 )
 
 -- name: holders
--- Who already has one of these ids or keys. A live job comes last, so that it counts.
+-- The jobs that have one of these ids or keys. Live jobs come last, so that they count.
 select job.id, job.unique_key
 from dibs_jobs job
 where job.id {in_ids:ids}
@@ -79,7 +79,7 @@ where not coalesce(setting.paused, 0)
 select count(*) from dibs_jobs other where other.state = 'running' and other.queue = setting.name
 
 -- name: near
--- The first of one line, in claiming order.
+-- The first jobs of one queue-kind pair, in claiming order.
 select ready.id as near, ready.priority, ready.run_at as due
 from dibs_jobs ready indexed by dibs_jobs_ready
 where ready.state = 'ready' and ready.queue = :queue and ready.kind = :kind
@@ -215,7 +215,7 @@ from dibs_jobs job
 where job.id {in_ids:ids}
 
 -- name: asked_to_cancel
--- Those whose holders have yet to hear of it; the index on leases leads to the running ones.
+-- Running jobs that were asked to cancel, by the index on leases.
 select job.id, job.token, job.worker
 from dibs_jobs job
 where job.state = 'running' and job.lease_until is not null and job.cancel_reason is not null
@@ -279,7 +279,7 @@ union all
 select 'hints', 'commits of others', 'looked for'
 
 -- name: note_moves
--- Who was enqueued again while it was away departs a second time.
+-- A job that was enqueued again while it was away departs a second time.
 insert into dibs_moving (id, way, store, job) values (:id, :way, :store, :job)
 on conflict (id, way, store) do update set job = excluded.job
 
@@ -291,3 +291,8 @@ insert into dibs_finished ({stored_columns}) values ({stored_values})
 
 -- name: outrun
 update dibs_token set value = max(value, :token)
+
+-- name: insert_parents
+insert into dibs_parents (child, place, parent)
+select json_extract(edge.value, '$[0]'), json_extract(edge.value, '$[1]'), json_extract(edge.value, '$[2]')
+from json_each(:edges) edge

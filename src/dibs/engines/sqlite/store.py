@@ -21,11 +21,11 @@ from dibs.settings import Settings
 
 T = TypeVar("T")
 
-GLANCE = 0.02  # seconds between two looks at whether somebody committed to the file
+POLL = 0.02  # seconds between two polls for commits of other connections
 
 
 class SqliteStore:
-    """A SQLite file. Awaited calls run on the file's own thread, whole operations at a time."""
+    """A SQLite file. The async face runs whole operations on the file's own thread."""
 
     traits = SQLite.traits
 
@@ -52,7 +52,7 @@ class SqliteStore:
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         if within is not None:
-            if not self._migrated:  # else the thread may be waiting for this very transaction
+            if not self._migrated:  # else the thread may be waiting for this transaction
                 await self._on_thread(lambda: self._open_beside(within))
             return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
         return await self._on_thread(lambda: self.run(operation))
@@ -93,7 +93,7 @@ class SqliteStore:
         return await self._on_thread(self.check_schema)
 
     def _open_beside(self, within: Any) -> None:
-        """Making the tables would wait for the caller's own transaction, so it has to come first."""
+        """Create the tables before the caller's transaction, which it would wait for."""
         if self._migrated:
             return
         if self.schema_version() >= schema_version("sqlite"):
@@ -107,20 +107,20 @@ class SqliteStore:
         self.open()
 
     async def listen(self, hear: Callable[[str], None]) -> None:
-        """Commits of others show in `data_version`, which costs a few microseconds to read."""
+        """Poll `data_version`, which shows commits of other connections and costs a few microseconds."""
         with self._listeners.listening(hear):
             before: int | None = None
-            told: set[tuple[Any, int, str]] = set()
+            reported: set[tuple[Any, int, str]] = set()
             while True:
-                await asyncio.sleep(GLANCE)
+                await asyncio.sleep(POLL)
                 now = self._file.changes_by_others()
                 if now is None or now == before or (asked := self._file.asked_to_cancel()) is None:
                     continue
                 before = now
                 hear("")
-                for worker in {worker for _, _, worker in asked - told}:
+                for worker in {worker for _, _, worker in asked - reported}:
                     hear(STOP_HINT + worker)
-                told = asked
+                reported = asked
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ class SqliteStore:
 
 
 def _sqlite_path(url: str) -> str:
-    """`sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite://` for a store in memory."""
+    """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory."""
     parts = urlsplit(url)
     if parts.netloc or parts.query:
         raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
