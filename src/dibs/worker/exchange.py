@@ -32,7 +32,7 @@ class Exchanged(NamedTuple):
     locked: Sequence[SettleRequest] = ()
     """Settlements that can't be made yet: an open transaction has their gate locked."""
     may_be_more: bool = False
-    """Whether more jobs may be ready than were claimed."""
+    """Whether more jobs may be ready: the claim was full, or did not begin at the first job."""
 
 
 class Exchange:
@@ -52,21 +52,19 @@ class Exchange:
         cursor = self._cursor.get() if settlements else []
         request = self._request(limit, None if settlements else pair, cursor)
         exchanged = await self._core.store.run_async(lambda _: self._script(settlements, request))
-        if not limit:
-            return exchanged
-        is_full = len(exchanged.claimed) >= limit
-        seconds = monotonic() - began
-        self._cursor.advance(exchanged.jobs, is_full=is_full, used=bool(cursor), seconds=seconds)
-        return exchanged._replace(may_be_more=is_full or bool(cursor))
+        if limit:
+            is_full, seconds = len(exchanged.jobs) >= limit, monotonic() - began
+            self._cursor.advance(exchanged.jobs, is_full=is_full, used=bool(cursor), seconds=seconds)
+        return exchanged
 
-    async def settle(self, settlements: Sequence[SettleRequest], patience: Patience) -> Exchanged:
-        """Only settle, and wait no longer than this for each locked gate."""
+    async def settle(self, settlements: Sequence[SettleRequest], wait: Patience) -> Exchanged:
+        """Only settle, with this wait for locked gates."""
 
         def script(tries: Tries) -> Script[Exchanged]:
             if tries.number:  # the wait for a lock has ended the try before
                 return Exchanged(locked=settlements)
             locked: list[SettleRequest] = []
-            lost = yield from settle_if_held(settlements, left=locked, patience=patience)
+            lost = yield from settle_if_held(settlements, left=locked, patience=wait)
             return Exchanged(lost=lost, locked=locked)
 
         return await self._core.store.run_async(script)
@@ -82,7 +80,8 @@ class Exchange:
             jobs = yield from take(request)
         else:
             lost, jobs = yield from exchange(settlements, request, left=locked)
-        return Exchanged(lost, self._core.holdings(jobs, asked_at), jobs, locked or ())
+        may_be_more = len(jobs) >= request.limit or bool(request.marks)
+        return Exchanged(lost, self._core.holdings(jobs, asked_at), jobs, locked or (), may_be_more)
 
     def _request(self, limit: int, pair: QueueKind | None, cursor: Sequence[Cursor]) -> ClaimRequest:
         registry = self._core.registry
