@@ -207,6 +207,22 @@ async def test_only_a_worker_that_is_to_end_gives_up_on_a_store_that_stays_away(
     await waiting
 
 
+async def test_the_back_off_stays_short_however_often_the_store_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(health.asyncio, "sleep", note)
+    noted = health.WorkerHealth()
+    for _ in range(2000):  # an hour; 0.1 * 2**1024 is no float any more
+        await noted.wait_for_store(StoreUnavailable("it is away"), until_idle=False)
+
+    assert max(pauses) <= 1.5 * health.LONGEST_BACK_OFF
+
+
 def test_silence_of_the_store_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = health.WorkerHealth()
     noted.becomes("working")
