@@ -19,7 +19,7 @@ import pytest
 from dibs import BadRequest, Dibs, NewJob, Worker
 from dibs.worker.isolation import pool as pool
 from tests.support.internals import store_of
-from tests.support.workers import Apps, drain, finished, look, processes, wait_until, working
+from tests.support.workers import Apps, drain, finished, look, processes, take_back, wait_until, working
 
 JOBS = "tests.support.isolated_jobs"
 JOBS_FILE = Path(__file__).parents[1] / "support" / "isolated_jobs.py"
@@ -282,8 +282,7 @@ async def test_a_lost_lease_ends_the_process(app: Dibs, jobs: Any, folder: str) 
     async with working(app):
         job = await jobs.sleeps.enqueue(folder)
         pid = await began(folder)
-        await store_of(app).run_async(_age)
-        await app.sweep()
+        await asyncio.to_thread(take_back, app, job.id)
         await wait_until(lambda: not exists(pid))
         done = await finished(app, job)
 
