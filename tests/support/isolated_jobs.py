@@ -1,4 +1,4 @@
-"""Jobs that want a process of their own. What they do is left in files: tests run in another process."""
+"""Isolated jobs. They record in files what they do, as the tests run in another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOREVER = 60.0
 
 
 def leave(folder: str, name: str, text: object = "") -> None:
-    """A file that is there whole or not at all."""
+    """Write a file that exists whole or not at all."""
     part = Path(folder, f".{name}.{os.getpid()}")
     part.write_text(str(text))
     part.rename(Path(folder, name))
@@ -82,7 +82,7 @@ def tells_plainly(ctx: Context, folder: str) -> None:
 
 @app.job
 def still_there(pid: int) -> bool:
-    """Whether that process may still do something."""
+    """Return whether that process can still run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -159,7 +159,7 @@ def too_slow_with_the_gil(folder: str) -> None:
 
 @app.job(isolation="process", max_attempts=5, lease=1)
 def hold_the_gil(folder: str) -> None:
-    """No other thread of this process runs meanwhile, and no signal handler either."""
+    """Block all other threads and signal handlers of this process."""
     leave(folder, "began", os.getpid())
     ctypes.PyDLL(None).sleep(int(FOREVER))
 

@@ -1,4 +1,4 @@
-"""What the worker tests share: apps on one store, a worker beside the test, and ways to wait."""
+"""Helpers of the worker tests: apps on one store, a worker beside the test, and ways to wait."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from dibs.operations import upkeep
 from tests.support.internals import core_of, store_of
 
 WAIT_SECONDS = 30.0
-SOON = 1.5  # seconds: well before the poll of 10, and patient with a busy machine
+SOON = 6.0  # seconds: well before the poll of 10, and enough on a busy machine
 
 
 class Apps:
-    """Apps on one store, as several processes would have them; memory has only one."""
+    """Apps on one store, like the ones of several processes; memory has only one."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,7 +45,7 @@ class Apps:
         return self._made[-1]
 
     def adopt(self, app: Dibs) -> None:
-        """An app that a module made; closed with the others."""
+        """Close this app, which a module made, with the others."""
         self._made.append(app)
 
     async def close(self) -> None:
@@ -55,14 +55,14 @@ class Apps:
 
 @asynccontextmanager
 async def working(app: Dibs, **options: Any) -> AsyncIterator[Worker]:
-    """A worker beside the test, stopped at once when the body ends; its errors are the test's."""
+    """Run a worker beside the body and stop it at once at the end; raise its errors."""
     async with running(Worker(app, **options)) as worker:
         yield worker
 
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[Worker]:
-    """The same for a worker that the test has made."""
+    """Run this worker beside the body and stop it at once at the end; raise its errors."""
     run = asyncio.create_task(worker.run())
     try:
         yield worker
@@ -79,7 +79,7 @@ async def drain(app: Dibs, **options: Any) -> None:
 async def wait_until(
     holds: Callable[[], Any] | Callable[[], Awaitable[Any]], *, seconds: float = WAIT_SECONDS
 ) -> Any:
-    """What `holds()` comes to as soon as that is true."""
+    """Wait until `holds()` is true, and return its value."""
     deadline = time.monotonic() + seconds
     while True:
         answer = holds()
@@ -92,7 +92,7 @@ async def wait_until(
 
 
 async def is_idle(app: Dibs, *, workers: int = 1) -> None:
-    """Wait until that many workers were heard of, and give the listener a moment to be there."""
+    """Wait until that many workers are listed, and give their listeners time to open."""
     await wait_until(lambda: _as_many(app, workers))
     await asyncio.sleep(0.15)
 
@@ -102,7 +102,7 @@ async def _as_many(app: Dibs, workers: int) -> bool:
 
 
 def take_back(app: Dibs, job: UUID) -> None:
-    """This job's lease ends and somebody takes it back; a holder that renews just then only delays it."""
+    """Let the job's lease run out and sweep it; repeat that if the holder renews it just then."""
     store = store_of(app)
 
     def holder() -> int | None:
@@ -116,8 +116,8 @@ def take_back(app: Dibs, job: UUID) -> None:
         store.run(lambda _: upkeep.sweep())
 
 
-def nobody_looks(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No holder is told to look how its claims stand, as a listener that begins would ask for."""
+def ignore_stop_hints(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no hint cause a renewal, neither a cancel nor the start of a listener."""
     monkeypatch.setattr(core_of(app).keeper, "look", lambda _: None)
 
 
@@ -132,7 +132,7 @@ async def state_of(app: Dibs, job: Job) -> str:
 
 
 async def holds_for(seconds: float, holds: Callable[[], Awaitable[bool]]) -> None:
-    """Something must stay true for that long; nothing signals that nothing happened."""
+    """Assert that this stays true for that long; nothing signals that nothing happened."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert await holds()
@@ -140,7 +140,7 @@ async def holds_for(seconds: float, holds: Callable[[], Awaitable[bool]]) -> Non
 
 
 class transaction:
-    """A transaction of the user's own, at the end committed or rolled back."""
+    """A transaction of a caller, at the end committed or rolled back."""
 
     def __init__(self, url: str, *, commit: bool = True) -> None:
         self._url, self._commit = url, commit
@@ -178,7 +178,7 @@ class transaction:
 
 
 class Process:
-    """One `dibs work`, its log in a file."""
+    """One process of `dibs work`, with its log in a file."""
 
     def __init__(
         self, folder: Path, url: str, *words: str, name: str = "worker", group: bool = False
@@ -201,13 +201,13 @@ class Process:
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """SIGSTOP, and wait until the process really stands."""
+        """Send SIGSTOP and wait until the process has stopped."""
         self.send(signal.SIGSTOP)
         stat = Path(f"/proc/{self.pid}/stat")
         look(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
     def freeze(self) -> None:
-        """SIGSTOP at a moment when it holds no lock on an SQLite file, for which all others would wait."""
+        """Stop it while it has no lock on an SQLite file, for which all others would wait."""
         self.stop()
         while self._locks_file():
             self.send(signal.SIGCONT)
@@ -225,7 +225,7 @@ class Process:
         return False
 
     def kill(self) -> float:
-        """SIGKILL; when the process was surely gone, by CLOCK_BOOTTIME."""
+        """Send SIGKILL; return when the process was surely gone, by CLOCK_BOOTTIME."""
         self._process.kill()
         self._process.wait()
         return boot_time()
@@ -246,7 +246,7 @@ class Process:
         return self.log.read_text()
 
     def end(self) -> None:
-        """Whatever state it is in; children of a supervisor first."""
+        """Kill it in whatever state it is; the children of a supervisor first."""
         family = self.children if self.is_running else []
         for pid in [*family, self.pid] if self.is_running else []:
             with suppress(ProcessLookupError):
@@ -256,7 +256,7 @@ class Process:
 
 @contextmanager
 def processes(folder: Path, url: str) -> Iterator[Callable[..., Process]]:
-    """Starts `dibs work` processes; those still alive at the end are ended."""
+    """Yield a function that starts `dibs work`; at the end, kill the processes that still run."""
     started: list[Process] = []
 
     def start(*words: str, **options: Any) -> Process:
@@ -272,7 +272,7 @@ def processes(folder: Path, url: str) -> Iterator[Callable[..., Process]]:
 
 
 def look(holds: Callable[[], Any], *, seconds: float = WAIT_SECONDS) -> Any:
-    """`wait_until` for tests without a loop."""
+    """Wait until `holds()` is true, in a test without a loop."""
     deadline = time.monotonic() + seconds
     while not (answer := holds()):
         assert time.monotonic() < deadline, f"{holds} did not come true within {seconds} s"
@@ -284,12 +284,12 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-# -- What the handlers recorded -----------------------------------------------------------------
+# -- The record of the handlers -----------------------------------------------------------------
 
 
 @dataclass
 class Run:
-    """One start of a handler, and its end if it came to one."""
+    """One run of a handler, and its end if there was one."""
 
     job: str
     pid: int
@@ -299,12 +299,12 @@ class Run:
 
 @dataclass
 class Record:
-    """Every run of every job, in the order of the lines."""
+    """Every run of every job, in the order of the record."""
 
     by_job: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
 
     def close(self, deaths: dict[int, float]) -> None:
-        """A run of a killed process ended with it."""
+        """Note that the runs of killed processes ended with them."""
         for run in self.runs():
             if run.ended is None and run.pid in deaths:
                 run.ended = deaths[run.pid]
@@ -327,7 +327,7 @@ class Record:
         return pairs
 
     def recoveries(self, deaths: dict[int, float]) -> list[float]:
-        """For each run that a kill cut off: seconds from the kill to the job's next start."""
+        """Return, for each run that a kill ended, the seconds from the kill to the job's next start."""
         waits = []
         for runs in self.by_job.values():
             ordered = sorted(runs, key=lambda run: run.began)
@@ -386,7 +386,7 @@ async def first_time_long(ctx: Context, seconds: float):
 
 
 def write_jobs(folder: Path, *, lease: float = 1, poll: float = 10) -> Path:
-    """A jobs module in that folder; answers where its handlers write what they do."""
+    """Write a jobs module into that folder; return the file where its handlers record their runs."""
     (folder / "jobs.py").write_text(JOBS.format(lease=lease, poll=poll))
     return folder / "record"
 

@@ -10,23 +10,23 @@ import pytest
 
 from tests.support.workers import Apps
 
-PATIENCE_SECONDS = 40
+TEST_SECONDS = 40
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine gets a loop of its own; its apps are closed before the loop is."""
+    """Run a test that is a coroutine on a loop of its own, and close its apps before the loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
     given = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
-    asyncio.run(_story(pyfuncitem, given))
+    asyncio.run(_run(pyfuncitem, given))
     return True
 
 
-async def _story(item: pytest.Function, given: dict[str, Any]) -> None:
+async def _run(item: pytest.Function, given: dict[str, Any]) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS * (5 if item.get_closest_marker("long") else 1)):
+        async with asyncio.timeout(TEST_SECONDS * (5 if item.get_closest_marker("long") else 1)):
             await item.obj(**given)
     finally:
         if (apps := item.funcargs.get("apps")) is not None:

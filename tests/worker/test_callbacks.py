@@ -1,4 +1,4 @@
-"""`@app.on(name)`: called after the store has it, and nothing of the work depends on it."""
+"""`@app.on(name)`: called after the store has the change; no job depends on the callback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from dibs import BadRequest, Cancel, Context, Dibs, Fail, JobEvent, NewJob, Retry
 from dibs.app import callbacks
 from tests.support.internals import core_of, store_of
-from tests.support.workers import Apps, drain, finished, nobody_looks, take_back, wait_until, working
+from tests.support.workers import Apps, drain, finished, ignore_stop_hints, take_back, wait_until, working
 
 ALL = ("succeeded", "failed", "retried", "cancelled", "lost")
 
@@ -31,12 +31,12 @@ def _hear_all(app: Dibs, colour: str = "plain") -> list[JobEvent]:
 
 
 def _losses(heard: list[JobEvent]) -> list[JobEvent]:
-    """That a claim was lost, not what became of the job by that."""
+    """Return the events of lost claims, not what became of the jobs by that."""
     return [event for event in heard if event.name == "lost"]
 
 
 @pytest.mark.parametrize("colour", ["awaited", "plain"])
-async def test_a_callback_hears_how_a_job_ended(app: Dibs, colour: str) -> None:
+async def test_a_callback_receives_how_a_job_ended(app: Dibs, colour: str) -> None:
     heard = _hear_all(app, colour)
 
     @app.job(max_attempts=2, retry=Retry.fixed(0))
@@ -62,7 +62,7 @@ async def test_a_callback_hears_how_a_job_ended(app: Dibs, colour: str) -> None:
     assert [each.error.attempt for each in heard[-2:]] == [1, 2]
 
 
-async def test_a_cancel_that_somebody_asked_for_is_told(app: Dibs) -> None:
+async def test_a_cancel_of_a_running_job_is_reported(app: Dibs) -> None:
     heard = _hear_all(app)
     started = asyncio.Event()
 
@@ -83,7 +83,7 @@ async def test_a_cancel_that_somebody_asked_for_is_told(app: Dibs) -> None:
 
 @pytest.mark.parametrize("face", ["sync", "async"])
 @pytest.mark.parametrize("since", ["ready", "scheduled", "retried"])
-async def test_a_cancel_of_a_job_that_waits_is_told_by_who_cancels(app: Dibs, face: str, since: str) -> None:
+async def test_a_cancel_of_a_waiting_job_is_reported_by_the_caller(app: Dibs, face: str, since: str) -> None:
     @app.job(retry=Retry.fixed(60))
     async def work() -> None:
         raise ValueError("broken")
@@ -104,7 +104,7 @@ async def test_a_cancel_of_a_job_that_waits_is_told_by_who_cancels(app: Dibs, fa
 
 @pytest.mark.parametrize("face", ["sync", "async"])
 @pytest.mark.parametrize("how", ["cancel_many", "pipeline"])
-async def test_a_cancel_of_many_tells_of_each_that_waited(app: Dibs, face: str, how: str) -> None:
+async def test_a_cancel_of_many_reports_each_that_waited(app: Dibs, face: str, how: str) -> None:
     plan = app.pipeline("nightly")
     steps = [plan.add(NewJob("work"))]
     for _ in range(3):
@@ -126,7 +126,7 @@ async def test_a_cancel_of_many_tells_of_each_that_waited(app: Dibs, face: str, 
     assert told == {("cancelled", step.id, "cancelled", "not needed") for step in steps[1:]}
 
 
-async def test_a_cancel_of_very_many_tells_of_each_once(app: Dibs) -> None:
+async def test_a_cancel_of_very_many_reports_each_once(app: Dibs) -> None:
     jobs = await app.enqueue(*(NewJob("work") for _ in range(1_100)))
     heard = _hear_all(app, "awaited")
 
@@ -135,11 +135,11 @@ async def test_a_cancel_of_very_many_tells_of_each_once(app: Dibs) -> None:
     assert sorted(each.job.id for each in heard) == sorted(job.id for job in jobs)
 
 
-async def test_a_cancel_that_its_holder_carries_out_meanwhile_is_told_once(
+async def test_a_cancel_that_its_holder_carries_out_meanwhile_is_reported_once(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = _hear_all(app)
-    nobody_looks(app, monkeypatch)
+    ignore_stop_hints(app, monkeypatch)
 
     @app.job
     async def work() -> None: ...
@@ -164,7 +164,7 @@ async def test_a_cancel_that_its_holder_carries_out_meanwhile_is_told_once(
     ("attempts", "cancelled", "names"),
     [(1, False, ["lost", "failed"]), (2, False, ["lost"]), (2, True, ["lost", "cancelled"])],
 )
-async def test_the_death_of_a_worker_is_told_by_who_takes_the_job_back(
+async def test_the_death_of_a_worker_is_reported_by_the_worker_that_sweeps_the_job(
     app: Dibs, attempts: int, cancelled: bool, names: list[str]
 ) -> None:
     heard = _hear_all(app)
@@ -185,9 +185,9 @@ async def test_the_death_of_a_worker_is_told_by_who_takes_the_job_back(
         assert (event.error.message, event.error.worker) == ("worker died", "the dead one")
 
 
-async def test_a_holder_that_lost_its_job_tells_it(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_lost_its_job_reports_it(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = _hear_all(app)
-    nobody_looks(app, monkeypatch)
+    ignore_stop_hints(app, monkeypatch)
 
     @app.job(max_attempts=1)
     def work(ctx: Context) -> None:
@@ -200,11 +200,11 @@ async def test_a_holder_that_lost_its_job_tells_it(app: Dibs, monkeypatch: pytes
     assert [each.error.message for each in _losses(heard)] == ["worker died"]
 
 
-async def test_a_worker_that_takes_back_what_it_lost_tells_it_once(
+async def test_a_worker_that_sweeps_a_job_it_lost_reports_it_once(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = _hear_all(app)
-    nobody_looks(app, monkeypatch)
+    ignore_stop_hints(app, monkeypatch)
     held: list[tuple[Any, int]] = []
 
     @app.job(max_attempts=2)
@@ -223,11 +223,11 @@ async def test_a_worker_that_takes_back_what_it_lost_tells_it_once(
     assert len(_losses(heard)) == 2
 
 
-async def test_a_loss_that_heartbeat_and_settlement_hear_is_told_once(
+async def test_a_loss_that_heartbeat_and_settlement_notice_is_reported_once(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = _hear_all(app)
-    nobody_looks(app, monkeypatch)
+    ignore_stop_hints(app, monkeypatch)
     keeper = core_of(app).keeper
     drop = keeper.drop
 
@@ -256,7 +256,9 @@ async def test_a_loss_that_heartbeat_and_settlement_hear_is_told_once(
 
 @pytest.mark.parametrize("face", ["sync", "async"])
 @pytest.mark.parametrize("colour", ["awaited", "plain"])
-async def test_run_job_and_claims_by_hand_tell_before_they_return(app: Dibs, face: str, colour: str) -> None:
+async def test_run_job_and_claims_by_hand_report_before_they_return(
+    app: Dibs, face: str, colour: str
+) -> None:
     heard = _hear_all(app, colour)
 
     @app.job(max_attempts=1)
@@ -298,7 +300,7 @@ async def test_a_callback_that_raises_changes_nothing_and_is_logged_once(
 
 
 @pytest.mark.parametrize("colour", ["awaited", "plain"])
-async def test_a_callback_that_hangs_holds_nobody_up(
+async def test_a_callback_that_hangs_delays_no_other_job(
     app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callbacks, "LAST_MOMENT", 0.2)

@@ -1,4 +1,4 @@
-"""A busy worker goes on from where its last claim ended, and misses nothing by it."""
+"""A busy worker continues its claims behind a cursor, and misses nothing by it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ where_it_pays = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], ind
 
 @pytest.fixture
 def asked(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """The claims that the worker asked for."""
+    """Return the claims that the worker asks for from now on."""
     steps: list[Step] = []
     execute = store_of(app)._execute_async  # type: ignore[attr-defined]
 
@@ -41,12 +41,12 @@ def asked(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     return steps
 
 
-def told(asked: list[Step]) -> list[Any]:
+def cursors(asked: list[Step]) -> list[Any]:
     return [step.params["marks"] for step in asked if "marks" in step.params]
 
 
 @where_it_pays
-async def test_a_busy_worker_says_where_its_last_claim_ended(app: Dibs, asked: list[Step]) -> None:
+async def test_a_busy_worker_continues_where_its_last_claim_ended(app: Dibs, asked: list[Step]) -> None:
     ran: list[int] = []
 
     @app.job
@@ -57,15 +57,15 @@ async def test_a_busy_worker_says_where_its_last_claim_ended(app: Dibs, asked: l
     await drain(app, concurrency=5)
 
     assert ran == list(range(200))
-    assert len(told(asked)) > 10
-    assert "marks" not in asked[-1].params  # what comes back short is asked again without
+    assert len(cursors(asked)) > 10
+    assert "marks" not in asked[-1].params  # a claim that finds less is followed by one without
 
 
 @where_it_pays
-async def test_a_drain_leaves_nothing_behind_its_marks(
+async def test_a_drain_leaves_nothing_behind_its_cursor(
     app: Dibs, asked: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the priorities and kinds, some of them tried more than once."""
+    """Use several priorities and kinds, and try some of the jobs more than once."""
     monkeypatch.setattr(exchange, "SHARE", 1e9)
     ran: set[int] = set()
 
@@ -81,12 +81,12 @@ async def test_a_drain_leaves_nothing_behind_its_marks(
     await drain(app, concurrency=4)
 
     assert await app.counts() == {**dict.fromkeys(await app.counts(), 0), "succeeded": 300}
-    assert told(asked)
+    assert cursors(asked)
 
 
 @where_it_pays
 @pytest.mark.parametrize("late", ["urgent", "of another kind", "committed late", "back from a retry"])
-async def test_what_stands_before_the_marks_is_found_while_the_worker_is_busy(
+async def test_a_job_in_front_of_the_cursor_is_found_while_the_worker_is_busy(
     apps: Apps, app: Dibs, asked: list[Step], late: str
 ) -> None:
     began: list[str] = []
@@ -104,7 +104,7 @@ async def test_what_stands_before_the_marks_is_found_while_the_worker_is_busy(
             app.sync.enqueue(work.new(late), within=producer)
         await app.enqueue(*(work.new() for _ in range(3000)))
         async with working(app, concurrency=4):
-            await wait_until(lambda: len(told(asked)) > 20)
+            await wait_until(lambda: len(cursors(asked)) > 20)
             match late:
                 case "urgent":
                     await app.enqueue(work.using(priority=1).new(late))
@@ -129,10 +129,8 @@ def _producer(url: str) -> Any:
 
 
 @on_postgresql
-async def test_a_claim_that_goes_on_does_not_pay_for_what_an_old_snapshot_keeps(
-    apps: Apps, app: Dibs
-) -> None:
-    """Counted, not timed: the pages that a claim reads when 20,000 jobs have been claimed before."""
+async def test_a_claim_with_a_cursor_does_not_read_what_an_old_snapshot_keeps(apps: Apps, app: Dibs) -> None:
+    """Count the pages that a claim reads when 20,000 jobs have been claimed before."""
     await app.enqueue(*(NewJob("work") for _ in range(20_100)))
     with psycopg.connect(apps.url) as holder, psycopg.connect(apps.url, autocommit=True) as look:
         holder.execute("set transaction isolation level repeatable read")
@@ -150,7 +148,7 @@ def _mark(job: Job) -> dict[str, Any]:
 
 
 def _read(connection: Any, app: Dibs, block: str, **given: Any) -> int:
-    """The buffers that an exchange went through for ten jobs; nothing is kept."""
+    """Return how many buffers an exchange for ten jobs reads; roll it back."""
     wish = {
         "worker": "w",
         "lease": 1,

@@ -65,7 +65,7 @@ def start(tmp_path: Path, url: str) -> Iterator[Start]:
 
 @dataclass
 class Load:
-    """What there is to do: all of it at first, and the same again whenever little of it is left."""
+    """The work: all of it at first, and the same again whenever little of it is left."""
 
     store: SyncDibs
     make: Callable[[], list[NewJob]]
@@ -91,7 +91,7 @@ class Fire:
     chance: random.Random = field(default_factory=lambda: random.Random(7))
 
     def until(self, crashes: int, load: Load, *, seconds: float = 600) -> None:
-        """Enough workers were ended within runs, then all is done; until then there is always work."""
+        """End workers until enough runs were cut off, then finish; until then there is always more work."""
         deadline = time.monotonic() + seconds
         alive = [self._worker() for _ in range(self.workers)]
         while min(self.cut_off(), len(self.ends)) < crashes:
@@ -106,14 +106,14 @@ class Fire:
             time.sleep(0.05)
 
     def cut_off(self) -> int:
-        """How many runs an end of their process has ended."""
+        """Count the runs that ended with their process."""
         return sum(run.pid in self.ends for run in read_record(self.file).open())
 
     def _worker(self) -> Process:
         return self.start("--concurrency", "8")
 
     def _at_work(self, alive: Sequence[Process]) -> Process | None:
-        """The oldest that is in the middle of something; with few trains another may have no head at all."""
+        """Return the oldest worker that runs a job; with few trains another may have no head at all."""
         busy = {run.pid for run in read_record(self.file).open()}
         return next((worker for worker in alive if worker.pid in busy), None)
 
@@ -208,7 +208,7 @@ def test_never_more_than_its_limit_run_in_a_slot_whatever_happens_to_workers(
 
 
 def _by(record: Record, key: Callable[[Run], object]) -> dict[object, list[Run]]:
-    """The runs of each, in the order in which they began."""
+    """Return the runs of each, in the order in which they began."""
     groups: defaultdict[object, list[Run]] = defaultdict(list)
     for run in sorted(record.runs(), key=lambda run: run.began):
         groups[key(run)].append(run)
@@ -216,7 +216,7 @@ def _by(record: Record, key: Callable[[Run], object]) -> dict[object, list[Run]]
 
 
 def _never_two_at_once(runs: Sequence[Run], limit: int) -> None:
-    """Never more than `limit`."""
+    """Assert that never more than `limit` ran at the same time."""
     for run in runs:
         beside = [other for other in runs if other.began <= run.began and (other.ended or 0) > run.began]
         assert len(beside) <= limit, f"{len(beside)} at once: {beside}"

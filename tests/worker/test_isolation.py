@@ -1,4 +1,4 @@
-"""Jobs with `isolation="process"`: in a process of their own that can be ended, and that may end."""
+"""Jobs with `isolation="process"`: each in a process of its own, which can be killed and may die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from dibs import BadRequest, Dibs, NewJob, Worker
 from dibs.worker.isolation import pool as pool
 from tests.support.internals import store_of
-from tests.support.workers import Apps, drain, finished, look, processes, wait_until, working
+from tests.support.workers import Apps, drain, finished, look, processes, take_back, wait_until, working
 
 JOBS = "tests.support.isolated_jobs"
 JOBS_FILE = Path(__file__).parents[1] / "support" / "isolated_jobs.py"
@@ -30,7 +30,7 @@ colours = pytest.mark.parametrize("colour", ["", "_awaited"], ids=["plain", "asy
 
 @pytest.fixture
 def jobs(url: str, apps: Apps, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of isolated jobs, with its app on this test's store."""
+    """Return the module of isolated jobs, with its app on this test's store."""
     monkeypatch.setenv("DIBS_URL", url)
     monkeypatch.delitem(sys.modules, JOBS, raising=False)
     module = importlib.import_module(JOBS)
@@ -173,7 +173,7 @@ async def test_the_death_of_a_process_does_not_touch_its_neighbours(
 
 
 @on_sqlite
-async def test_a_job_whose_process_died_is_tried_again(app: Dibs, jobs: Any) -> None:
+async def test_a_job_is_tried_again_after_its_process_died(app: Dibs, jobs: Any) -> None:
     job = await jobs.die_at_first.enqueue()
 
     await drain(app)
@@ -210,9 +210,7 @@ async def test_a_job_that_takes_too_long_is_ended(app: Dibs, jobs: Any, folder: 
 
 @on_sqlite
 @pytest.mark.parametrize("kind", ["deaf", "too_slow_with_the_gil"])
-async def test_a_process_that_does_not_hear_sigterm_is_killed(
-    app: Dibs, jobs: Any, folder: str, kind: str
-) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed(app: Dibs, jobs: Any, folder: str, kind: str) -> None:
     job = await getattr(jobs, kind).enqueue(folder)
 
     await drain(app)
@@ -265,7 +263,7 @@ async def test_a_cancelled_job_is_ended(app: Dibs, jobs: Any, folder: str, colou
 
 
 @pytest.mark.parametrize("kind", ["sleeps", "sleeps_awaited", "hold_the_gil"])
-async def test_who_preempts_an_isolated_job_starts_when_its_process_has_ended(
+async def test_a_job_that_preempts_an_isolated_one_starts_when_its_process_has_ended(
     app: Dibs, jobs: Any, folder: str, kind: str
 ) -> None:
     async with working(app):
@@ -284,8 +282,7 @@ async def test_a_lost_lease_ends_the_process(app: Dibs, jobs: Any, folder: str) 
     async with working(app):
         job = await jobs.sleeps.enqueue(folder)
         pid = await began(folder)
-        await store_of(app).run_async(_age)
-        await app.sweep()
+        await asyncio.to_thread(take_back, app, job.id)
         await wait_until(lambda: not exists(pid))
         done = await finished(app, job)
 
@@ -411,7 +408,7 @@ async def test_the_progress_of_an_isolated_job_can_be_seen(app: Dibs, jobs: Any,
     assert done.state == "succeeded"
 
 
-async def test_a_plain_isolated_job_tells_its_progress_too(app: Dibs, jobs: Any, folder: str) -> None:
+async def test_a_plain_isolated_job_reports_its_progress_too(app: Dibs, jobs: Any, folder: str) -> None:
     job = await jobs.tells_plainly.enqueue(folder)
 
     async with working(app):
@@ -649,7 +646,7 @@ def test_a_script_may_run_its_own_isolated_jobs(url: str, tmp_path: Path, words:
 
 
 @on_sqlite
-def test_a_script_without_a_guard_is_told_to_have_one(url: str, tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_refused_with_the_remedy(url: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT + "asyncio.run(main())\n")
 
     ran = _run_script(tmp_path, url, "script.py")

@@ -15,7 +15,7 @@ from tests.support.workers import Apps, drain, state_of, wait_until, working
 
 
 class Story:
-    """A lifespan that writes down what happens around it."""
+    """A lifespan that records what happens around it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -115,7 +115,7 @@ async def test_a_lifespan_that_can_not_be_entered_ends_the_worker_before_it_clai
     assert (untouched.state, untouched.attempts, untouched.token) == ("ready", 0, None)
 
 
-async def test_an_error_on_leaving_is_told_when_everything_is_settled(apps: Apps, story: Story) -> None:
+async def test_an_error_on_leaving_is_raised_when_everything_is_settled(apps: Apps, story: Story) -> None:
     story.fails_at = "leave"
     app = apps(lifespan=story.awaited)
 

@@ -30,7 +30,7 @@ async def test_a_handler_that_awaits_is_stopped_for_the_job_that_preempts_it(app
         assert (stopped.state, stopped.message) == ("cancelled", f"pre-empted by {new.id}")
 
 
-async def test_a_plain_function_that_hears_nothing_is_waited_for_by_the_job_that_preempts_it(
+async def test_a_job_that_preempts_a_plain_function_waits_until_it_ends(
     app: Dibs,
 ) -> None:
     begun, let_go, beside = threading.Event(), threading.Event(), []
@@ -55,7 +55,7 @@ async def test_a_plain_function_that_hears_nothing_is_waited_for_by_the_job_that
     assert beside == [False]
 
 
-async def test_who_preempts_a_dead_worker_starts_when_its_lease_has_ended(app: Dibs) -> None:
+async def test_a_job_that_preempts_a_dead_worker_starts_when_its_lease_has_ended(app: Dibs) -> None:
     @app.job(slot="s", slot_policy="preempt")
     async def report(year: int) -> int:
         return year

@@ -1,4 +1,4 @@
-"""`ctx.progress`: as often as a handler likes, twice a second in the store, the latest in the end."""
+"""`ctx.progress`: called as often as a handler likes, stored twice a second, the latest note at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from dibs import BadRequest, Context, Dibs, LeaseLost, NewJob
 from dibs.operations.settle import progress
-from tests.support.workers import drain, finished, nobody_looks, take_back, wait_until, working
+from tests.support.workers import drain, finished, ignore_stop_hints, take_back, wait_until, working
 
 
 class Written:
-    """Every note that is sent to the store, in order."""
+    """Return every note that is sent to the store, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.notes: list[tuple[float, str | None]] = []
@@ -37,7 +37,7 @@ COLOURS = pytest.mark.parametrize("colour", ["awaited", "plain"])
 
 
 def _loops(app: Dibs, colour: str, notes: list[tuple[float, str | None]], then: Any = lambda: None) -> Any:
-    """A job that says all of these one after the other, in either colour."""
+    """Return a task that notes all of these one after another, async or plain."""
 
     async def awaited(ctx: Context) -> None:
         for fraction, message in notes:
@@ -122,11 +122,11 @@ async def test_a_note_that_can_not_be_stored_is_refused(app: Dibs, colour: str) 
 
 
 @COLOURS
-async def test_a_handler_that_lost_its_job_is_told_by_progress(
+async def test_a_handler_that_lost_its_job_learns_it_from_progress(
     app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[type] = []
-    nobody_looks(app, monkeypatch)
+    ignore_stop_hints(app, monkeypatch)
 
     async def awaited(ctx: Context) -> None:
         await asyncio.to_thread(take_back, app, ctx.job.id)
@@ -157,7 +157,7 @@ async def test_a_handler_that_lost_its_job_is_told_by_progress(
 async def test_a_late_note_hears_that_the_job_was_lost(
     app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody_looks(app, monkeypatch)
+    ignore_stop_hints(app, monkeypatch)
     monkeypatch.setattr("dibs.app.context.EVERY", 2.0)  # so that the note still waits when the job is taken
     ended = threading.Event()
 
@@ -188,7 +188,7 @@ async def test_a_late_note_hears_that_the_job_was_lost(
 async def test_a_cancel_is_noticed_with_progress(
     app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody_looks(app, monkeypatch)  # the hint got lost
+    ignore_stop_hints(app, monkeypatch)  # the hint got lost
     started = threading.Event()
 
     async def awaited(ctx: Context) -> None:

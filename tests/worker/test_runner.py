@@ -1,6 +1,6 @@
-"""Handlers that share a lane: what one of them does to its surroundings never reaches the next.
+"""Handlers that share an asyncio task: what one of them does to its surroundings never reaches the next.
 
-Lanes know nothing of stores, so one store is enough here.
+The runner knows nothing of stores, so one store is enough here.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ async def test_what_had_not_begun_when_the_worker_was_hurried_is_given_back(app:
     assert [(job.attempts, job.errors) for job in waiting] == [(0, [])] * 20
 
 
-async def test_an_answer_that_came_after_its_leases_begins_nothing(
+async def test_a_claim_that_came_after_its_lease_begins_nothing(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
 
-    @app.job(lease=1)
+    @app.job(lease=10)
     async def work() -> None:
         ran.append(1)
         await asyncio.sleep(0.3)
@@ -126,7 +126,7 @@ async def test_an_answer_that_came_after_its_leases_begins_nothing(
         if exchanged.claimed and not late:
             late.append(exchanged.claimed)
             for held in exchanged.claimed:
-                held.asked_at -= 0.95  # it was asked for that long ago
+                held.asked_at -= 9.5  # it was asked for that long ago
         return exchanged
 
     monkeypatch.setattr(exchange, "settle_and_claim", slow)

@@ -113,7 +113,7 @@ async def _has_moved_past(app: Dibs, tick: datetime) -> bool:
 
 
 class ClockBehind(ScheduleTicks):
-    """A worker that hears of the time a second late."""
+    """A worker with a clock that is a second behind."""
 
     async def enqueue_due(self, now: datetime) -> bool:
         return await super().enqueue_due(now - timedelta(seconds=1))
@@ -123,7 +123,7 @@ class ClockBehind(ScheduleTicks):
 
 
 class NewsBehind(ScheduleTicks):
-    """A worker that knows the time, but of the schedules only what it saw when it looked the time before."""
+    """A worker that knows the time, but of the schedules only what it read the time before."""
 
     _known: Rows = ()
 
@@ -144,7 +144,7 @@ def _look() -> Script[Rows]:
 
 
 def _as_known(known: Rows, script: Script[Ticked]) -> Script[Ticked]:
-    """The script, whose look at the schedules is answered with what was known."""
+    """Run the script, but give it what was known when it reads the schedules."""
     assert next(script).question == "schedules"
     try:
         step = script.send(known)
@@ -160,7 +160,7 @@ late_ones = pytest.mark.parametrize("late", [ClockBehind, NewsBehind])
 
 @contextlib.asynccontextmanager
 async def two_workers(apps: Apps, late: type[ScheduleTicks]) -> AsyncIterator[tuple[Worker, Dibs]]:
-    """The punctual one, and the app of the late one. Their jobs finish at once."""
+    """Run both; yield the punctual one, and the app of the late one. Their jobs finish at once."""
     one, other = apps(), apps()
     for app in (one, other):
         app.every(EVERY_SECOND)(app.job(_at_once, name="work"))
@@ -212,7 +212,7 @@ async def test_a_late_worker_goes_on_when_the_punctual_one_is_gone(
 
 
 @pytest.mark.parametrize(("missed", "jobs"), [("latest", 1), ("all", 3), ("skip", 0)])
-async def test_ticks_that_nobody_was_there_for(app: Dibs, missed: Any, jobs: int) -> None:
+async def test_ticks_that_came_while_no_worker_ran(app: Dibs, missed: Any, jobs: int) -> None:
     app.every(timedelta(hours=1), missed=missed)(app.job(lambda: None, name="work"))
     await drain(app)
     await age(app, 3.5 * 3600)
@@ -255,7 +255,7 @@ async def _now(app: Dibs) -> datetime:
 
 
 def _asked(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all questions that this app asks from now on."""
+    """Return the names of all questions that this app asks from now on."""
     asked: list[str] = []
     store = store_of(app)
     run_async = store.run_async

@@ -1,4 +1,4 @@
-"""What a worker does now and then. The statements are tested elsewhere; here, that they are asked at all."""
+"""Rare upkeep of a worker: that it is done at all; its statements are tested elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/jobs.db"
 
 
-async def test_a_worker_lets_a_train_go_on_whose_head_was_deleted_by_hand(
+async def test_a_worker_lets_a_train_continue_after_its_head_was_deleted_by_hand(
     app: Dibs, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_upkeep, "MEND_EVERY", 0.0)

@@ -161,7 +161,7 @@ async def test_a_completion_that_was_rolled_back_fails_with_what_its_handler_rai
     [(Snooze(60), "scheduled"), (Cancel("not needed"), "cancelled")],
     ids=["snoozes", "cancels"],
 )
-async def test_a_handler_whose_completion_was_rolled_back_may_answer_otherwise(
+async def test_a_handler_may_return_another_outcome_after_its_completion_was_rolled_back(
     app: Dibs, url: str, answer: Any, state: str
 ) -> None:
     @app.job
@@ -179,9 +179,7 @@ async def test_a_handler_whose_completion_was_rolled_back_may_answer_otherwise(
 
 
 @pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
-async def test_a_completion_whose_transaction_stays_open_keeps_no_other_job_waiting(
-    app: Dibs, url: str
-) -> None:
+async def test_a_completion_in_an_open_transaction_delays_no_other_job(app: Dibs, url: str) -> None:
     theirs: list[Any] = []
     completed = asyncio.Event()
 
@@ -207,7 +205,7 @@ async def test_a_completion_whose_transaction_stays_open_keeps_no_other_job_wait
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
-async def test_a_completion_does_not_wait_for_others_that_wait_for_itstransaction(
+async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transaction(
     app: Dibs, url: str
 ) -> None:
     took: list[float] = []

@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler fails, on purpose or not."""
+"""What becomes of a job with a handler that fails, on purpose or not."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ async def test_a_handler_may_snooze(app: Dibs) -> None:
 async def test_a_handler_may_cancel_its_job(app: Dibs) -> None:
     @app.job
     async def work() -> Cancel:
-        return Cancel("nobody needs it")
+        return Cancel("not needed any more")
 
     job = await work.enqueue()
 
     await drain(app)
 
     done = await app.get(job.id)
-    assert (done.state, done.message) == ("cancelled", "nobody needs it")
+    assert (done.state, done.message) == ("cancelled", "not needed any more")
 
 
 async def test_a_handler_may_fail_for_good(app: Dibs) -> None:
@@ -187,7 +187,7 @@ async def test_a_hostile_exception_does_not_hurt_the_worker(app: Dibs, exception
 
 
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
-async def test_an_interrupt_that_a_thread_raises_is_nobodys_ctrl_c(app: Dibs) -> None:
+async def test_an_interrupt_that_a_thread_raises_does_not_stop_the_worker(app: Dibs) -> None:
     @app.job(max_attempts=1)
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -247,7 +247,7 @@ async def test_a_child_that_can_not_be_stored_is_a_failed_attempt(app: Dibs, chi
 
 
 @pytest.mark.parametrize("colour", ["async", "plain"])
-async def test_an_attempt_whose_pause_can_not_be_told_has_failed_for_good(
+async def test_an_attempt_without_a_valid_back_off_has_failed_for_good(
     app: Dibs, colour: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def delay(*_: object) -> int:

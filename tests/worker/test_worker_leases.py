@@ -1,37 +1,30 @@
-"""A worker keeps the leases of what it runs, and stops what it has lost."""
+"""A worker renews the leases of what it runs, and stops what it has lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from dibs import (
-    Dibs,
-)
-from tests.support.workers import (
-    Apps,
-    drain,
-    finished,
-    take_back,
-    wait_until,
-    working,
-)
+from dibs import Context, Dibs, Job
+from tests.support.workers import Apps, drain, finished, look, take_back, wait_until, working
+
+LEASE = 2.0  # seconds
 
 
 async def test_a_handler_that_blocks_the_event_loop_keeps_its_job(apps: Apps) -> None:
     app, other = apps(), apps()
     runs = 0
 
-    @app.job(lease=1)
-    async def work() -> str:
+    @app.job(lease=LEASE)
+    async def work(ctx: Context) -> str:
         nonlocal runs
         runs += 1
-        time.sleep(1.8)
+        _block_past_the_lease(other, ctx.job)
         return "kept"
 
     job = await work.enqueue()
@@ -53,11 +46,11 @@ async def test_jobs_claimed_beside_one_that_blocks_the_event_loop_are_kept(apps:
     app, other = apps(), apps()
     runs: list[int] = []
 
-    @app.job(lease=1)
-    async def work(n: int) -> None:
+    @app.job(lease=LEASE)
+    async def work(ctx: Context, n: int) -> None:
         runs.append(n)
         if n == 0:
-            time.sleep(1.8)
+            _block_past_the_lease(other, ctx.job)
 
     jobs = await app.enqueue(*(work.new(n) for n in range(5)))
     stop, moved = threading.Event(), []
@@ -78,13 +71,13 @@ async def test_a_success_is_kept_while_another_handler_blocks_the_event_loop(app
     runs: list[str] = []
     quick_ends = asyncio.Event()
 
-    @app.job(lease=1)
-    async def slow() -> None:
+    @app.job(lease=LEASE)
+    async def slow(ctx: Context) -> None:
         runs.append("slow")
         await quick_ends.wait()
-        time.sleep(1.8)
+        _block_past_the_lease(other, ctx.job)
 
-    @app.job(lease=1)
+    @app.job(lease=LEASE)
     async def quick() -> None:
         runs.append("quick")
         await asyncio.sleep(0.05)
@@ -110,7 +103,7 @@ async def test_a_lost_lease_cancels_the_handler_and_its_outcome_counts_for_nothi
     started, ended = asyncio.Event(), asyncio.Event()
     runs = 0
 
-    @app.job(lease=0.6)
+    @app.job(lease=LEASE)
     async def work() -> str:
         nonlocal runs
         runs += 1
@@ -134,6 +127,20 @@ async def test_a_lost_lease_cancels_the_handler_and_its_outcome_counts_for_nothi
     assert (done.result, done.attempts) == ("second", 2)
     assert [error.message for error in done.errors] == ["worker died"]
     assert [record.message for record in caplog.records if "lost" in record.message] != []
+
+
+def _block_past_the_lease(app: Dibs, job: Job) -> None:
+    """Block the event loop until the lease would have ended without a heartbeat."""
+    assert job.lease_until is not None
+    over = job.lease_until + timedelta(seconds=LEASE / 2)
+    look(lambda: _lease_until(app, job) >= over)
+
+
+def _lease_until(app: Dibs, job: Job) -> datetime:
+    found = app.sync.get(job.id)
+    assert found is not None
+    assert found.lease_until is not None, "the job was taken back"
+    return found.lease_until
 
 
 def _sweep_until(app: Dibs, stop: threading.Event, moved: list[Any]) -> None:

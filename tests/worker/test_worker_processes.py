@@ -1,4 +1,4 @@
-"""Real `dibs work` processes: signals, sudden death, zombies, and a server that goes away."""
+"""Real `dibs work` processes: signals, kills, zombies, and a server that goes away."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_workers_that_are_killed_for_half_a_minute_lose_and_double_nothing(
 def _kill_again_and_again(
     store: SyncDibs, start: Start, file: Path, *, jobs: int, kills: int, every: float
 ) -> None:
-    """Of two workers one is always at work: the next is killed when its predecessor's heir has begun.
+    """Kill one of two workers after another, each when the one started in place of the last has begun.
 
     However long a process takes to start, there is work until the last kill: jobs are added as they get few.
     """
@@ -170,7 +170,7 @@ def _kill_again_and_again(
 
 
 def _cut_off(file: Path, deaths: dict[int, float]) -> int:
-    """How many runs a kill has ended; on a busy machine a victim may just be between two jobs."""
+    """Return how many runs a kill has ended; on a busy machine a victim may just be between two jobs."""
     return sum(run.pid in deaths for run in read_record(file).open())
 
 
@@ -189,7 +189,7 @@ def _all_at_work(file: Path, workers: list[Process]) -> bool:
 
 
 @shared_engines
-def test_a_zombie_changes_nothing_says_so_once_and_goes_on_working(
+def test_a_zombie_changes_nothing_logs_it_once_and_continues_to_work(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
     file = write_jobs(tmp_path, lease=LEASE)
@@ -368,10 +368,10 @@ def test_a_service_manager_that_signals_every_process_leaves_the_handlers_their_
 
 
 @on_sqlite
-def test_processes_that_hear_their_supervisor_first_keep_their_grace_too(
+def test_processes_signalled_by_their_supervisor_first_keep_their_grace_too(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
-    """A signal may come late to a process that a busy machine keeps waiting."""
+    """Signal one of them late, as a busy machine may."""
     file = write_jobs(tmp_path, lease=60)
     [job] = store.enqueue(NewJob("quick", {"seconds": 3}))
     supervisor = start("--processes", "2")
@@ -386,7 +386,7 @@ def test_processes_that_hear_their_supervisor_first_keep_their_grace_too(
 
 
 @on_sqlite
-def test_a_supervisor_that_is_asked_twice_ends_the_grace(
+def test_a_supervisor_that_is_signalled_twice_ends_the_grace(
     store: SyncDibs, start: Start, tmp_path: Path
 ) -> None:
     file = write_jobs(tmp_path, lease=60)
@@ -427,9 +427,7 @@ def test_processes_that_never_come_up_are_given_up(start: Start, tmp_path: Path,
     assert "Traceback" not in said
 
 
-def test_processes_that_their_store_does_not_let_in_are_given_up(
-    postgresql: PostgreSQL, tmp_path: Path
-) -> None:
+def test_processes_that_their_store_refuses_are_given_up(postgresql: PostgreSQL, tmp_path: Path) -> None:
     write_jobs(tmp_path, lease=60)
 
     with processes(tmp_path, postgresql.url("nowhere")) as start:
@@ -442,7 +440,7 @@ def test_processes_that_their_store_does_not_let_in_are_given_up(
 
 
 @on_sqlite
-def test_who_drains_with_a_broken_app_is_told_so(start: Start, tmp_path: Path) -> None:
+def test_a_drain_with_a_broken_app_ends_with_an_error(start: Start, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(next(iter(BROKEN.values())))
 
     supervisor = start("--processes", "2", "--until-idle")
@@ -481,7 +479,7 @@ def test_an_idle_worker_asks_next_to_nothing(postgresql: PostgreSQL, tmp_path: P
 
 
 def _statements(server: PostgreSQL) -> list[str]:
-    """What the server logged; transactions in pg_stat_database come up to ten seconds late."""
+    """Return what the server logged; transactions in pg_stat_database come up to ten seconds late."""
     lines = server.log.read_text().splitlines()
     return [line for line in lines if " ms  execute " in line or " ms  statement: " in line]
 
@@ -500,6 +498,6 @@ def _exists(pid: int) -> bool:
 
 
 def _handles_sigterm(pid: int) -> bool:
-    """Whether the process has come so far as to have a handler of its own."""
+    """Return whether the process has set its own signal handler."""
     [line] = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in each]
     return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

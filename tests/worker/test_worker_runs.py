@@ -98,7 +98,7 @@ async def test_plain_handlers_run_beside_each_other(app: Dibs) -> None:
     assert (await app.counts())["succeeded"] == 4
 
 
-async def test_a_worker_never_runs_more_handlers_than_it_has_places(app: Dibs) -> None:
+async def test_a_worker_never_runs_more_handlers_than_its_concurrency(app: Dibs) -> None:
     now, most, ran = 0, 0, 0
 
     @app.job
@@ -117,7 +117,7 @@ async def test_a_worker_never_runs_more_handlers_than_it_has_places(app: Dibs) -
     assert most == 3
 
 
-async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_places(
+async def test_two_turns_under_way_claim_no_more_than_there_is_room_for(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, most, asked = 0, 0, []
@@ -145,7 +145,7 @@ async def test_a_worker_with_two_turns_under_way_asks_for_no_more_than_it_has_pl
     assert 0 <= min(asked) <= max(asked) <= 60
 
 
-async def test_a_worker_claims_no_more_than_it_has_places(app: Dibs) -> None:
+async def test_a_worker_claims_no_more_than_it_has_room_for(app: Dibs) -> None:
     running, go = asyncio.Event(), asyncio.Event()
 
     @app.job
@@ -163,7 +163,7 @@ async def test_a_worker_claims_no_more_than_it_has_places(app: Dibs) -> None:
         await wait_until(lambda: count_is(app, "succeeded", 5))
 
 
-async def test_a_free_place_is_filled_while_other_handlers_go_on(app: Dibs) -> None:
+async def test_free_room_is_filled_while_other_handlers_run(app: Dibs) -> None:
     long, go = asyncio.Event(), asyncio.Event()
 
     @app.job
@@ -231,7 +231,7 @@ async def test_one_queue_may_be_given_as_its_name(app: Dibs) -> None:
     assert (await state_of(app, ours), await state_of(app, other)) == ("succeeded", "ready")
 
 
-def test_queues_and_concurrency_may_be_given_by_their_place() -> None:
+def test_queues_and_concurrency_may_be_given_by_position() -> None:
     app = Dibs("memory://")
     app.job(lambda: None, name="work")
 
@@ -256,7 +256,7 @@ def test_a_worker_of_something_else_than_an_app_is_refused(app: Any) -> None:
 
 
 @pytest.mark.parametrize("places", [0, -1, 1.5, "10", True, None])
-def test_a_worker_without_a_place_is_refused(places: Any) -> None:
+def test_a_worker_without_room_is_refused(places: Any) -> None:
     app = Dibs("memory://")
     app.job(lambda: None, name="work")
 
@@ -292,7 +292,7 @@ async def test_a_limit_of_a_queue_is_held_across_two_workers(apps: Apps) -> None
     assert most == 3
 
 
-async def test_a_kind_that_the_worker_does_not_know_is_said_once_and_left_alone(
+async def test_a_kind_that_the_worker_does_not_know_is_logged_once_and_left_alone(
     apps: Apps, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = apps(poll=0.2)

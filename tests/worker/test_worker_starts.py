@@ -33,7 +33,7 @@ from tests.support.workers import (
 )
 
 
-async def test_a_job_whose_holder_dies_while_all_others_rest_is_back_in_time(app: Dibs) -> None:
+async def test_a_job_is_back_in_time_when_its_holder_dies_while_all_others_rest(app: Dibs) -> None:
     app.job(lease=1)(_unused)
     async with working(app, queues=["here"]):
         await is_idle(app)
@@ -49,7 +49,7 @@ async def test_a_job_whose_holder_dies_while_all_others_rest_is_back_in_time(app
 async def _unused() -> None: ...
 
 
-async def test_what_a_worker_claimed_while_it_was_told_to_stop_is_given_back(
+async def test_what_a_worker_claimed_while_it_was_stopped_is_released(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
@@ -135,7 +135,7 @@ async def test_a_delayed_job_starts_at_its_time(app: Dibs) -> None:
         await is_idle(app)
         asked = time.monotonic()
         await work.using(delay=0.6).enqueue()
-        await asyncio.wait_for(started.wait(), 5)
+        await asyncio.wait_for(started.wait(), 15)
         waited = time.monotonic() - asked
 
     assert 0.55 <= waited <= 0.6 + SOON
@@ -151,7 +151,7 @@ async def test_a_delayed_job_of_before_the_worker_came_starts_at_its_time(app: D
     await work.using(delay=0.6).enqueue()
     asked = time.monotonic()
     async with working(app):
-        await asyncio.wait_for(started.wait(), 5)
+        await asyncio.wait_for(started.wait(), 15)
         waited = time.monotonic() - asked
 
     assert 0.5 <= waited <= 0.6 + SOON
@@ -172,15 +172,15 @@ async def test_a_job_for_an_idle_worker_starts_at_once(apps: Apps) -> None:
             started.clear()
             asked = time.monotonic()
             await elsewhere.enqueue(NewJob("work"))
-            await asyncio.wait_for(started.wait(), 5)
+            await asyncio.wait_for(started.wait(), 15)
             waits.append(time.monotonic() - asked)
 
-    assert sorted(waits)[2] < 0.3, waits
+    assert sorted(waits)[2] < 1, waits
     assert max(waits) < SOON, waits
 
 
-async def test_steps_for_an_idle_worker_start_without_a_poll(apps: Apps) -> None:
-    """When their pipeline is stored, and when somebody else ends what they wait for."""
+async def test_jobs_of_a_pipeline_start_without_a_poll(apps: Apps) -> None:
+    """Start them when their pipeline is stored, and when another process ends what they wait for."""
     app, elsewhere = apps(poll=600), apps(poll=600)
     started = asyncio.Queue[str]()
 
@@ -308,7 +308,7 @@ async def test_a_worker_is_listed_while_it_runs(app: Dibs) -> None:
     assert await app.workers() == []
 
 
-async def test_two_workers_of_one_process_are_told_apart(apps: Apps) -> None:
+async def test_two_workers_of_one_process_have_different_names(apps: Apps) -> None:
     one = apps()
 
     @one.job

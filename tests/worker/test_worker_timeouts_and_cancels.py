@@ -56,7 +56,7 @@ async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_jobs(app: Dibs
     assert [error.message for error in (await app.get(job.id)).errors] == [""]
 
 
-async def test_a_plain_handler_that_takes_too_long_is_told_by_check(app: Dibs) -> None:
+async def test_a_plain_handler_that_takes_too_long_learns_it_from_check(app: Dibs) -> None:
     ends: list[str] = []
 
     @app.job(timeout=0.2, max_attempts=1)
@@ -100,7 +100,7 @@ async def test_a_plain_handler_that_does_not_check_keeps_its_job_until_it_ends(a
 async def test_an_async_handler_of_a_cancelled_job_is_cancelled(app: Dibs) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
-    @app.job(lease=1.5)
+    @app.job(lease=60)
     async def work() -> None:
         started.set()
         try:
@@ -121,13 +121,13 @@ async def test_an_async_handler_of_a_cancelled_job_is_cancelled(app: Dibs) -> No
 async def test_an_async_handler_may_take_its_time_to_clean_up(app: Dibs) -> None:
     started, cleaned = asyncio.Event(), asyncio.Event()
 
-    @app.job(lease=1)
+    @app.job(lease=2)
     async def work() -> None:
         started.set()
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(2.5)
             cleaned.set()
 
     job = await work.enqueue()
@@ -140,10 +140,10 @@ async def test_an_async_handler_may_take_its_time_to_clean_up(app: Dibs) -> None
     assert done.state == "cancelled"
 
 
-async def test_a_plain_handler_of_a_cancelled_job_is_told_by_check(app: Dibs) -> None:
+async def test_a_plain_handler_of_a_cancelled_job_learns_it_from_check(app: Dibs) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    @app.job(lease=1.5)
+    @app.job(lease=60)
     def work(ctx: Context) -> None:
         started.set()
         try:
@@ -166,7 +166,7 @@ async def test_a_plain_handler_of_a_cancelled_job_is_told_by_check(app: Dibs) ->
 async def test_a_cancelled_job_leaves_running_only_when_its_thread_has_ended(app: Dibs) -> None:
     started, go = threading.Event(), threading.Event()
 
-    @app.job(lease=1.5)
+    @app.job(lease=2)
     def work(ctx: Context) -> None:
         started.set()
         go.wait(20)
@@ -176,7 +176,7 @@ async def test_a_cancelled_job_leaves_running_only_when_its_thread_has_ended(app
     async with working(app):
         await wait_until(started.is_set)
         await app.cancel(job.id)
-        await holds_for(2, lambda: is_in_state(app, job, "running"))
+        await holds_for(2.5, lambda: is_in_state(app, job, "running"))
         go.set()
         done = await finished(app, job)
 
@@ -208,7 +208,7 @@ async def test_a_success_that_comes_before_the_cancel_is_noticed_wins(
 async def test_a_thread_that_succeeds_without_noticing_the_cancel_wins(app: Dibs) -> None:
     started, go = threading.Event(), threading.Event()
 
-    @app.job(lease=1.5)
+    @app.job(lease=60)
     def work() -> str:
         started.set()
         go.wait(20)

@@ -32,7 +32,7 @@ class Exchanged(NamedTuple):
     locked: Sequence[SettleRequest] = ()
     """Settlements that can't be made yet: an open transaction has their gate locked."""
     may_be_more: bool = False
-    """Whether more jobs may be ready than were claimed."""
+    """Whether more jobs may be ready: the claim was full, or did not begin at the first job."""
 
 
 class Exchange:
@@ -52,20 +52,18 @@ class Exchange:
         cursor = self._cursor.get() if settlements else []
         request = self._request(limit, None if settlements else pair, cursor)
         exchanged = await self._core.store.run_async(lambda _: self._script(settlements, request))
-        if not limit:
-            return exchanged
-        is_full = len(exchanged.claimed) >= limit
-        seconds = monotonic() - began
-        self._cursor.advance(exchanged.jobs, is_full=is_full, used=bool(cursor), seconds=seconds)
-        return exchanged._replace(may_be_more=is_full or bool(cursor))
+        if limit:
+            is_full, seconds = len(exchanged.jobs) >= limit, monotonic() - began
+            self._cursor.advance(exchanged.jobs, is_full=is_full, used=bool(cursor), seconds=seconds)
+        return exchanged
 
-    async def settle(self, settlements: Sequence[SettleRequest], patience: Patience) -> Exchanged:
-        """Only settle, and wait no longer than this for each locked gate."""
+    async def settle(self, settlements: Sequence[SettleRequest], wait: Patience) -> Exchanged:
+        """Only settle, with this wait for locked gates."""
 
         def script(tries: Tries) -> Script[Exchanged]:
             if tries.number:  # the wait for a lock has ended the try before
                 return Exchanged(locked=settlements)
-            lost, locked = yield from settle_if_held(settlements, patience=patience)
+            lost, locked = yield from settle_if_held(settlements, patience=wait)
             return Exchanged(lost=lost, locked=locked)
 
         return await self._core.store.run_async(script)
@@ -80,7 +78,9 @@ class Exchange:
             jobs = yield from take(request)
         else:
             not_settled, jobs = yield from exchange(settlements, request, patience=patience)
-        return Exchanged(not_settled.lost, hold(self._core, jobs, asked_at), jobs, not_settled.locked)
+        may_be_more = len(jobs) >= request.limit or bool(request.marks)
+        held = hold(self._core, jobs, asked_at)
+        return Exchanged(not_settled.lost, held, jobs, not_settled.locked, may_be_more)
 
     def _request(self, limit: int, pair: QueueKind | None, cursor: Sequence[Cursor]) -> ClaimRequest:
         registry = self._core.registry

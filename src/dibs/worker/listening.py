@@ -35,7 +35,7 @@ class HintListener:
         self._timeout: asyncio.Timeout | None = None  # of the listener that is open
         self._echoed = False
         self._tries = 0  # since the last echo
-        self._reason = "nobody listens yet"
+        self._reason = "it does not listen yet"
         self._next_poll = SHORTEST_POLL
         self._deaf_since: float | None = None
         self._is_logged = False

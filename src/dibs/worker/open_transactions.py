@@ -170,9 +170,9 @@ class LockedSettlements(RetriedWaits[str, GateBatch]):
         if self._waiting:
             await self._try([next(iter(self._waiting.values()))], "short")
 
-    async def _try(self, batches: Sequence[GateBatch], patience: Patience) -> None:
+    async def _try(self, batches: Sequence[GateBatch], wait: Patience) -> None:
         ended = [one for batch in batches for one in batch.ended]
-        locked = await self._send(ended, patience)
+        locked = await self._send(ended, wait)
         settled = {one.id for _, one in ended} - {one.id for one in locked}
         for batch in batches:
             del self._waiting[batch.gate]

@@ -93,9 +93,9 @@ class Settlements:
         """Pass these events to the app's callbacks, beside the work."""
         self._callbacks.tell(events)
 
-    async def _send_locked(self, ended: list[EndedAttempt], patience: Patience) -> Sequence[SettleRequest]:
+    async def _send_locked(self, ended: list[EndedAttempt], wait: Patience) -> Sequence[SettleRequest]:
         """Settle outside a turn what a turn found locked; return what is still locked."""
-        result = await self._exchange.settle([one for _, one in ended], patience)
+        result = await self._exchange.settle([one for _, one in ended], wait)
         locked = {one.id for one in result.locked}
         self._note([(held, one) for held, one in ended if one.id not in locked], result.lost)
         if len(locked) < len(ended):

@@ -159,7 +159,7 @@ class RareUpkeep:
         self._pause = PAUSE
 
     def begin(self, now: float) -> None:
-        """Choose times that differ from those of workers that started together with this one."""
+        """Choose random times, so that workers that started together don't do this together."""
         self._next_prune = now + PRUNE_EVERY * random.random()  # noqa: S311
         self._next_mend = now + MEND_EVERY * random.random()  # noqa: S311
 

@@ -1,7 +1,7 @@
 """Finds the modules of an app, so that another process can import it: names are sent, nothing is pickled.
 
-The rules are those of `multiprocessing`: the app and its jobs must be made when a module is imported, and a
-script's own work stands under `if __name__ == "__main__":`.
+As with `multiprocessing`, the app and its jobs must be made when a module is imported, and a script's own
+work stands under `if __name__ == "__main__":`.
 """
 
 import importlib
