@@ -175,12 +175,12 @@ def test_looks_become_rarer_while_nothing_happens_and_quick_when_something_does(
     pace = PollInterval()
     quiet = []
     for _ in range(20):
-        pace.looks()
+        pace.begin()
         quiet.append(pace.pauses(changed=False, busy=False)[1])
-    pace.looks()
+    pace.begin()
 
     assert quiet == sorted(quiet)
-    assert quiet[-1] == watching.SLOWEST_LOOK
+    assert quiet[-1] == watching.SLOWEST_PAUSE
     assert pace.pauses(changed=True, busy=False)[1] < quiet[-1]
 
 
