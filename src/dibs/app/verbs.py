@@ -84,8 +84,8 @@ class Verbs(Generic[C, N]):
     @verb
     def enqueue(self, *new_jobs: NewJob, within: Any = None) -> Calls[list[Job]]:
         """Store all of these jobs or none, in your transaction if you give one."""
-        rows = [self._core.registry.prepare(new) for new in new_jobs]
-        fresh = False not in [new.take_fresh() for new in new_jobs]
+        rows = list(map(self._core.registry.prepare, new_jobs))
+        fresh = False not in list(map(NewJob.take_fresh, new_jobs))
 
         def operation(tries: Tries) -> Script[list[Job]]:
             ours = {row[0] for row in rows} if fresh and tries.unsure else ()
@@ -118,7 +118,7 @@ class Verbs(Generic[C, N]):
             return []
         request = self._request(worker, lease, limit=limit, queues=queues, kinds=kinds)
         held = yield from self._hold(lambda _: claim_script(self._core, request))
-        return [self._claim(one) for one in held]
+        return list(map(self._claim, held))
 
     @verb
     def claim_job(
