@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One thing that happened to one job."""
 
     event: str
@@ -111,10 +111,10 @@ class Line:
                 return ""
 
 
-def line(event: str, job: Job, about: Mapping[str, Any]) -> Line:
+def line(event: str, job: Job, about: Mapping[str, Any]) -> LogLine:
     """Return the line of an event; `about` is what the event says beside the job."""
     delay = about.get("delay")
-    return Line(
+    return LogLine(
         event=about.get("as", event),
         job=job,
         seconds=about.get("seconds"),

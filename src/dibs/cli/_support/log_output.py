@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from dibs.log_format import SIGNS, Line, safe
+from dibs.log_format import SIGNS, LogLine, safe
 
 COLOURS = {"→": "36", "✓": "32", "↻": "33", "✗": "31", "+": "34", "●": "35"}
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -64,7 +64,7 @@ class JsonLines(logging.Formatter):
         return {"time": at.isoformat(timespec="milliseconds"), "level": record.levelname.lower()}
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        told: Line | None = record.__dict__.get("line")
+        told: LogLine | None = record.__dict__.get("line")
         if told is not None:
             return told.fields()
         fields = record.__dict__.get("fields") or {"event": "log", "logger": record.name}

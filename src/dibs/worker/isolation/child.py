@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from dibs.app.claims import CancelAsked, Claim, ClaimState
-from dibs.app.context import Context, Progress
+from dibs.app.context import Context, ProgressNotes
 from dibs.app.dibs import Dibs
 from dibs.app.lifespan import Lifespan
 from dibs.app.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
@@ -277,7 +277,7 @@ class IsolatedContext(Context):
         yield from super()._complete(result, within)
 
 
-class IsolatedProgress(Progress):
+class IsolatedProgress(ProgressNotes):
     """Every note goes to the worker, which writes as many of them as the store should hear."""
 
     def __init__(self, child: Child, held: ClaimState) -> None:
