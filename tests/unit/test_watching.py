@@ -102,14 +102,14 @@ def test_a_store_that_is_away_for_a_moment_ends_no_watch_and_is_mentioned_once(
     app.sync.cancel(job.id)
 
     assert [change.state for change in changes] == ["cancelled"]
-    assert caplog.text.count("can't be looked at") == 1
+    assert caplog.text.count("can't be read") == 1
     app.sync.close()
 
 
 def test_something_unexpected_ends_the_watch_with_its_error(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "look", lambda *_: 1 / 0)
+    monkeypatch.setattr(watching, "poll_once", lambda *_: 1 / 0)
     [job] = app.sync.enqueue(NewJob("work"))
 
     with pytest.raises(ZeroDivisionError):
