@@ -42,6 +42,7 @@ check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 docs: $(STAMP) ## draw what the documents take from the code: guarantees, states, command line

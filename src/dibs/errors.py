@@ -50,7 +50,7 @@ class NotStale(Refused):
 
 
 class LeaseLost(DibsError):
-    """The claim is no longer held: the job was swept, settled or claimed by somebody else."""
+    """The claim is no longer held: the job was swept, settled or claimed by another worker."""
 
 
 class StoreUnavailable(DibsError):
@@ -66,11 +66,11 @@ class StoreBusy(StoreUnavailable):
 
 
 class NotPermitted(DibsError):
-    """The store answers, and does not let this user do what was asked. Trying again will not help."""
+    """The store does not let this user do what was asked. Trying again will not help."""
 
 
 class UnsafeStore(DibsError):
-    """The store answers, but is set up so that it may lose what it acknowledged."""
+    """The store is set up so that it may lose what it acknowledged."""
 
 
 class SchemaOutdated(DibsError):

@@ -1,6 +1,6 @@
-"""The one seam where things that happened are told: nobody logs in the middle of the work.
+"""The one place where things that happened are reported: no other code logs in the middle of the work.
 
-Code calls `events.claimed(...)`; subscribers turn events into log lines, metrics, spans. What is told
+Code calls `events.claimed(...)`; subscribers turn events into log lines, metrics, spans. What is reported
 here has happened in the store already, and a subscriber that raises changes nothing of it.
 """
 
@@ -37,13 +37,13 @@ Subscriber = Callable[[Event], None]
 
 
 class Events:
-    """The events of one app. An event that nobody wants costs next to nothing: it is not even made."""
+    """The events of one app. An event without subscribers costs next to nothing: it is not even made."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, list[Subscriber]] = {name: [] for name in NAMES}
 
     def subscribe(self, subscriber: Subscriber, names: Sequence[str] = NAMES) -> Callable[[], None]:
-        """Hear these events from now on, or every one; call the answer to stop."""
+        """Call the subscriber with these events, or every one; return a function that ends it."""
         for name in names:
             self._subscribers[name].append(subscriber)
 
@@ -55,11 +55,11 @@ class Events:
 
     def enqueued(self, jobs: Sequence[Job]) -> None:
         if self._wanted("enqueued"):
-            self._tell("enqueued", Event("enqueued", jobs))
+            self._report("enqueued", Event("enqueued", jobs))
 
     def claimed(self, jobs: Sequence[Job]) -> None:
         if jobs and self._wanted("claimed"):
-            self._tell("claimed", Event("claimed", jobs))
+            self._report("claimed", Event("claimed", jobs))
 
     def settled(
         self,
@@ -70,28 +70,28 @@ class Events:
         delay: int | None = None,
         errors: str | None = None,
     ) -> None:
-        """`since` when it was held (monotonic), after which `delay` it runs (µs), its `errors` (JSON)."""
+        """Report a settlement: held `since` (monotonic), due again after `delay` (µs), `errors` in JSON."""
         if not self._wanted(settled_as):
             return
         seconds = None if since is None else monotonic() - since
         about = {"as": settled_as, "seconds": seconds, "delay": delay, "errors": errors}
-        self._tell(settled_as, Event("settled", [job], about))
+        self._report(settled_as, Event("settled", [job], about))
 
     def lost(self, job: Job) -> None:
-        self._tell("lost", Event("lost", [job]))
+        self._report("lost", Event("lost", [job]))
 
     def swept(self, **moved: int) -> None:
         if any(moved.values()):
-            self._tell("swept", Event("swept", (), dict(moved)))
+            self._report("swept", Event("swept", (), dict(moved)))
 
     def acted(self, verb: str, about: str, by: str | None) -> None:
-        """A person did this by hand: for the audit log. `about` is a job's id or a queue's name."""
-        self._tell("acted", Event("acted", (), {"verb": verb, "about": about, "by": by}))
+        """Report an act of an operator, for the audit log. `about` is a job's id or a queue's name."""
+        self._report("acted", Event("acted", (), {"verb": verb, "about": about, "by": by}))
 
     def _wanted(self, name: str) -> bool:
         return bool(self._subscribers[name]) or log.isEnabledFor(LEVELS[name])
 
-    def _tell(self, name: str, event: Event) -> None:
+    def _report(self, name: str, event: Event) -> None:
         for subscriber in (log_line, *self._subscribers[name]):
             try:
                 subscriber(event)
@@ -100,7 +100,7 @@ class Events:
 
 
 def log_line(event: Event) -> None:
-    """One record per job, quiet by default; its `line` has the fields for those who want more than text."""
+    """Log one record per job, quiet by default; its `line` has the fields for programs."""
     if event.name == "swept":
         level, words = swept_line(event.about)
         log.log(level, "%s", words, extra={"fields": {"event": "swept", **event.about}})
@@ -113,5 +113,5 @@ def log_line(event: Event) -> None:
     if not log.isEnabledFor(level):
         return
     for job in event.jobs:
-        told = line(event.name, job, event.about)
-        log.log(level, "%s", told, extra={"line": told})
+        said = line(event.name, job, event.about)
+        log.log(level, "%s", said, extra={"line": said})

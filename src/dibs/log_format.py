@@ -53,7 +53,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def safe(text: str) -> str:
-    """The text with its control characters shown instead of obeyed; lines and tabs stay."""
+    """Return the text with its control characters shown instead of obeyed; lines and tabs stay."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One thing that happened to one job."""
 
     event: str
@@ -79,9 +79,9 @@ class Line:
         )
 
     def fields(self) -> dict[str, Any]:
-        """The same for programs; what does not apply is left out."""
+        """Return the same for programs; what does not apply is left out."""
         job = self.job
-        told = {
+        fields = {
             "event": self.event,
             "job": str(job.id),
             "kind": job.kind,
@@ -92,7 +92,7 @@ class Line:
             "retry_in_s": self.delay,
             "error": self.error,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
     def _says(self) -> str:
         attempt = f"attempt {self.job.attempts} of {self.job.max_attempts}"
@@ -104,17 +104,17 @@ class Line:
             case "snoozed":
                 return f"again in {spoken(self.delay or 0)}"
             case "lost":
-                return "lease lost: somebody else may have the job, what was done here does not count"
+                return "lease lost: another worker may have the job, what was done here does not count"
             case "released" | "cancelled" as event:
                 return event
             case _:
                 return ""
 
 
-def line(event: str, job: Job, about: Mapping[str, Any]) -> Line:
-    """The line of an event; `about` is what the event says beside the job."""
+def line(event: str, job: Job, about: Mapping[str, Any]) -> LogLine:
+    """Return the line of an event; `about` is what the event says beside the job."""
     delay = about.get("delay")
-    return Line(
+    return LogLine(
         event=about.get("as", event),
         job=job,
         seconds=about.get("seconds"),
@@ -132,13 +132,13 @@ def _last_error(errors: str | None) -> str:
 
 
 def acted_line(about: Mapping[str, Any]) -> str:
-    """The words for what a person did by hand."""
-    who = one_line(about["by"] or "somebody")
-    return f"{SIGNS['acted']} {about['verb']} {one_line(about['about'])}, by {who}"
+    """Return the words for an act of an operator."""
+    operator = one_line(about["by"] or "an operator")
+    return f"{SIGNS['acted']} {about['verb']} {one_line(about['about'])}, by {operator}"
 
 
 def swept_line(moved: Mapping[str, int]) -> tuple[int, str]:
-    """The level and the words for what one round of upkeep moved."""
+    """Return the level and the words for what one round of upkeep changed."""
     words = {
         "returned": "back from a worker that died",
         "failed": "failed with the worker, no attempt left",

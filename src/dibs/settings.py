@@ -66,7 +66,7 @@ _KINDS: dict[str, Any] = {
 
 
 def read_settings(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-    """What the caller gave, else `$DIBS_…`, else the default."""
+    """Return the settings: what the caller gave, else `$DIBS_…`, else the default."""
     chosen: dict[str, Any] = {}
     for field in fields(Settings):
         if given.get(field.name) is not None:
@@ -79,7 +79,7 @@ def read_settings(given: Mapping[str, Any], environ: Mapping[str, str] = os.envi
 
 
 def micros(duration: Duration, *, what: str) -> int:
-    """A duration as whole microseconds; `what` names it in the error."""
+    """Return a duration as whole microseconds; `what` names it in the error."""
     if isinstance(duration, timedelta):
         value = round(duration.total_seconds() * SECOND)
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
@@ -98,7 +98,7 @@ def seconds(duration: Duration | None, what: str) -> float | None:
 
 
 def span(duration: Duration, *, what: str) -> int:
-    """A duration that can't be negative, in microseconds."""
+    """Return a duration that can't be negative, in microseconds."""
     value = micros(duration, what=what)
     if value < 0:
         raise BadRequest(f"{what}={duration!r} must not be negative")

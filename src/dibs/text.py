@@ -1,8 +1,8 @@
-"""Spans of time, sizes and numbers as people say them."""
+"""Durations, sizes and numbers as people say them."""
 
 
 def spoken(seconds: float) -> str:
-    """`120 ms`, `1.5 s`, `45 s`, `5 min`, `3 h`, `2 d`."""
+    """Return a duration as `120 ms`, `1.5 s`, `45 s`, `5 min`, `3 h`, `2 d`."""
     seconds = max(seconds, 0)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
@@ -13,7 +13,7 @@ def spoken(seconds: float) -> str:
 
 
 def spoken_size(size: float) -> str:
-    """`512 bytes`, `1.5 MB`, `20 GB`."""
+    """Return a size as `512 bytes`, `1.5 MB`, `20 GB`."""
     for power, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= power:
             return f"{size / power:.{0 if size >= 10 * power else 1}f} {unit}"
@@ -21,5 +21,5 @@ def spoken_size(size: float) -> str:
 
 
 def numbered(number: int, noun: str) -> str:
-    """`1 job`, `2 jobs`, `1,000 jobs`."""
+    """Return a number with its noun: `1 job`, `2 jobs`, `1,000 jobs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

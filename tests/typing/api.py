@@ -4,7 +4,7 @@ Every `type: ignore` below stands on a line that must be an error; `warn_unused_
 check fail should it ever be accepted.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
@@ -12,7 +12,23 @@ from sqlalchemy import MetaData, Row, Table, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from dibs import Claim, Context, Dibs, Job, JobState, NewJob, Retry, ScheduleInfo, SyncClaim, Why
+from dibs import (
+    Claim,
+    Context,
+    Dibs,
+    Job,
+    JobState,
+    NewJob,
+    NewPipeline,
+    Pipeline,
+    Retry,
+    ScheduleInfo,
+    Swept,
+    SyncClaim,
+    SyncNewPipeline,
+    Train,
+    Why,
+)
 from dibs.tables import Claims, claim_rows
 from dibs.tables import sync as tables
 
@@ -132,6 +148,58 @@ async def looks() -> None:
     assert_type(await app.wait("…", timeout=5), Job)
     assert_type(await app.why("…"), Why)
     assert_type(app.sync.delete("…"), bool)
+
+
+async def both_faces_have_the_same_verbs() -> None:
+    assert_type(await app.enqueue(send.new(1)), list[Job])
+    assert_type(app.sync.enqueue(send.new(1)), list[Job])
+    assert_type(app.sync.get("…"), Job | None)
+    assert_type(app.sync.find(state="failed", limit=5), list[Job])
+    assert_type(app.sync.claim(limit=2), list[SyncClaim])
+    assert_type(app.sync.run_job("…"), Job | None)
+    assert_type(await app.cancel_many(queue="mail", reason="enough"), int)
+    assert_type(app.sync.cancel_many(queue="mail"), int)
+    assert_type(await app.pause("mail"), None)
+    assert_type(await app.sweep(), Swept)
+    assert_type(app.sync.sweep(), Swept)
+    assert_type(await app.trains.get("t"), Train | None)
+    assert_type(app.sync.trains.list(held=True), list[Train])
+    assert_type(await app.slots.current(("a", 1)), Job | None)
+    assert_type(app.sync.slots.current("a"), Job | None)
+    assert_type(await app.pipelines.get("…"), Pipeline | None)
+    assert_type(app.sync.pipelines.cancel("…", "enough"), int)
+    assert_type(app.pipeline("p"), NewPipeline)
+    assert_type(app.sync.pipeline("p"), SyncNewPipeline)
+    assert_type(await app.pipeline("p").enqueue(), list[Job])
+    assert_type(app.sync.pipeline("p").enqueue(within=object()), list[Job])
+    assert_type(await app.open(), Dibs)
+
+
+async def wrong_calls_of_verbs_are_errors() -> None:
+    await app.find(colour="red")  # type: ignore[call-arg]
+    app.sync.find(limit="many")  # type: ignore[arg-type]
+    await app.claim(5)  # type: ignore[call-arg, arg-type]
+    app.sync.claim_job()  # type: ignore[call-arg]
+    await app.limit("mail")  # type: ignore[call-arg]
+    app.sync.trains.release(7)  # type: ignore[arg-type]
+    app.sync.enqueue("send")  # type: ignore[arg-type]
+    print(app.sync.get("…").state)  # type: ignore[union-attr]
+
+
+async def a_claim_on_either_face(awaited: Claim, blocking: SyncClaim) -> None:
+    assert_type(await awaited.renew(60), datetime)
+    assert_type(blocking.renew(), datetime)
+    assert_type(await awaited.fail("broken", retry=False), None)
+    assert_type((awaited.lost, blocking.lease_until), tuple[bool, datetime])
+    await awaited.snooze("later")  # type: ignore[arg-type]
+    blocking.progress("half")  # type: ignore[arg-type]
+
+
+async def a_context_on_either_face(ctx: Context) -> None:
+    assert_type(await ctx.parents(), list[Job])
+    assert_type(ctx.sync.parents(), list[Job])
+    await ctx.complete(7)  # type: ignore[call-arg]
+    ctx.sync.complete(7)  # type: ignore[call-arg]
 
 
 async def follows() -> None:

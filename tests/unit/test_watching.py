@@ -102,14 +102,14 @@ def test_a_store_that_is_away_for_a_moment_ends_no_watch_and_is_mentioned_once(
     app.sync.cancel(job.id)
 
     assert [change.state for change in changes] == ["cancelled"]
-    assert caplog.text.count("can't be looked at") == 1
+    assert caplog.text.count("can't be read") == 1
     app.sync.close()
 
 
 def test_something_unexpected_ends_the_watch_with_its_error(
     app: Dibs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "look", lambda *_: 1 / 0)
+    monkeypatch.setattr(watching, "poll_once", lambda *_: 1 / 0)
     [job] = app.sync.enqueue(NewJob("work"))
 
     with pytest.raises(ZeroDivisionError):
@@ -175,12 +175,12 @@ def test_looks_become_rarer_while_nothing_happens_and_quick_when_something_does(
     pace = PollInterval()
     quiet = []
     for _ in range(20):
-        pace.looks()
+        pace.begin()
         quiet.append(pace.pauses(changed=False, busy=False)[1])
-    pace.looks()
+    pace.begin()
 
     assert quiet == sorted(quiet)
-    assert quiet[-1] == watching.SLOWEST_LOOK
+    assert quiet[-1] == watching.SLOWEST_PAUSE
     assert pace.pauses(changed=True, busy=False)[1] < quiet[-1]
 
 

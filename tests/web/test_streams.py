@@ -307,8 +307,8 @@ def test_a_tenant_does_not_hear_when_jobs_of_others_are_deleted(app: Dibs, tenan
         stream = await EventReader.open(tenants, path.format(id=pipeline), tenant="a")
         heard = [await stream.next()]
         app.sync.delete(jobs[2].id)
-        looks = core_of(app).watching.looks
-        await until(lambda: core_of(app).watching.looks >= looks + 2)
+        looks = core_of(app).watching.polls
+        await until(lambda: core_of(app).watching.polls >= looks + 2)
         app.sync.delete(jobs[1].id)
         heard.append(await stream.next())
         await stream.close()
@@ -335,10 +335,10 @@ def test_waiting_tenants_cost_the_store_no_more_than_one(
         streams = [await EventReader.open(tenants, "/events", tenant=f"t{n}") for n in range(20)]
         await asyncio.gather(*(stream.next() for stream in streams))
         assert asked.pop("find") == 20
-        looks = core_of(app).watching.looks
-        await until(lambda: core_of(app).watching.looks >= looks + 3)
+        looks = core_of(app).watching.polls
+        await until(lambda: core_of(app).watching.polls >= looks + 3)
         assert set(asked) == {"glance_at_queue"}
-        assert asked["glance_at_queue"] <= core_of(app).watching.looks + 1
+        assert asked["glance_at_queue"] <= core_of(app).watching.polls + 1
         for stream in streams:
             await stream.close()
 
@@ -363,10 +363,10 @@ def test_many_waiting_clients_cost_the_store_no_more_than_one(
         streams = [await EventReader.open(port, f"/jobs/{job.id}/events") for job in [*jobs, *jobs]]
         await asyncio.gather(*(stream.next() for stream in streams))
         monkeypatch.setattr(Memory, "execute", counted)
-        looks = core_of(app).watching.looks
-        await until(lambda: core_of(app).watching.looks >= looks + 3)
+        looks = core_of(app).watching.polls
+        await until(lambda: core_of(app).watching.polls >= looks + 3)
         assert set(asked) == {"glance"}
-        assert asked["glance"] <= core_of(app).watching.looks - looks + 1
+        assert asked["glance"] <= core_of(app).watching.polls - looks + 1
         app.sync.cancel_many(queue="default")
         ends = await asyncio.gather(*(stream.rest() for stream in streams))
         assert all([event["event"] for event in end] == ["change", "end"] for end in ends)

@@ -133,8 +133,12 @@ class ClaimState:
             steps_of=job.pipeline_id if job.pipeline_id and may_have_steps(job.pipeline_id) else None,
             unique=job.unique,
         )
-        if self._committed is not None:
-            self._refuse_late_children(request, self._committed)
+        # The same settlement again is a success; follow-up jobs that it did not have before would get lost.
+        if self._committed is not None and not set(request.child_ids) <= set(self._committed.child_ids):
+            raise LeaseLost(
+                f"job {job.id} was already settled by this claim, without these follow-up jobs: nothing was "
+                "changed; enqueue them on their own"
+            )
         return request
 
     def _children(self, then: Sequence[NewJob]) -> list[NewRow]:
@@ -142,14 +146,6 @@ class ClaimState:
         for new in then:
             new.take_fresh()
         return children
-
-    def _refuse_late_children(self, one: SettleRequest, committed: SettleRequest) -> None:
-        """Refuse follow-up jobs that the settlement did not have the first time: they would get lost."""
-        if not set(one.child_ids) <= set(committed.child_ids):
-            raise LeaseLost(
-                f"job {self.job.id} was already settled by this claim, without these follow-up jobs: nothing "
-                "was changed; enqueue them on their own"
-            )
 
     @contextmanager
     def settling(self) -> Iterator[None]:
@@ -164,7 +160,6 @@ class ClaimState:
             self.is_settling = is_open
 
     def settle(self, outcome: Outcome) -> Calls[None]:
-        """Settle the claim by this outcome."""
         yield from self.send(self.settled_by(outcome))
 
     def send(self, one: SettleRequest, within: Any = None) -> Calls[None]:
@@ -191,7 +186,6 @@ class ClaimState:
         self.core.events.settled(self.job, settled_as, since=self.asked_at, delay=delay, errors=errors)
 
     def event(self, one: SettleRequest) -> PendingEvent:
-        """Return what callbacks are to be called with once this is settled."""
         return PendingEvent(one.settled_as, self.job.id, self.token, self.job)
 
     def fence(self, connection: Any, table: str, **rows: Any) -> Calls[None]:
@@ -288,10 +282,7 @@ class ClaimVerbs:
 
     @verb
     def succeed(self, result: Any = None, *, then: Sequence[NewJob] = (), within: Any = None) -> Calls[None]:
-        """Settle the job as succeeded; `then` are enqueued in the same commit.
-
-        All of it in your transaction if you give one.
-        """
+        """End the job as succeeded; `then` are enqueued in the same commit, in your transaction if given."""
         held = self._held
         yield from held.send(held.settled_by(held.succeeded(result), _follow_ups(then)), within)
 
@@ -408,10 +399,9 @@ def _follow_ups(then: object) -> Sequence[NewJob]:
 
 
 class SettlementBatcher:
-    """Sends settlements that are asked for in one turn of an event loop as one operation.
+    """The settlements that are asked for in one turn of an event loop, sent as one operation.
 
-    `await asyncio.gather(*(claim.succeed() for claim in claims))` is one statement and one commit, not one
-    per claim.
+    `await asyncio.gather(*(claim.succeed() for claim in claims))` is one statement and one commit.
     """
 
     def __init__(self, store: "Store") -> None:
@@ -420,11 +410,10 @@ class SettlementBatcher:
         self._sending: set[asyncio.Task[None]] = set()
 
     def settle(self, one: SettleRequest) -> None:
-        """Settle if the claim still holds its job, else `LeaseLost`; on the sync face, by itself."""
+        """Settle if the claim still holds its job, else `LeaseLost`; by itself, on the sync face."""
         self._store.run(lambda _: settle_one(one))
 
     async def settle_async(self, one: SettleRequest) -> None:
-        """Settle if the claim still holds its job, else `LeaseLost`."""
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[None] = loop.create_future()
         if loop not in self._waiting:
@@ -455,9 +444,7 @@ class SettlementBatcher:
                 raise
             return
         for one, settled in waiting:
-            if settled.done():
-                continue
-            if any(one is other for other in lost):
+            if not settled.done() and any(one is other for other in lost):
                 settled.set_exception(lease_lost(one.id, one.token))
-            else:
+            elif not settled.done():
                 settled.set_result(None)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dibs.app.callbacks import cancelled_events
-from dibs.app.verbs import enqueue_joined
+from dibs.app.verbs import joined_call
+from dibs.engines.retries import Tries
 from dibs.faces import AsyncFace, Calls, SyncFace, ask, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id
@@ -15,6 +16,7 @@ from dibs.jobs.options import slot_name
 from dibs.jobs.pipelines import Pipeline, PipelineDraft
 from dibs.operations import pipelines, queries
 from dibs.operations.queries import MOST_FOUND, Train, job_filter
+from dibs.operations.scripts import Script
 
 if TYPE_CHECKING:
     from dibs.app.state import AppState
@@ -128,15 +130,14 @@ class NewPipelineVerbs:
         draft.is_sent = True
         if not rows:
             return []
-        return (
-            yield from enqueue_joined(
-                core,
-                lambda tries: pipelines.enqueue(
-                    draft, rows, fresh=fresh and tries.number == 0, ours=fresh and tries.unsure
-                ),
-                within,
-            )
-        )
+
+        def operation(tries: Tries) -> Script[list[Job]]:
+            first, ours = fresh and tries.number == 0, fresh and tries.unsure
+            return pipelines.enqueue(draft, rows, fresh=first, ours=ours)
+
+        jobs: list[Job] = yield joined_call(core, operation, within)
+        core.events.enqueued(jobs)
+        return jobs
 
 
 class NewPipeline(NewPipelineVerbs, AsyncFace):

@@ -67,7 +67,7 @@ class Context(ContextVerbs, AsyncFace):
 
     def __init__(self, claim: "Claim", state: Any = None) -> None:
         self._claim = claim
-        self._progress: Progress | None = None
+        self._progress: ProgressNotes | None = None
         self.state = state
         self.children: list[NewJob] = []
 
@@ -113,10 +113,10 @@ class Context(ContextVerbs, AsyncFace):
         yield from held.send(held.settled_by(held.succeeded(result), self.children), within)
 
     @property
-    def _notes(self) -> "Progress":
+    def _notes(self) -> "ProgressNotes":
         """Made when first used: most jobs never say how far they are."""
         if self._progress is None:
-            self._progress = Progress(self._claim._held)
+            self._progress = ProgressNotes(self._claim._held)
         return self._progress
 
 
@@ -140,7 +140,7 @@ ALL = 1.0  # the fraction that is never made to wait
 Note = tuple[float, str | None]
 
 
-class Progress:
+class ProgressNotes:
     """The notes of one claim, as they come in from its handler."""
 
     def __init__(self, held: "ClaimState") -> None:

@@ -1,8 +1,8 @@
-"""Keep leases alive while the work goes on, and say so in time when that fails.
+"""Renew leases while the work goes on, and report a claim as lost in time when that fails.
 
-One thread watches the clock for all kept claims of an app; another, started for each beat, talks to
-the store, so a store that hangs can't keep the watch from giving a claim up before its lease ends.
-Neither lives on an event loop: a handler that blocks the loop keeps its job.
+One thread watches the clock for all kept claims of an app; another, started for each heartbeat, talks to the
+store, so a store that hangs can't keep the first from giving a claim up before its lease ends. Neither runs
+on an event loop: a handler that blocks the loop keeps its job.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dibs.app.claims import ClaimState
     from dibs.engines.store import Store
 
-# Called, from a thread, with the claim whose standing has changed.
+# Called, from a thread, with a claim that was lost or asked to stop.
 Tell = Callable[["ClaimState"], object]
 
 BEATS_PER_LEASE = 3
@@ -48,7 +48,7 @@ class KeptClaim:
 
     def beaten(self, sent_at: float) -> None:
         self.good_since = sent_at
-        # An answer to what was asked before somebody told us to look may not hold the news yet.
+        # A renewal that was sent before `look` was called may have missed what it is to find.
         seen = self.look_since <= sent_at
         self.next_beat = sent_at + self._seconds / BEATS_PER_LEASE if seen else sent_at
 
@@ -61,7 +61,7 @@ class KeptClaim:
 
 
 class LeaseKeeper:
-    """Renews what it is told to keep, all due claims of one lease length in one statement."""
+    """The claims of an app that are renewed, all due ones of one lease length in one statement."""
 
     def __init__(self, store: "Store") -> None:
         self._store = store
@@ -78,11 +78,11 @@ class LeaseKeeper:
         self._wake_at = 0.0
 
     def keep(self, held: "ClaimState", lease: int, tell: Tell) -> None:
-        """Renew this claim from now on; `tell` is called (from a thread) when its standing changes."""
+        """Renew this claim from now on; `tell` is called (from a thread) when it is lost or asked to stop."""
         self.keep_all([KeptClaim(held, lease, tell)])
 
     def keep_all(self, claims: Sequence[KeptClaim]) -> None:
-        """The same for many: a busy worker keeps and drops thousands of claims in a second."""
+        """Keep many claims: a busy worker keeps and drops thousands of them in a second."""
         if not claims:
             return
         self._mind_fork()
@@ -100,11 +100,11 @@ class LeaseKeeper:
         id, kept.held.is_kept = kept.held.job.id, True
         older = self._newest.get(id)
         if older is not None and older.held is not kept.held:
-            self._lose(older)  # it was swept, and this is its successor
+            self._lose(older)  # it was swept, and this is the claim after it
         self._kept[kept.held.key] = self._newest[id] = kept
 
     def _mind_fork(self) -> None:
-        """A child has none of its parent's threads, and must not keep its parent's claims."""
+        """Start anew in a forked process: it has no threads, and must not keep its parent's claims."""
         if os.getpid() != self._pid:
             self._start_over()
 
@@ -116,25 +116,25 @@ class LeaseKeeper:
                 if kept is not None and self._newest.get(held.job.id) is kept:
                     del self._newest[held.job.id]
 
-    def renewed(self, held: "ClaimState", standing: Renewal) -> None:
-        """What another statement heard of a claim; a cancel that was asked for is passed on."""
+    def renewed(self, held: "ClaimState", renewal: Renewal) -> None:
+        """Note what another statement returned for a claim; pass on a cancel that was asked for."""
         self._mind_fork()
         with self._changed:
             kept = self._kept.get(held.key)
-            news = standing.cancel_reason is not None and held.cancel_reason is None
-            held.renewed(standing)
+            news = renewal.cancel_reason is not None and held.cancel_reason is None
+            held.renewed(renewal)
             if news and kept is not None:
                 _tell(kept)
 
     def lose(self, held: "ClaimState") -> None:
-        """Another statement heard that this claim is no longer held."""
+        """Give up a claim that another statement found no longer held."""
         self._mind_fork()
         with self._changed:
             if (kept := self._kept.get(held.key)) is not None:
                 self._lose(kept)
 
     def look(self, helds: Iterable["ClaimState"]) -> None:
-        """Renew these at once instead of at their next beat, and so hear how they stand."""
+        """Renew these claims at once, to learn whether they were asked to stop."""
         self._mind_fork()
         with self._changed:
             for held in helds:
@@ -201,8 +201,8 @@ class LeaseKeeper:
         for lease, group in by_lease.items():
             self._renew(lease, group)
         with self._changed:
-            # Over by our own word: the watch that we wake may look before this thread has really ended
-            # (on 3.13 it nearly always does), and would then wait for a beat that nobody starts.
+            # Say that this heartbeat is over: the watching thread may wake before this one has really ended
+            # (on 3.13 it nearly always does), and would wait for a heartbeat that does not start.
             self._beat = None
             self._changed.notify_all()
 
@@ -210,8 +210,8 @@ class LeaseKeeper:
         claims = [kept.held.key for kept in group]
         sent_at = monotonic()
         try:
-            standing = self._store.run(lambda _: renew(claims, lease))
-        except Exception as error:  # whatever it is: no beat must ever be the last
+            renewals = self._store.run(lambda _: renew(claims, lease))
+        except Exception as error:  # whatever it is: no heartbeat must ever be the last
             if not isinstance(error, DibsError):
                 log.exception("leases could not be renewed; they are tried again")
             for kept in group:
@@ -219,23 +219,23 @@ class LeaseKeeper:
             return
         with self._changed:
             for kept in group:
-                self._note(kept, standing.get(kept.held.key), sent_at)
+                self._note(kept, renewals.get(kept.held.key), sent_at)
 
-    def _note(self, kept: KeptClaim, standing: Renewal | None, sent_at: float) -> None:
+    def _note(self, kept: KeptClaim, renewal: Renewal | None, sent_at: float) -> None:
         if self._kept.get(kept.held.key) is not kept:
             return
-        if standing is None and kept.held.is_settling:
-            kept.missed()  # gone by our own settlement, perhaps: whoever sent it will hear
+        if renewal is None and kept.held.is_settling:
+            kept.missed()  # gone by our own settlement, perhaps: its sender will learn
             return
-        if standing is None:
+        if renewal is None:
             self._lose(kept)
             return
-        if standing.lease_until > kept.held.lease_until:
+        if renewal.lease_until > kept.held.lease_until:
             kept.beaten(sent_at)
-        else:  # the row was locked by somebody: it was not pushed, so nothing may rely on it
+        else:  # the row was locked by a transaction and not renewed, so nothing may rely on it
             kept.missed()
-        news = standing.cancel_reason is not None and kept.held.cancel_reason is None
-        kept.held.renewed(standing)
+        news = renewal.cancel_reason is not None and kept.held.cancel_reason is None
+        kept.held.renewed(renewal)
         if news:
             _tell(kept)
 
@@ -248,8 +248,8 @@ class LeaseKeeper:
 
 
 def _tell(kept: KeptClaim) -> None:
-    """Who can't be told, as its loop is closed, costs nobody else the lease."""
+    """Report a change of a claim; one that can't be reported, as its loop is closed, costs no other lease."""
     try:
         kept.tell(kept.held)
     except Exception:
-        log.exception("nobody could be told how the claim on job %s stands", kept.held.job.id)
+        log.exception("a change of the claim on job %s could not be reported", kept.held.job.id)

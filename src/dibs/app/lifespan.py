@@ -1,7 +1,7 @@
-"""What handlers need and share (pools, clients): made ready before the first claim, put away at the end.
+"""What handlers need and share (pools, clients): set up before the first claim, torn down at the end.
 
-`Dibs(lifespan=…)` takes a function that is called with the app and answers a context manager, awaited or
-plain. What it yields is `ctx.state`.
+`Dibs(lifespan=…)` takes a function that is called with the app and returns a context manager, async or plain.
+What it yields is `ctx.state`.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ Resources = AbstractAsyncContextManager[Any] | AbstractContextManager[Any]
 
 
 class Lifespan:
-    """Entered once per worker run, or around one `run_job`; each time anew."""
+    """The lifespan of an app, entered once per worker run, or around one `run_job`; each time anew."""
 
     def __init__(self, make: Callable[[Any], Resources] | None, app: Any) -> None:
         if make is not None and not callable(make):
-            raise BadRequest(f"lifespan={make!r}: pass a function that answers a context manager")
+            raise BadRequest(f"lifespan={make!r}: pass a function that returns a context manager")
         self._make = make
         self._app = app
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[Any]:
-        """Entered and left by the same task, as task groups and timeouts want it."""
+        """Enter and leave it in the same asyncio task, as task groups and timeouts want it."""
         match self._made():
             case None:
                 yield None
@@ -45,12 +45,12 @@ class Lifespan:
 
     @contextmanager
     def entered_sync(self) -> Iterator[Any]:
-        """The same for a plain handler in this thread; what must be awaited lives on a loop beside it."""
+        """Enter and leave it in this thread; an async one lives on a loop in a thread of its own."""
         match self._made():
             case None:
                 yield None
             case AbstractAsyncContextManager() as resources:
-                with _on_a_loop_beside(resources) as state:
+                with _on_own_loop(resources) as state:
                     yield state
             case resources:
                 with resources as state:
@@ -62,14 +62,14 @@ class Lifespan:
         resources: Any = self._make(self._app)
         if not isinstance(resources, AbstractAsyncContextManager | AbstractContextManager):
             raise BadRequest(
-                f"lifespan answered {type(resources).__name__}, not a context manager: "
+                f"lifespan returned {type(resources).__name__}, not a context manager: "
                 "decorate it with contextlib.asynccontextmanager"
             )
         return resources
 
 
 class LifespanEntry:
-    """One worker's way in and out: nothing is running there, so a stop may break it off."""
+    """The entering and leaving of one worker's lifespan: no job runs then, so a stop may cancel it."""
 
     def __init__(self) -> None:
         self._passing: asyncio.Task[Any] | None = None
@@ -78,7 +78,7 @@ class LifespanEntry:
 
     @asynccontextmanager
     async def through(self, lifespan: Lifespan) -> AsyncIterator[Any]:
-        """Entered until the body ends; the body is never broken off from here."""
+        """Enter the lifespan until the body ends; the body itself is never cancelled from here."""
         self._passing, self._inside, self._broken_off = asyncio.current_task(), False, False
         try:
             async with lifespan.entered() as state:
@@ -91,13 +91,13 @@ class LifespanEntry:
             self._passing = None
 
     def stop(self, *, hurried: bool) -> None:
-        """Not entered yet: nothing was claimed, turn back. Already leaving: only when told to hurry."""
+        """Cancel the entering, as nothing was claimed yet; cancel the leaving only if `hurried`."""
         if self._passing is not None and (hurried or not self._inside):
             self._broken_off = True
             self._passing.cancel()
 
     def turned_back(self) -> bool:
-        """Whether the cancellation that came out of `through` was our own; it is then taken back."""
+        """Return whether the cancellation that came out of `through` was our own, and end it then."""
         if not self._broken_off:
             return False
         self._broken_off = False
@@ -106,8 +106,8 @@ class LifespanEntry:
 
 
 @contextmanager
-def _on_a_loop_beside(resources: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
-    """Entered and left on a loop that runs in a thread of its own for as long as the body does."""
+def _on_own_loop(resources: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
+    """Enter and leave it on a loop that runs in a thread of its own for as long as the body does."""
     entered: Future[tuple[Any, Callable[[], object]]] = Future()
     left: Future[None] = Future()
 
@@ -120,7 +120,7 @@ def _on_a_loop_beside(resources: AbstractAsyncContextManager[Any]) -> Iterator[A
     def run() -> None:
         try:
             asyncio.run(live())
-        except BaseException as error:  # carried to whoever waits: entering or leaving failed
+        except BaseException as error:  # raised in the waiting thread: entering or leaving failed
             (left if entered.done() else entered).set_exception(error)
         else:
             left.set_result(None)

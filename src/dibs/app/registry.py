@@ -34,7 +34,7 @@ class Registry:
     settings: Settings
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
-    """Those of the kinds whose lease is not the usual one, in microseconds."""
+    """The leases of kinds that don't have the usual one, in microseconds."""
 
     def add(self, task: Task[..., Any]) -> None:
         if task.kind in self.tasks:
@@ -85,7 +85,7 @@ class Registry:
         )
 
     def _gate(self, new: NewJob, task: Task[..., Any] | None, options: Options) -> tuple[Any, ...]:
-        """Its train, or its slot with policy and limit: as the job says, else as its kind does."""
+        """Return its train, or its slot with policy and limit: as the job says, else as its kind does."""
         train, slot, policy, limit = new.train, new.slot, new.slot_policy, new.slot_limit
         if task is not None and not new._own_gate:
             if train is None and slot is None and task.has_gate:
@@ -122,7 +122,7 @@ def _due(new: NewJob) -> tuple[int | None, Any]:
 
 
 def _key(new: NewJob, task: Task[..., Any] | None) -> str | None:
-    """Its unique key: as the job says, else as its kind does."""
+    """Return its unique key: as the job says, else as its kind does."""
     key = new.unique
     if key is None and task is not None and task.options.unique is not None and not new._own_unique:
         key = task.unique(_check_mapping(new.args or {}, f"args of {new.kind!r}"))
@@ -130,7 +130,7 @@ def _key(new: NewJob, task: Task[..., Any] | None) -> str | None:
 
 
 def _unique(key: str | None, new: NewJob, options: Options) -> tuple[int | None, bool]:
-    """The columns unique_for, replaces."""
+    """Return the columns unique_for, replaces."""
     lasts = options.unique_for if new.unique_for is None else new.unique_for
     conflict = options.on_conflict if new.on_conflict is None else new.on_conflict
     if key is None:

@@ -1,4 +1,4 @@
-"""Be asked to stop by the signals that end a process, and by Ctrl-C."""
+"""Stop on the signals that end a process, and on Ctrl-C."""
 
 import asyncio
 import signal

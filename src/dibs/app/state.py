@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from dibs.app.callbacks import Callbacks
 from dibs.app.claims import SettlementBatcher
@@ -22,6 +22,8 @@ from dibs.jobs.job import Job
 from dibs.jobs.states import FINISHED, JobState, Outcome
 from dibs.operations import upkeep
 from dibs.settings import Settings, lease_micros, span
+
+T = TypeVar("T")
 
 SHORTLY = 60 * SECOND  # what is not to be kept stays this long, so that a repeated settle is recognised
 
@@ -59,9 +61,9 @@ class AppState:
         self.later.close()
         self.keeper.close()
 
-    def joined(self, within: Any) -> Any:
-        """Return the caller's transaction: the one given, else what a framework has open in this thread."""
-        return self.open_transaction() if within is None else within
+    def run_joined(self, operation: Operation[T], within: Any) -> T:
+        """Run it in the transaction given, else in the one that a framework has open in this thread."""
+        return self.store.run(operation, self.open_transaction() if within is None else within)
 
     @property
     def silence(self) -> int:

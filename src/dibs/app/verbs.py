@@ -84,14 +84,18 @@ class Verbs(Generic[C, N]):
     @verb
     def enqueue(self, *new_jobs: NewJob, within: Any = None) -> Calls[list[Job]]:
         """Store all of these jobs or none, in your transaction if you give one."""
-        rows = [self._core.registry.prepare(new) for new in new_jobs]
-        fresh = False not in [new.take_fresh() for new in new_jobs]
+        rows = list(map(self._core.registry.prepare, new_jobs))
+        fresh = False not in list(map(NewJob.take_fresh, new_jobs))
 
         def operation(tries: Tries) -> Script[list[Job]]:
             ours = {row[0] for row in rows} if fresh and tries.unsure else ()
             return enqueue(rows, fresh=fresh and tries.number == 0, ours=ours)
 
-        return (yield from enqueue_joined(self._core, operation, within)) if rows else []
+        if not rows:
+            return []
+        jobs: list[Job] = yield joined_call(self._core, operation, within)
+        self._core.events.enqueued(jobs)
+        return jobs
 
     def pipeline(self, name: str, *, on_failed: str = "cancel") -> N:
         """Return a new pipeline: add jobs to it, say which waits for which, and enqueue it as a whole.
@@ -118,7 +122,7 @@ class Verbs(Generic[C, N]):
             return []
         request = self._request(worker, lease, limit=limit, queues=queues, kinds=kinds)
         held = yield from self._hold(lambda _: claim_script(self._core, request))
-        return [self._claim(one) for one in held]
+        return list(map(self._claim, held))
 
     @verb
     def claim_job(
@@ -342,17 +346,12 @@ class Verbs(Generic[C, N]):
         return (yield from ask(self._core.store, lambda _: upkeep.prune(age, ended)))
 
 
-def enqueue_joined(core: AppState, operation: Operation[list[Job]], within: Any) -> Calls[list[Job]]:
-    """Run an operation that enqueues, and report its jobs.
+def joined_call(core: AppState, operation: Operation[list[Job]], within: Any) -> Call[list[Job]]:
+    """Return the call of an operation that enqueues.
 
     Only the sync face joins a transaction that a framework has open in this thread.
     """
-    store = core.store
-    jobs: list[Job] = yield Call(
-        lambda: store.run(operation, core.joined(within)), lambda: store.run_async(operation, within)
-    )
-    core.events.enqueued(jobs)
-    return jobs
+    return Call(core.run_joined, core.store.run_async, (operation, within))
 
 
 def claim_script(core: AppState, request: ClaimRequest) -> Script[list[ClaimState]]:

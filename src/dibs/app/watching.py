@@ -1,7 +1,7 @@
-"""One thread per app that looks at what is watched, and tells all who watch: `app.watch`, on both faces.
+"""One thread per app that polls what is watched, for `app.watch` on both faces, and the polls of `app.wait`.
 
-However many watch, it is one look, a few times a second while something goes on and once a second while
-nothing does. It takes a connection for the moment of the look; those who wait hold none.
+However many watchers there are, it is one poll, a few times a second while something changes and once a
+second while nothing does. It takes a connection only for the poll; a waiting watcher has none.
 """
 
 import asyncio
@@ -18,34 +18,34 @@ from dibs.events import Event, Events, log
 from dibs.jobs.ids import first_id_at, parse_id
 from dibs.jobs.job import Job
 from dibs.jobs.states import JobState
-from dibs.operations.watch import Change, WatchPoll, WatchTarget, look, tell
+from dibs.operations.watch import Change, WatchPoll, WatchTarget, changes_of, poll_once
 
 if TYPE_CHECKING:
     from dibs.engines.store import Store
 
 
-QUICKEST_LOOK, QUICK_LOOK, SLOWEST_LOOK = 0.05, 0.25, 1.0  # seconds between two looks
-SHARE, HURRIED_SHARE = 20, 4  # a look may take one part in so many of the time
-MOST_PENDING = 1_000  # jobs that wait for a slow reader
-LINGER = 1.0  # seconds the thread stays around when nobody watches
-RECENT = 15_000  # milliseconds: jobs made this long ago are looked for among the finished ones, too
+SHORTEST_PAUSE, SHORT_PAUSE, SLOWEST_PAUSE = 0.05, 0.25, 1.0  # seconds between two polls
+SHARE, HURRIED_SHARE = 20, 4  # a poll may take one part in so many of the time
+MOST_PENDING = 1_000  # changes that wait for a slow watcher
+LINGER = 1.0  # seconds the thread stays around without watchers
+RECENT = 15_000  # milliseconds: jobs made this long ago are searched among the finished ones, too
 HEARD = ("enqueued", "claimed", "succeeded", "retried", "failed", "snoozed", "released", "cancelled", "lost")
 
 
 class Subscription:
-    """One who watches: what was not yet taken waits here, of each job only the latest."""
+    """One watcher, with the changes that it has not yet taken, of each job only the latest."""
 
-    def __init__(self, topic: WatchTarget, wake: Callable[[], object], *, whole: bool = True) -> None:
-        self.topic = topic
+    def __init__(self, target: WatchTarget, wake: Callable[[], object], *, whole: bool = True) -> None:
+        self.target = target
         self.whole = whole
-        """It wants to be told how things stand; else only what changes from when it has `begun`."""
+        """It gets all jobs as they are first; else only what changes from when it has `begun`."""
         self.is_new = True
         self.begun = False
-        """What is told from now on is seen against a look that this one was there for."""
+        """The first poll that included this watcher is done; changes are relative to it."""
         self.fell_behind = False
-        """Too much was waiting; it was dropped, and how things stand is told anew."""
+        """Too many changes waited; they were dropped, and all jobs come again as they are."""
         self.interrupted = False
-        """It is over because the app closes, not because nothing more will happen."""
+        """It is over because the app closes, not because all jobs have finished."""
         self._wake = wake
         self._lock = threading.Lock()
         self._pending: dict[UUID, Change] = {}
@@ -53,7 +53,7 @@ class Subscription:
         self._over = False
 
     def begin(self, changes: Sequence[Change]) -> None:
-        """How things stand, be it that there is nothing."""
+        """Put the jobs as they are now, if there are any, and wake the watcher."""
         self.put(changes)
         self.begun = True
         self._wake()
@@ -74,7 +74,7 @@ class Subscription:
         self._wake()
 
     def take(self) -> tuple[list[Change], bool]:
-        """What is new, and whether that was all; raises what ended it once everything was taken."""
+        """Return what is new, and whether it is over; raise what ended it once everything was taken."""
         with self._lock:
             changes, self._pending = list(self._pending.values()), {}
             if not changes and self._error is not None:
@@ -83,32 +83,32 @@ class Subscription:
 
 
 class Watching:
-    """Who watches what."""
+    """The watchers of an app, and the thread that polls for them."""
 
     def __init__(self, store: "Store", events: Events) -> None:
         self._store = store
         self._events = events
-        self.looks = 0
-        """How often the store was looked at so far."""
+        self.polls = 0
+        """How often the store was polled so far."""
         self._start_over()
 
     def _start_over(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._subscriptions: set[Subscription] = set()
-        self._topics: dict[tuple[str, Any], WatchTarget] = {}
+        self._targets: dict[tuple[str, Any], WatchTarget] = {}
         self._thread: threading.Thread | None = None
         self._closing = self._hurry = self._away = False
 
     @contextmanager
     def watched(
-        self, topic: WatchTarget, wake: Callable[[], object], *, whole: bool = True
+        self, target: WatchTarget, wake: Callable[[], object], *, whole: bool = True
     ) -> Iterator[Subscription]:
-        """`wake` is called, from a thread, whenever there may be something to take."""
+        """Watch until the block ends; `wake` is called, from a thread, when there may be changes to take."""
         self._mind_fork()
         with self._changed:
             self._closing = False
-            shared = self._topics.setdefault((topic.sort, topic.key), topic)
+            shared = self._targets.setdefault((target.sort, target.key), target)
             subscription = Subscription(shared, wake, whole=whole)
             self._subscriptions.add(subscription)
             if self._thread is None or not self._thread.is_alive():
@@ -121,7 +121,7 @@ class Watching:
             self._drop(subscription)
 
     def close(self) -> None:
-        """All who watch are told that it is over."""
+        """End all watchers and the thread."""
         self._mind_fork()
         self.end_all()
         with self._changed:
@@ -132,7 +132,7 @@ class Watching:
             thread.join()
 
     def end_all(self) -> None:
-        """All who watch now are told that it is over: this process is about to end."""
+        """End all watchers: this process is about to end."""
         for subscription in list(self._subscriptions):
             subscription.interrupted = True
             subscription.end()
@@ -145,35 +145,37 @@ class Watching:
         self._mind_fork()
         with self._changed:
             self._subscriptions.discard(subscription)
-            topic = subscription.topic
-            if self._topics.get(key := (topic.sort, topic.key)) is topic and not self._has_watchers(topic):
-                del self._topics[key]
+            target = subscription.target
+            if self._targets.get(key := (target.sort, target.key)) is target and not self._has_watchers(
+                target
+            ):
+                del self._targets[key]
             if not self._subscriptions:
                 self._wake_up()
 
-    def _has_watchers(self, topic: WatchTarget) -> bool:
-        return any(each.topic is topic for each in self._subscriptions)
+    def _has_watchers(self, target: WatchTarget) -> bool:
+        return any(each.target is target for each in self._subscriptions)
 
     def _mind_fork(self) -> None:
-        """A child has none of its parent's threads, and nobody who watches."""
+        """Start anew in a forked process: it has no threads and no watchers."""
         if os.getpid() != self._pid:
             self._start_over()
 
     # -- in the thread --------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        deaf = self._events.subscribe(self._hear, HEARD)
+        unsubscribe = self._events.subscribe(self._hear, HEARD)
         pace = PollInterval()
         try:
             while self._is_wanted():
-                pace.looks()
-                changed = self._look_once()
+                pace.begin()
+                changed = self._poll_once()
                 self._rest(*pace.pauses(changed, self._is_busy()))
-        except BaseException as error:  # whoever waits must not wait for ever
+        except BaseException as error:  # no watcher must wait for ever
             for subscription in list(self._subscriptions):
                 subscription.end(error)
         finally:
-            deaf()
+            unsubscribe()
 
     def _is_wanted(self) -> bool:
         with self._changed:
@@ -185,19 +187,19 @@ class Watching:
             self._hurry = False
             return True
 
-    def _look_once(self) -> bool:
+    def _poll_once(self) -> bool:
         with self._changed:
             subscriptions = list(self._subscriptions)
-            newcomers = [each for each in subscriptions if each.is_new]
-        topics = list({each.topic: None for each in subscriptions})
+            new_watchers = [each for each in subscriptions if each.is_new]
+        targets = list({each.target: None for each in subscriptions})
         since = first_id_at(id_millis() - RECENT)
-        new_ones = {each.topic for each in newcomers if each.whole}
+        new_targets = {each.target for each in new_watchers if each.whole}
         try:
-            self.looks += 1
-            seen = self._store.run(lambda _: look(topics, new_ones, since))
+            self.polls += 1
+            poll = self._store.run(lambda _: poll_once(targets, new_targets, since))
         except StoreUnavailable as error:
             if not self._away:
-                log.warning("what is watched can't be looked at, trying again: %s", error)
+                log.warning("what is watched can't be read, trying again: %s", error)
             self._away = True
             return False
         except DibsError as error:
@@ -206,34 +208,34 @@ class Watching:
                 self._drop(subscription)
             return False
         self._away = False
-        return self._tell(subscriptions, set(newcomers), seen)
+        return self._put(subscriptions, set(new_watchers), poll)
 
-    def _tell(
-        self, subscriptions: Sequence[Subscription], newcomers: set[Subscription], seen: WatchPoll
+    def _put(
+        self, subscriptions: Sequence[Subscription], new_watchers: set[Subscription], poll: WatchPoll
     ) -> bool:
-        changes = {topic: tell(topic, seen) for topic in seen.marks}
+        changes = {target: changes_of(target, poll) for target in poll.fingerprints}
         for subscription in subscriptions:
-            topic = subscription.topic
-            if subscription in newcomers:
+            target = subscription.target
+            if subscription in new_watchers:
                 subscription.is_new = False
-                self._welcome(subscription, seen)
+                self._begin(subscription, poll)
             else:
-                subscription.put(changes[topic])
-            if topic.sort != "queue" and topic.all_finished:
-                subscription.end(None if seen.snapshots.get(topic, True) else _not_found(topic))
+                subscription.put(changes[target])
+            if target.sort != "queue" and target.all_finished:
+                subscription.end(None if poll.snapshots.get(target, True) else _not_found(target))
                 self._drop(subscription)
-        return any(changes.values()) or bool(newcomers)
+        return any(changes.values()) or bool(new_watchers)
 
-    def _welcome(self, subscription: Subscription, seen: WatchPoll) -> None:
-        jobs = seen.snapshots[subscription.topic] if subscription.whole else ()
+    def _begin(self, subscription: Subscription, poll: WatchPoll) -> None:
+        jobs = poll.snapshots[subscription.target] if subscription.whole else ()
         subscription.begin([Change(name="now", id=job.id, job=job) for job in jobs])
 
     def _is_busy(self) -> bool:
-        """Something that runs may tell how far it got at any time."""
+        """Return whether a watched job runs, and so may report progress at any time."""
         return any(
-            mark[0] == JobState.running
-            for topic in self._topics.copy().values()
-            for mark in topic.known.values()
+            fields[0] == JobState.running
+            for target in self._targets.copy().values()
+            for fields in target.known.values()
         )
 
     # -- rest and hints -------------------------------------------------------------------------
@@ -244,14 +246,14 @@ class Watching:
             self._changed.wait_for(lambda: self._closing or self._hurry, most - least)
 
     def _hear(self, event: Event) -> None:
-        """Something happened in this very process: no need to wait for the next look."""
+        """Poll at once: something happened to a watched job in this very process."""
         if any(self._is_watched(job.id, job.pipeline_id, job.queue) for job in event.jobs):
             with self._changed:
                 self._wake_up()
 
     def _is_watched(self, id: UUID, pipeline_id: UUID | None, queue: str) -> bool:
         keys = (("job", id), ("pipeline", pipeline_id), ("queue", queue), ("queue", None))
-        return any(key in self._topics for key in keys)
+        return any(key in self._targets for key in keys)
 
     def _wake_up(self) -> None:
         self._hurry = True
@@ -259,40 +261,40 @@ class Watching:
 
 
 def wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-    """From a thread: somebody on this loop has something to take."""
+    """Wake a watcher on this loop, from another thread."""
     with suppress(RuntimeError):  # the loop has just ended
         loop.call_soon_threadsafe(news.set)
 
 
-def _not_found(topic: WatchTarget) -> NotFound:
-    assert isinstance(topic.key, UUID)
-    return NotFound(topic.key, topic.sort)
+def _not_found(target: WatchTarget) -> NotFound:
+    assert isinstance(target.key, UUID)
+    return NotFound(target.key, target.sort)
 
 
 class PollInterval:
-    """How long to rest between two looks: less while something happens, more where looking costs much."""
+    """The pause between two polls: shorter while something changes, longer where polling costs much."""
 
     def __init__(self) -> None:
         self._began = 0.0
-        self._pause = QUICKEST_LOOK
+        self._pause = SHORTEST_PAUSE
 
-    def looks(self) -> None:
+    def begin(self) -> None:
         self._began = monotonic()
 
     def pauses(self, changed: bool, busy: bool) -> tuple[float, float]:
-        """The least seconds, whoever is in a hurry, and the most."""
+        """Return the least seconds to pause, even when woken, and the most."""
         cost = monotonic() - self._began
-        longest = QUICK_LOOK if busy else SLOWEST_LOOK
-        self._pause = QUICKEST_LOOK if changed else min(self._pause * 1.5, longest)
-        least = max(QUICKEST_LOOK, cost * HURRIED_SHARE)
+        longest = SHORT_PAUSE if busy else SLOWEST_PAUSE
+        self._pause = SHORTEST_PAUSE if changed else min(self._pause * 1.5, longest)
+        least = max(SHORTEST_PAUSE, cost * HURRIED_SHARE)
         return least, max(self._pause, least, cost * SHARE)
 
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two looks
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between two polls
 
 
 class JobWait:
-    """The looks of one call."""
+    """The polls of one `app.wait`."""
 
     def __init__(self, id: UUID | str, timeout: float | None) -> None:
         self._id = parse_id(id)

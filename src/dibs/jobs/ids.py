@@ -1,8 +1,8 @@
 """Job ids: UUIDv7, made by the caller, strictly increasing within one process.
 
-The client makes the id, so an enqueue whose reply was lost can be repeated and stores nothing
+The client makes the id, so an enqueue that lost its reply can be repeated and stores nothing
 twice (ADR 4). The last 12 bits are a hash of the job's key, so that a partitioned store can find
-a job's home from its id alone.
+the partition of a job from its id alone.
 """
 
 import os
@@ -17,7 +17,7 @@ from dibs.errors import BadRequest
 
 _COUNTER_BITS = 12
 _COUNTER = 0xFFF
-_HOME = 0xFFF  # the bits that hold the hash of the key
+_KEY_HASH = 0xFFF  # the bits that hold the hash of the key
 _TAIL = (1 << 62) - 1
 _VERSION = 0x7 << 76
 _WITH_STEPS = 0x8 << 76
@@ -28,26 +28,26 @@ _last = 0  # milliseconds << 12 | counter, of the newest id
 
 
 def new_id(key: str | None = None) -> UUID:
-    """A fresh id, greater than every id this process made before."""
+    """Return a fresh id, greater than every id this process made before."""
     tail = int.from_bytes(os.urandom(8)) & _TAIL
     if key is not None:
-        tail = tail & ~_HOME | zlib.crc32(key.encode("utf-8", "surrogatepass")) & _HOME
+        tail = tail & ~_KEY_HASH | zlib.crc32(key.encode("utf-8", "surrogatepass")) & _KEY_HASH
     stamp = _next_stamp()
     return UUID(int=(stamp >> _COUNTER_BITS) << 80 | _VERSION | (stamp & _COUNTER) << 64 | _VARIANT | tail)
 
 
 def new_pipeline_id() -> UUID:
-    """The id of a pipeline whose jobs wait for each other; its version 8 tells that to whoever ends one."""
+    """Return the id of a pipeline in which jobs wait for each other, to be recognised by its version 8."""
     return UUID(int=new_id().int ^ _VERSION ^ _WITH_STEPS)
 
 
 def may_have_steps(pipeline: UUID | None) -> bool:
-    """Whether jobs of this pipeline may wait for each other; asked before a settlement pays for it."""
+    """Return whether jobs of this pipeline may wait for each other; else a settlement need not pay for it."""
     return pipeline is not None and pipeline.version == 8
 
 
 def first_id_at(millis: int) -> UUID:
-    """The smallest id that could have been made at this time."""
+    """Return the smallest id that could have been made at this time."""
     return UUID(int=max(millis, 0) << 80 | _VERSION | _VARIANT)
 
 
@@ -56,7 +56,7 @@ def is_version_7(id: UUID) -> bool:
 
 
 def parse_id(value: UUID | str, what: str = "job") -> UUID:
-    """Accept a UUID or its text; anything else is the caller's mistake."""
+    """Return the id given as a UUID or its text; anything else is `BadRequest`."""
     if type(value) is UUID:
         return value
     if isinstance(value, UUID):
@@ -68,7 +68,7 @@ def parse_id(value: UUID | str, what: str = "job") -> UUID:
 
 
 def _next_stamp() -> int:
-    """Milliseconds and a counter: when the counter runs over it borrows the next millisecond."""
+    """Return milliseconds and a counter: when the counter runs over it borrows the next millisecond."""
     global _last  # noqa: PLW0603
     with _lock:
         _last = max(wall_nanos() // 1_000_000 << _COUNTER_BITS, _last + 1)
@@ -79,7 +79,7 @@ _nonces: dict[int, str] = {}
 
 
 def worker_name() -> str:
-    """This process's identity, the same until it ends, never used again after that."""
+    """Return the name of this process as a worker, the same until it ends, never used again after that."""
     pid = os.getpid()
     nonce = _nonces.setdefault(pid, secrets.token_hex(4))
     host = os.environ.get("HOSTNAME") or socket.gethostname()

@@ -66,7 +66,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         return self.state in FINISHED
 
 
-# The columns of a job, in the order in which every engine answers them.
+# The columns of a job, in the order in which every engine returns them.
 JOB_COLUMNS = (
     *("id", "kind", "queue", "args", "priority", "state", "attempts", "max_attempts"),
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "worker", "token", "lease_until"),
@@ -76,7 +76,7 @@ JOB_COLUMNS = (
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """Everything a store keeps of a job: what `dibs move` carries to another one, as JSON text.
+    """Everything a store keeps of a job: what `dibs move` transfers to another one, as JSON text.
 
     A new column belongs here, and nowhere else, for it to be moved. One that is forgotten is a test that
     fails: nothing a store keeps is dropped in silence.
@@ -120,7 +120,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unkn
 
     @property
     def is_gated(self) -> bool:
-        """Whether it waits in a train or for a slot."""
+        """Whether it is unfinished and has a train or a slot."""
         return not self.is_finished and (self.train is not None or self.slot is not None)
 
     @property
@@ -139,7 +139,7 @@ _read_stored = msgspec.json.Decoder(StoredJob).decode
 
 
 def stored_text(row: Mapping[str, Any]) -> str:
-    """A row of all the columns as the text that is moved; one that `StoredJob` doesn't know is an error."""
+    """Return a row as the text that is moved; a column that `StoredJob` doesn't know is an error."""
     return _write_stored(StoredJob(**row)).decode()
 
 
@@ -147,7 +147,7 @@ def read_stored(text: str) -> StoredJob:
     return _read_stored(text)
 
 
-# What an enqueue tells the store of each job, in this order.
+# What an enqueue sends to the store for each job, in this order.
 NEW_JOB_COLUMNS = (
     *("id", "kind", "queue", "args", "priority", "run_at", "delay", "max_attempts"),
     *("unique_key", "on_cancelled", "on_failed", "pipeline_id", "parent_id", "tags", "meta"),
@@ -159,7 +159,7 @@ _read_errors = msgspec.json.Decoder(list[JobError]).decode
 
 
 def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bool | None = None) -> Job:
-    """A fresh Job from a row of `JOB_COLUMNS`; its JSON is decoded here and nowhere else.
+    """Return a fresh Job from a row of `JOB_COLUMNS`; its JSON is decoded here and nowhere else.
 
     Without `is_current` a running job of a slot is current and no other: so it is with what was just claimed.
     """
@@ -236,14 +236,14 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
             force_setattr(self, "_fresh", True)
 
     def __copy__(self) -> Self:
-        """A copy shares the id, so neither the copy nor an unpickled twin counts as fresh."""
+        """Copy the job with its id; neither a copy nor an unpickled job counts as fresh."""
         return type(self)(*self._values())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._values()
 
     def take_fresh(self) -> bool:
-        """True the first time: nobody can have stored this id yet, so the store need not look."""
+        """Return True the first time: this id can't have been stored yet, so the store need not check."""
         fresh = self._fresh
         force_setattr(self, "_fresh", False)
         return fresh
@@ -253,7 +253,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
 
 
 def not_a_new_job(thing: Any) -> BadRequest:
-    """What is said to whoever enqueues something else."""
+    """Return the error for enqueueing anything but a `NewJob`."""
     if isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping):
         name = type(thing).__name__
         return BadRequest(f"can't enqueue a {name}: pass its jobs one by one, with a star: (*jobs)")

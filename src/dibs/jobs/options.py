@@ -83,7 +83,7 @@ class Options:
 
 
 def with_options(options: Options, **changes: Any) -> Options:
-    """The options with those changed that were really given."""
+    """Return the options with the given ones changed; None is not given."""
     return replace(options, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -91,21 +91,21 @@ NO_GATE = (None, None, None, None)
 
 
 def gate_columns(train: Any, slot: Any, policy: Any, limit: Any) -> tuple[Any, ...]:
-    """The columns train, slot, slot_policy, slot_limit."""
+    """Return the checked columns train, slot, slot_policy, slot_limit."""
     if train is not None and slot is not None:
-        raise BadRequest("a job has a train or a slot, not both: each decides alone who may go")
+        raise BadRequest("a job has a train or a slot, not both: each decides alone which job may go")
     if slot is None and (policy, limit) != (None, None):
         raise BadRequest("slot_policy= and slot_limit= need a slot=; without one there is nothing to share")
     if policy is not None and policy not in SLOT_POLICIES:
         raise BadRequest(f"slot_policy={policy!r} is unknown: use {', '.join(map(repr, SLOT_POLICIES))}")
     if slot is None:
         return NO_GATE if train is None else (payload.check_name(train, "train"), None, None, None)
-    places = 1 if limit is None else payload.check_whole(limit, "slot_limit", 1, MOST_IN_SLOT)
-    return None, slot_name(slot), "wait" if policy is None else str.__str__(policy), places
+    most = 1 if limit is None else payload.check_whole(limit, "slot_limit", 1, MOST_IN_SLOT)
+    return None, slot_name(slot), "wait" if policy is None else str.__str__(policy), most
 
 
 def unique_columns(lasts: Any, conflict: Any) -> tuple[int | None, bool]:
-    """The columns unique_for, replaces."""
+    """Return the checked columns unique_for, replaces."""
     if conflict not in (None, "keep", "replace"):
         raise BadRequest(f"on_conflict={conflict!r} is unknown: use 'keep' or 'replace'")
     period = None if lasts is None else micros(lasts, what="unique_for")
@@ -115,7 +115,7 @@ def unique_columns(lasts: Any, conflict: Any) -> tuple[int | None, bool]:
 
 
 def slot_name(slot: object) -> str:
-    """A slot's key as text: a string is its own, a tuple is written as JSON (so None equals None)."""
+    """Return a slot's key as text: a string as it is, a tuple as JSON (so None equals None)."""
     if not isinstance(slot, str | tuple):
         raise BadRequest(f"slot must be a string or a tuple, not {type(slot).__name__}")
     if isinstance(slot, str):
@@ -129,7 +129,7 @@ def slot_name(slot: object) -> str:
 
 
 def slot_from_text(text: str) -> str | tuple[Any, ...]:
-    """A slot's key as people write it: a name, or its parts as a JSON array."""
+    """Return a slot's key from what people write: a name, or its parts as a JSON array."""
     if not text.startswith("["):
         return text
     try:

@@ -29,7 +29,7 @@ decode: Callable[[str], Any] = msgspec.json.Decoder().decode
 
 
 def check_name(name: object, what: str) -> str:
-    """A kind, queue, key, tag or worker: 1–200 characters that a terminal can show."""
+    """Return a checked kind, queue, key, tag or worker: 1–200 characters that a terminal can show."""
     if type(name) is not str:
         name = _plain_text(name, what)
     if not 0 < len(name) <= LONGEST_NAME:
@@ -40,7 +40,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_names(names: Collection[str] | None, what: str) -> list[str] | None:
-    """Each of them once; a single one may stand for a list of one."""
+    """Return each of them once; a single one is a list of one."""
     if names is None:
         return None
     given = [names] if isinstance(names, str) else names
@@ -60,7 +60,7 @@ def check_whole(value: object, what: str, least: int, most: int) -> int:
 
 
 def check_moment(moment: object, what: str) -> datetime:
-    """A moment in UTC, whatever zone it was told in."""
+    """Return a time in UTC, whatever its zone."""
     if not isinstance(moment, datetime):
         raise BadRequest(f"{what} must be a datetime, not {moment!r}")
     if moment.utcoffset() is None:
@@ -75,7 +75,7 @@ def check_moment(moment: object, what: str) -> datetime:
 
 
 def check_text(text: object, what: str, limit: int) -> str:
-    """Free text that people wrote: any string that a store can keep."""
+    """Return free text that people wrote: any string that a store can keep."""
     if type(text) is not str:
         text = _plain_text(text, what)
     encode(text, what, limit)
@@ -83,7 +83,7 @@ def check_text(text: object, what: str, limit: int) -> str:
 
 
 def encode(value: Any, what: str, limit: int) -> str:
-    """JSON text of a value, or `BadRequest` saying what is wrong with it."""
+    """Return the JSON text of a value, or `BadRequest` saying what is wrong with it."""
     try:
         _refuse_unsafe(value, what)
         text = _encode(value)
@@ -102,12 +102,12 @@ def encode(value: Any, what: str, limit: int) -> str:
 
 
 def decoder(annotation: Any) -> Callable[[str], Any]:
-    """A function that turns JSON text into values of the annotated type."""
+    """Return a function that turns JSON text into values of the annotated type."""
     return msgspec.json.Decoder(annotation, dec_hook=_decode_model).decode
 
 
 def _plain_text(text: object, what: str) -> str:
-    """The text of a class that extends str: drivers look at the class itself, each in its own way."""
+    """Return the plain text of a class that extends str: drivers treat such classes each in its own way."""
     if not isinstance(text, str):
         raise BadRequest(f"{what} must be a string, not {type(text).__name__}")
     return str.__str__(text)
@@ -118,7 +118,7 @@ def _is_forbidden(character: str) -> bool:
 
 
 def _refuse_unsafe(value: Any, what: str) -> None:
-    """Find what msgspec would quietly change: NaN becomes null, a naive datetime stays naive."""
+    """Refuse what msgspec would quietly change: NaN becomes null, a naive datetime stays naive."""
     kind = type(value)
     if value is None or kind is bool:
         return
@@ -152,7 +152,7 @@ def _refuse_unsafe(value: Any, what: str) -> None:
 
 
 def _refuse_same_names(mapping: Mapping[Any, Any], what: str) -> None:
-    """JSON has only strings for names, so 1 and "1" would be one, and a value would be lost."""
+    """Refuse names that are equal in JSON, such as 1 and "1": a value would be lost."""
     names = Counter(_encode({key: None}) for key in mapping)
     for key in mapping:
         if names[_encode({key: None})] > 1:
@@ -160,7 +160,7 @@ def _refuse_same_names(mapping: Mapping[Any, Any], what: str) -> None:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What a value is made of; nothing for what msgspec judges by itself."""
+    """Return what a value is made of; nothing for what msgspec checks by itself."""
     match value:
         case Mapping():
             return chain(value.keys(), value.values())
@@ -179,7 +179,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _is_model(cls: Any) -> bool:
-    """A pydantic model, without importing pydantic."""
+    """Return whether it is a pydantic model, without importing pydantic."""
     return any(base.__module__ == "pydantic.main" for base in getattr(cls, "__mro__", ()))
 
 

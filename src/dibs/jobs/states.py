@@ -22,7 +22,7 @@ J = TypeVar("J", bound=Mapping[str, Any])
 
 
 class JobState(StrEnum):
-    """Where a job stands; each is also its name: `JobState.ready == "ready"`."""
+    """Where a job is in its life; each is also its name: `JobState.ready == "ready"`."""
 
     scheduled = "scheduled"  # due later: delayed, snoozed, or waiting out a back-off
     blocked = "blocked"  # behind its train, its slot or a parent
@@ -78,17 +78,17 @@ class Retry:
 
     @classmethod
     def fixed(cls, seconds: float | timedelta) -> "Retry":
-        """The same pause after every attempt."""
+        """Return a back-off with the same pause after every attempt."""
         pause = _seconds(seconds, "seconds")
         return cls(base=max(pause, 1), cap=pause, jitter=0)
 
     @classmethod
     def never(cls) -> "Retry":
-        """The first failure is the last."""
+        """Return a back-off that retries nothing: the first failure is the last."""
         return cls(base=0, cap=0, jitter=0, again=False)
 
     def delay(self, attempts: int, chance: float) -> int:
-        """Microseconds to wait after `attempts`; `chance` in 0…1 picks a place in the jitter."""
+        """Return microseconds to wait after `attempts`; `chance` in 0…1 selects a point in the jitter."""
         try:
             seconds = min(self.cap, float(self.base) ** attempts)
         except OverflowError:
@@ -127,7 +127,7 @@ class Settlement(Struct, frozen=True, gc=False):
     """What a finished attempt turns its job into. Only `settle` builds one.
 
     `settled_as` names the outcome in the store, so that the same settlement sent twice can be
-    told from another one. `delay` is added to the store's clock by the store; None keeps `run_at`.
+    distinguished from another one. `delay` is added to the store's clock by the store; None keeps `run_at`.
     """
 
     state: JobState
@@ -143,7 +143,7 @@ _SUCCEEDED = JobState.succeeded  # an enum takes its time to find its members
 
 
 def settle(attempts: int, max_attempts: int, outcome: Outcome, retry: Retry, chance: float) -> Settlement:
-    """Turn what happened into what the job becomes. No clock, no store: a value."""
+    """Return what the job becomes after this outcome. No clock, no store: a value."""
     match outcome:
         case Succeeded(result):
             return Settlement(_SUCCEEDED, "succeeded", result=result)
@@ -163,12 +163,12 @@ def settle(attempts: int, max_attempts: int, outcome: Outcome, retry: Retry, cha
 
 
 def put_back(state: JobState, *, cancel_asked: bool) -> JobState:
-    """A job that somebody asked to cancel never goes back to waiting."""
+    """Return the state of a job that is given back; one that was asked to cancel never waits again."""
     return JobState.cancelled if cancel_asked and state not in FINISHED else state
 
 
 def swept(attempts: int, max_attempts: int, *, cancel_asked: bool) -> JobState:
-    """What becomes of a running job whose lease ran out."""
+    """Return the state of a running job after its lease ran out."""
     if cancel_asked:
         return JobState.cancelled
     return JobState.ready if attempts < max_attempts else JobState.failed

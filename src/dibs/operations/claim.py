@@ -1,7 +1,7 @@
 """Lease jobs: what a claim asks for, and the check that a store never leases more."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -48,7 +48,7 @@ def claim(request: ClaimRequest) -> Script[list[Job]]:
         # takes back expired leases; if it got fewer than it wanted it then asks once more.
         yield from sweep()
         if len(taken) < request.limit:
-            rest = yield from _claim(_less(request, len(taken)), look=False)
+            rest = yield from _claim(replace(request, limit=request.limit - len(taken)), look=False)
             taken = [*taken, *claimed_rows(rest)]
     return checked_jobs(request, taken)
 
@@ -62,12 +62,6 @@ def _claim(request: ClaimRequest, *, look: bool) -> Script[Rows]:
         if rows[0]["id"] is not None or not rows[0]["crowded"]:
             break
     return rows
-
-
-def _less(request: ClaimRequest, taken: int) -> ClaimRequest:
-    return ClaimRequest(
-        **{name: getattr(request, name) for name in ClaimRequest.__slots__} | {"limit": request.limit - taken}
-    )
 
 
 def claimed_rows(rows: Rows) -> list[Row]:

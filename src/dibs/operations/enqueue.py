@@ -1,6 +1,6 @@
 """Store new jobs: all of one call or none.
 
-A job whose id or unique key is in the store already is not stored again; the job that has it is returned.
+A job is not stored again if its id or unique key is in the store already; the job that has it is returned.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Jobs that come from another store: who of them is new, and which place in its train each gets."""
+"""Jobs that come from another store: which of them are new, and which position in its train each gets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from dibs.jobs.job import StoredJob
 
 
 def key_of(job: StoredJob) -> str | None:
-    """The unique key that it needs for itself; one that has finished needs none."""
+    """Return the unique key that the job needs for itself; one that has finished needs none."""
     return None if job.is_finished else job.unique_key
 
 
 def sorted_out(
     jobs: Sequence[StoredJob], holders: dict[Any, UUID]
 ) -> tuple[list[dict[str, Any]], list[StoredJob]]:
-    """(an answer for each, those that are new); `holders` are ids and keys that are taken."""
+    """Return (an answer for each, the new ones); `holders` are the jobs that have an id or a key."""
     answers, new = [], []
     for job in jobs:
         holder = holders.get(job.id) or holders.get(key_of(job))
@@ -29,7 +29,7 @@ def sorted_out(
 
 
 def by_train(jobs: Iterable[StoredJob]) -> dict[str, list[StoredJob]]:
-    """Those that wait in trains, of each in the order of their places."""
+    """Return the jobs that wait in trains, of each train in the order of their positions."""
     trains: dict[str, list[StoredJob]] = {}
     for job in sorted(jobs, key=lambda job: job.position or 0):
         if job.is_gated and job.train is not None and job.position is not None:
@@ -38,10 +38,10 @@ def by_train(jobs: Iterable[StoredJob]) -> dict[str, list[StoredJob]]:
 
 
 def behind(last: int, coming: Sequence[StoredJob]) -> dict[UUID, int]:
-    """Places behind the last one, in the order of their old ones."""
+    """Return positions behind the last one, in the order of the old ones."""
     return {job.id: last + nth for nth, job in enumerate(coming, 1)}
 
 
-def placed(jobs: Sequence[StoredJob], places: Mapping[UUID, int]) -> list[StoredJob]:
-    """The same jobs, some of them with another place."""
-    return [structs.replace(job, position=places.get(job.id, job.position)) for job in jobs]
+def placed(jobs: Sequence[StoredJob], positions: Mapping[UUID, int]) -> list[StoredJob]:
+    """Return the jobs with new positions, where they have one."""
+    return [structs.replace(job, position=positions.get(job.id, job.position)) for job in jobs]

@@ -1,46 +1,47 @@
-"""The questions an engine answers, what each promises, and what an engine may say it can't.
+"""The questions that an engine has answers to, what each promises, and what an engine may say it can't do.
 
-An engine is a set of answers to these questions; `memory` is the executable specification. A
-question that changes something is one atomic step: one SQL transaction, one script, one lock.
-Parameters are plain values (ids, numbers, text, lists of tuples); times go in as delays in
-microseconds that the store adds to its own clock. Answers are rows.
+An engine is a set of answers to these questions; `memory` is the executable specification. A question that
+changes something is one atomic step: one SQL transaction, one script, one lock. Parameters are plain values
+(ids, numbers, text, lists of tuples); times go in as delays in microseconds that the store adds to its own
+clock. Each returns rows.
 
 | question              | asks                                            | promises                      |
 |-----------------------|-------------------------------------------------|-------------------------------|
 | `enqueue`             | store these jobs                                | all or none; by id, stored    |
 |                       |                                                 | once; a unique key once       |
-| `claim`               | lease up to n ready jobs of these lines         | no job to two; never over n;  |
+| `claim`               | lease up to n ready jobs of these queues, kinds | no job to two; never over n;  |
 |                       |                                                 | priority, run_at, id          |
 | `claim_within_limits` | the same where queues have a limit              | never more running than that  |
 | `claim_job`           | lease exactly this one                          | only from ready               |
 | `settle`              | apply these settlements, add their children     | fenced by token; children     |
 |                       |                                                 | only with success             |
 | `exchange`            | settle, and claim                               | both, in one commit           |
-| `renew`               | push the leases of these claims                 | only the holder; one locked   |
+| `renew`               | extend the leases of these claims               | only the holder; one locked   |
 |                       |                                                 | row does not stall the rest   |
-| `progress`            | note how far a claim got                        | only the holder               |
-| `stage`               | make due jobs ready, pass on turns that nobody  | bounded                       |
-|                       | took                                            |                               |
-| `sweep`               | give back or end jobs whose lease ran out       | attempts kept; bounded        |
-| `cancel`              | end waiting jobs, flag running ones             | a finished one is untouched   |
+| `progress`            | record how far a claim got                      | only the holder               |
+| `stage`               | make due jobs ready, end offers of slots that   | bounded                       |
+|                       | no worker has claimed                           |                               |
+| `sweep`               | take back or end jobs after their lease ran out | attempts kept; bounded        |
+| `cancel`              | end waiting jobs, ask running ones to stop      | a finished one is untouched   |
 | `retry`               | put failed or cancelled jobs back, due ones now | unique keys stay unique       |
 | `recover`             | take a stale running job from its holder, with  | only this claim's, and only   |
 |                       | these errors                                    | past the stale time           |
 | `delete`, `prune`     | remove jobs                                     | never a running one; bounded  |
-| `tick`, `leave`       | a worker is here, is gone                       | hears what is due next        |
-| `enqueue_tick`        | move a schedule's last tick from where it was   | only the first who asks;      |
-|                       | seen (None: nowhere yet), enqueue these jobs    | both or neither               |
+| `tick`, `leave`       | record that a worker lives, or has left         | returns what is due next      |
+| `enqueue_tick`        | change a schedule's last tick from the value    | only for the first to ask;    |
+|                       | read (None: none yet), enqueue these jobs       | both or neither               |
 | `set_queue`           | pause, resume or limit a queue                  |                               |
 | `release_train`       | let the next of a held train go                 | whether it was held           |
-| `mend`                | look at pipelines and gates from this one on,   | bounded; where all is well    |
-|                       | heal what does not fit the jobs                 | nothing changes               |
+| `mend`                | read pipelines and gates from this one on,      | bounded; where all is well    |
+|                       | repair what does not fit the jobs               | nothing changes               |
 | `enqueue_pipeline`    | store these jobs, some of which wait for others | all or none; by the           |
 |                       | of them                                         | pipeline's id, stored once    |
-| `parents`             | whom do these jobs wait for                     |                               |
-| `pipelines`           | what these pipelines are called; without ids:   |                               |
-|                       | which of them are not done                      |                               |
-| `gates`, `current`    | who is at a train or slot; who started last     | finished jobs included        |
-| `get`, `find`,        | look                                            | finished jobs included        |
+| `parents`             | the jobs that these jobs wait for               |                               |
+| `pipelines`           | the names of these pipelines; without ids: the  |                               |
+|                       | pipelines that are not done                     |                               |
+| `gates`, `current`    | the jobs at a train or slot; the job of a slot  | finished jobs included        |
+|                       | that started last                               |                               |
+| `get`, `find`,        | read                                            | finished jobs included        |
 | `find_oldest`,        |                                                 |                               |
 | `counts`, `queues`,   |                                                 |                               |
 | `workers`, `upcoming` |                                                 |                               |
@@ -50,77 +51,79 @@ microseconds that the store adds to its own clock. Answers are rows.
 | `schedules`, `now`,   |                                                 |                               |
 | `ready_lines`,        |                                                 |                               |
 | `backlog`             |                                                 |                               |
-| `identify`            | which store are you?                            | one id, kept for good         |
-| `depart`              | take jobs out that don't run, for another store | nobody can claim them; kept   |
+| `identify`            | the identity of the store                       | one id, kept for good         |
+| `depart`              | take jobs out that don't run, for another store | they can't be claimed; kept   |
 |                       |                                                 | until they `landed`; bounded  |
 | `arrive`              | store jobs that departed elsewhere              | by id, once, also when they   |
 |                       |                                                 | were done and pruned since    |
 | `give_back`           | let jobs that departed be jobs again            | both or neither               |
 | `landed`, `departed`  | forget what was noted of a move; what departed  |                               |
-| `examine`             | what are you, and how are you set?              | facts, never an opinion       |
-| `echo`                | say this to all who listen                      |                               |
-| `age`                 | move stored times back; only tests ask this     |                               |
+| `examine`             | facts about the store and its settings          | facts, never an opinion       |
+| `echo`                | send this hint to all listeners                 |                               |
+| `age`                 | make stored times older; only tests ask this    |                               |
 
-`enqueue` answers one row per job, in order: `is_new` with the job's `state`, `run_at`, `enqueued_at`, or
-else the id of the job that is its `holder`. `enqueue_tick` answers nothing when the schedule is not where it
-was seen; else one row, and then those of `enqueue` for its jobs, whose ids are always fresh.
+`enqueue` returns one row per job, in order: `is_new` with the job's `state`, `run_at`, `enqueued_at`, or else
+the id of the job that is its `holder`. `enqueue_tick` returns nothing when the last tick is not the one read;
+else one row, and then the rows of `enqueue` for its jobs, which always have fresh ids.
 
-`claim`, `claim_job`, `claim_within_limits` and `exchange` answer at least one row. The first one
-also says `limited` (nothing was taken because a queue in question has a limit: ask
-`claim_within_limits`), `overdue` (there are due or expired jobs that nobody moved yet; looked for
-only when asked), `crowded` (others were claiming all that this claim looked at: ask again) and, for
-`exchange`, `settled` (the ids that were settled). A row whose `id` is
-None holds no job. Whether an exchange may claim what it just gave back is left to the engine.
+`claim`, `claim_job`, `claim_within_limits` and `exchange` return at least one row. The first one also has
+`limited` (nothing was claimed because a queue in question has a limit: ask `claim_within_limits`), `overdue`
+(there are due or expired jobs that no upkeep has found yet; checked only when asked), `crowded` (all jobs
+that this claim met were locked by other claims: ask again) and, for `exchange`, `settled` (the ids that were
+settled). A row with None as its `id` has no job. Whether an exchange may claim what it just gave back is left
+to the engine.
 
-`cancel` answers a row for each job it changed: its `id`, and the `worker` of one that was running. That
-worker is sent a hint (`STOP_HINT`), so that it need not wait for its next heartbeat to hear of it.
+`cancel` returns a row for each job it changed: its `id`, and the `worker` of one that was running. That
+worker is sent a hint (`STOP_HINT`), so that it need not wait for its next heartbeat.
 
-Trains and slots change what the other questions do, not what they are asked (ADR 12): a job that has one
-becomes `ready` only when its gate lets it through, and whatever ends a job or puts it back lets the next one
-through in the same step. `gates` answers a row per train or slot, by name: `name`, `head` (an id), `length`
-and `held`; `current` per slot the `id` and `token` of the job that started last, if any; `release_train` one
-row, `was_held`, or none when nobody is on that train; `mend` the `sort` and `name` of each gate it looked at.
-Before the gates come what jobs wait for others, of the sort `pipeline`, and after them who has a place at
-one, of the sort `job`, for its gate may be gone; by whatever names the engine goes by.
+Trains and slots change what the other questions do, not their parameters (ADR 12): a job that has one becomes
+`ready` only when its gate lets it go, and whatever ends a job or puts it back lets the next one go in the
+same step. `gates` returns a row per train or slot, by name: `name`, `head` (an id), `length` and `held`;
+`current` per slot the `id` and `token` of the job that started last, if any; `release_train` one row,
+`was_held`, or none when no job is on that train; `mend` the `sort` and `name` of each gate it read. Before
+the gates come the jobs that wait for others, of the sort `pipeline`, and after them the jobs that have a
+position at a gate, of the sort `job`, as the gate itself may be gone; by whatever names the engine goes by.
 
-Somebody's open transaction may have a gate locked (`Traits.locks_gates`). Then `settle` and `exchange` may be
-told their `patience`: "none", and a settlement whose gate is locked is not applied, but named, by a row with
-`waits` or in `waiting` of the first row; or "short", and the question fails after about a second. With
-it come the unique `keys` of these jobs, by id: somebody may have those locked, too. Left out, they wait.
+A caller's open transaction may have a gate locked (`Traits.locks_gates`). Then `settle` and `exchange` take a
+`patience`. With "none", a settlement at a locked gate is not applied, but named, by a row with `waits` or in
+`waiting` of the first row. With "short", the question fails after about a second. With it come the unique
+`keys` of these jobs, by id, which may be locked, too. Left out, they wait.
 
-A busy worker may say where its last claims ended (ADR 21): `exchange` is told by `marks` (a `Cursor` each;
-left out when there are none, and for engines that don't go on) the last job that was claimed in some lines.
-Then it looks only there, behind them. Whoever got fewer jobs than wanted asks again without.
+A busy worker may say where its last claims ended (ADR 21): `exchange` takes as `marks` (a `Cursor` each; left
+out when there are none, and for engines without `Traits.goes_on`) the last job that was claimed in some
+queue-kind pairs. Then it claims only there, behind them. A worker that got fewer jobs than it wanted asks
+again without.
 
-Pipelines whose jobs wait for each other change what the other questions do, too (ADR 18): with the success
-of the last of its parents a job becomes what it would be had it been enqueued then, in the same step; when
-one ends otherwise, those after it are cancelled, or wait on, as the pipeline says. `settle` and `exchange`
-are told by `steps`, (id, pipeline) of each settlement that may concern such a pipeline; it is left out when
-there are none. `enqueue_pipeline` is told the `pipeline` (id, name, on_failed), the `edges` (parent, child)
-and the jobs; it answers as `enqueue` does, or nothing when it knows the pipeline. `parents` answers `child`,
-`parent` and `met` (it has succeeded), in the order given; `pipelines` the `id`, `name` and `on_failed`.
+Pipelines in which jobs wait for each other change what the other questions do, too (ADR 18): with the success
+of the last of its parents a job becomes what it would be had it been enqueued then, in the same step; when a
+parent ends otherwise, the jobs after it are cancelled, or wait on, as the pipeline says. `settle` and
+`exchange` take as `steps` the (id, pipeline) of each settlement that may concern such a pipeline; it is left
+out when there are none. `enqueue_pipeline` takes the `pipeline` (id, name, on_failed), the `edges` (parent,
+child) and the jobs; it returns what `enqueue` does, or nothing when it knows the pipeline. `parents` returns
+`child`, `parent` and `met` (it has succeeded), in the order given; `pipelines` the `id`, `name` and
+`on_failed`.
 
-`find` answers whole jobs, newest first, older than the id `after`, if there is one. `find_oldest` answers
-only ids, oldest first, of jobs newer than `after`: who is put back takes its place in that order.
+`find` returns whole jobs, newest first, older than the id `after`, if there is one. `find_oldest` returns
+only ids, oldest first, of jobs newer than `after`: jobs are put back in that order.
 
-`ready_lines` answers the (queue, kind) pairs that have ready jobs in queues that are not paused; it must cost
-little however many jobs there are. `backlog` answers per queue how many jobs are ready (`jobs`) and `since`
+`ready_lines` returns the (queue, kind) pairs that have ready jobs in queues that are not paused; it must cost
+little however many jobs there are. `backlog` returns per queue how many jobs are ready (`jobs`) and `since`
 when the oldest of them is; it may count.
 
-`glance` answers of these jobs the little that changes (`GLANCED_COLUMNS`) and that tells a watcher whether to
-`get` one; it is asked several times a second, so it reads no arguments and no results. `glance_at_queue`
-answers the same of the newest live jobs of a queue, or of all, and of the finished ones whose id is greater
-than `since`.
+`glance` returns of these jobs the few columns that change (`GLANCED_COLUMNS`), by which a watcher knows
+whether to `get` one; it is asked several times a second, so it reads no arguments and no results.
+`glance_at_queue` returns the same of the newest live jobs of a queue, or of all, and of the finished ones
+with an id greater than `since`.
 
 A job on its way from one store to another (`dibs.moving`) is a text, `StoredJob` in JSON. `depart` takes jobs
-in the order of their ids, `after` one of them, and answers `id` and `job`; `departed` the same with the
-`store` they are meant for. `arrive` and `give_back` answer one row per job, as `enqueue` does: `is_new`, or
+in the order of their ids, `after` one of them, and returns `id` and `job`; `departed` the same with the
+`store` they are meant for. `arrive` and `give_back` return one row per job, as `enqueue` does: `is_new`, or
 the `holder` of its id or of its unique key; `arrive` notes what it stored until it `landed`, so that a
-repetition is known. Without `ids`, all that came `in` from a store have landed.
-`identify` answers the `id` of the store; one that has none yet takes the `new` one, if one is given.
+repetition is recognised. Without `ids`, all that came `in` from a store have landed. `identify` returns the
+`id` of the store; one that has none yet takes the `new` one, if one is given.
 
-`examine` answers rows of `fact`, `about` and `value`, all text: of which name, of what, how much. `doctor`
-lists the facts it knows and judges them; an engine answers those that it has.
+`examine` returns rows of `fact`, `about` and `value`, all text: of which name, of what, how much. `doctor`
+lists the facts it knows and judges them; an engine returns the ones that it has.
 """
 
 from collections.abc import Collection
@@ -129,9 +132,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-# A hint that wakes workers is a queue's name, or empty: look everywhere; a kind may follow, if there is but
-# one. These marks and a worker's name say that this worker has ticked, or that somebody asked one of its jobs
-# to stop; without a name, any worker's may have been. (No name can hold a control character.)
+# A hint that wakes workers is a queue's name, or empty for any queue; a kind may follow, if there is but one.
+# These characters and a worker's name say that this worker has ticked, or that one of its jobs was asked to
+# stop; without a name, any worker's. (No name can have a control character.)
 ECHO_HINT, STOP_HINT = "\x01", "\x02"
 _KIND_FOLLOWS = "\x1f"
 
@@ -147,7 +150,7 @@ QUESTIONS = frozenset(
     }
 )
 
-# What is asked of trains and slots themselves.
+# The questions about trains and slots themselves.
 GATE_QUESTIONS = frozenset({"release_train", "mend", "gates", "current"})
 
 GLANCED_COLUMNS = ("id", "state", "attempts", "token", "progress", "message", "run_at")
@@ -159,7 +162,7 @@ SETTLEMENT_COLUMNS = (
 
 
 class Cursor(NamedTuple):
-    """The last job that was claimed in a line."""
+    """The last job that was claimed of a queue-kind pair."""
 
     queue: str
     kind: str
@@ -169,19 +172,19 @@ class Cursor(NamedTuple):
 
 
 def hint_of(queue: str, kinds: Collection[str]) -> str:
-    """There is something in this queue, of these kinds."""
+    """Return the hint that there are jobs in this queue, of these kinds."""
     return _KIND_FOLLOWS.join([queue, *kinds]) if len(kinds) == 1 else queue
 
 
 def split_hint(hint: str) -> tuple[str, str | None]:
-    """The queue, and the kind if the hint tells it."""
+    """Return the queue of a hint, and its kind if it has one."""
     queue, _, kind = hint.partition(_KIND_FOLLOWS)
     return queue, kind or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine can promise. Tests and docs ask these, never an engine's name."""
+    """What an engine can promise. Tests and docs use these, never an engine's name."""
 
     durable: bool
     """What was acknowledged survives the end of this process."""
@@ -192,16 +195,16 @@ class Traits:
     migrates_itself: bool
     """No `dibs migrate` needed before the first use."""
     wakes: bool
-    """`Store.listen` hears of new jobs, so that an idle worker need not look for them."""
+    """`Store.listen` receives hints of new jobs, so that an idle worker need not poll for them."""
     echoes: bool = False
-    """A worker's tick comes back to its own listener; one that stays out means that nothing is heard."""
+    """A worker's tick comes back to its own listener; if it does not, no hint arrives."""
     joins_pipeline: bool = False
-    """`within=` takes a Redis pipeline: done with the caller's EXEC, and nothing is answered before."""
+    """`within=` takes a Redis pipeline: done with the caller's EXEC, and nothing is returned before."""
     may_rewind: bool = False
     """When a replica takes over, what was acknowledged last may be gone, and tokens be given out again."""
     locks_gates: bool = False
-    """A caller's transaction keeps the gates of its jobs locked: settling may be told its `patience`."""
+    """A caller's transaction keeps the gates of its jobs locked: settling takes a `patience`."""
     atomic_up_to: int | None = None
     """How many jobs one enqueue stores all or none; None for any number."""
     goes_on: bool = False
-    """`exchange` takes `marks`: it pays to say where the last claims ended."""
+    """`exchange` takes cursors as `marks`: it pays to say where the last claims ended."""

@@ -16,7 +16,7 @@ from dibs.operations.enqueue import NewRow, distinct, new_job
 from dibs.operations.scripts import Script, Step
 
 
-class Ticks(Protocol):
+class ScheduleLike(Protocol):
     """What is asked of a schedule: its name, its rule, and the job of a tick."""
 
     @property
@@ -41,7 +41,7 @@ class Ticked:
 Prepare = Callable[[NewJob], NewRow]
 
 
-def enqueue_due(schedules: Sequence[Ticks], prepare: Prepare, now: datetime) -> Script[Ticked]:
+def enqueue_due(schedules: Sequence[ScheduleLike], prepare: Prepare, now: datetime) -> Script[Ticked]:
     """Enqueue a job for every tick that is due by the store's clock and was not enqueued before."""
     stored = yield from last_ticks()
     jobs: list[Job] = []
@@ -58,7 +58,7 @@ def enqueue_due(schedules: Sequence[Ticks], prepare: Prepare, now: datetime) -> 
     return Ticked(jobs=jobs, next_ticks=next_ticks)
 
 
-def _enqueue_ticks(schedule: Ticks, prepare: Prepare, batch: TickBatch) -> Script[list[Job] | None]:
+def _enqueue_ticks(schedule: ScheduleLike, prepare: Prepare, batch: TickBatch) -> Script[list[Job] | None]:
     """Return the new jobs; None, and store nothing, when the last tick is no longer what was read."""
     rows, _ = distinct([prepare(schedule.new(tick)) for tick in batch.ticks], fresh=True)
     answer = yield Step(
@@ -88,14 +88,14 @@ class ScheduleInfo:
     next_tick: datetime | None
 
 
-def find_schedules(schedules: Sequence[Ticks]) -> Script[list[ScheduleInfo]]:
+def find_schedules(schedules: Sequence[ScheduleLike]) -> Script[list[ScheduleInfo]]:
     """Return all schedules that the store or this app knows, by name."""
     stored = yield from last_ticks()
     known = {schedule.name: schedule for schedule in schedules}
     return [_info(name, known.get(name), stored.get(name)) for name in sorted(stored.keys() | known.keys())]
 
 
-def _info(name: str, schedule: Ticks | None, last_tick: datetime | None) -> ScheduleInfo:
+def _info(name: str, schedule: ScheduleLike | None, last_tick: datetime | None) -> ScheduleInfo:
     if schedule is None:
         return ScheduleInfo(name=name, kind=None, expression=None, last_tick=last_tick, next_tick=None)
     return ScheduleInfo(

@@ -1,8 +1,7 @@
-"""Run a script — a generator of steps — over a store that blocks or one that is awaited.
+"""Run a script, a generator of steps, on the sync or the async face.
 
-An operation yields a `Step` and is sent the rows of its answer; an SQL engine's plan yields queries
-in the same way. The two runners below are the only logic of dibs that exists in both colours;
-everything above them is written once (ADR 2).
+An operation yields a `Step` and is sent the rows of its answer; an SQL engine's answer yields queries in the
+same way. The two runners below exist once per face; everything above them is written once (ADR 2).
 """
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -27,6 +26,7 @@ Script = Generator[Step, Rows, T]
 
 
 def run(script: Generator[S, Rows, T], execute: Callable[[S], Rows]) -> T:
+    """Execute each step and return the script's result."""
     try:
         step = next(script)
         while True:
@@ -39,6 +39,7 @@ def run(script: Generator[S, Rows, T], execute: Callable[[S], Rows]) -> T:
 
 
 async def run_async(script: Generator[S, Rows, T], execute: Callable[[S], Awaitable[Rows]]) -> T:
+    """Await each step and return the script's result."""
     try:
         step = next(script)
         while True:

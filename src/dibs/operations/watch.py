@@ -23,8 +23,8 @@ from dibs.operations.scripts import Row, Script, Step
 
 MOST_LIVE = 10_000  # live jobs of a queue that are watched, the newest
 MOST_MEMBERS = 10_000  # jobs of a pipeline
-FIRST_SIGHT = 200  # jobs of a queue that are told at first, the newest live ones
-GLANCED_AT_ONCE = 1_000
+FIRST_SIGHT = 200  # jobs of a queue that are yielded at first, the newest live ones
+READ_AT_ONCE = 1_000
 FETCHED_AT_ONCE = 200
 PAGE = 100
 LIVE = sorted(str(state) for state in {*WAITING, JobState.running})
@@ -33,10 +33,10 @@ Fingerprint = tuple[str, int, int | None, float, str | None, datetime]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is now, because somebody began to look at it or because it is no longer what it was."""
+    """A job as it is now, because a watcher began to watch it or because it has changed."""
 
     name: Literal["now", "changed", "gone"]
-    """`now`: this is how it stands as you begin to look; `gone`: it was deleted."""
+    """`now`: this is how it is as you begin to watch; `gone`: it was deleted."""
     id: UUID
     """The job's."""
     job: Job | None
@@ -63,38 +63,38 @@ def _fingerprint(row: Row) -> Fingerprint:
     return (row["state"], row["attempts"], row["token"], row["progress"], row["message"], row["run_at"])
 
 
-def version(id: UUID, mark: Fingerprint) -> int:
-    """A number for this very standing of this job, the same in every process."""
-    *plain, run_at = mark
+def version(id: UUID, fields: Fingerprint) -> int:
+    """Return a number for this job with these fields, the same in every process."""
+    *plain, run_at = fields
     said = msgspec.json.encode([id, *plain, run_at.timestamp()])
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest())
 
 
 @dataclass(eq=False, slots=True)
 class WatchTarget:
-    """What is watched, and how it was told last."""
+    """What is watched, and the fingerprints that its watchers know."""
 
     sort: Literal["job", "pipeline", "queue"]
     key: UUID | str | None
     """An id, or the name of a queue, or None for all queues."""
     filter: Mapping[str, Any]
-    """How its jobs are found."""
+    """The filter that finds its jobs."""
     known: dict[UUID, Fingerprint] = field(default_factory=dict)
     is_new: bool = True
 
     @property
     def all_finished(self) -> bool:
-        return all(mark[0] in FINISHED for mark in self.known.values())
+        return all(fields[0] in FINISHED for fields in self.known.values())
 
 
 @dataclass(slots=True)
 class WatchPoll:
-    """What one look saw: how the jobs of each topic stand, and those that were worth fetching."""
+    """What one poll found: the fingerprints of the jobs of each target, and the jobs worth reading."""
 
-    marks: dict[WatchTarget, dict[UUID, Fingerprint]] = field(default_factory=dict)
+    fingerprints: dict[WatchTarget, dict[UUID, Fingerprint]] = field(default_factory=dict)
     snapshots: dict[WatchTarget, list[Job]] = field(default_factory=dict)
     jobs: dict[UUID, Job] = field(default_factory=dict)
-    out_of_sight: set[UUID] = field(default_factory=set)
+    unread: set[UUID] = field(default_factory=set)
 
 
 def watch_target(job_id: UUID | str | None, pipeline_id: UUID | str | None, queue: str | None) -> WatchTarget:
@@ -111,61 +111,63 @@ def watch_target(job_id: UUID | str | None, pipeline_id: UUID | str | None, queu
     return WatchTarget("queue", chosen["queue"], chosen)
 
 
-def look(topics: Sequence[WatchTarget], newcomers: set[WatchTarget], since: UUID) -> Script[WatchPoll]:
-    """How everything that is watched stands. A topic with newcomers is also told whole.
+def poll_once(
+    targets: Sequence[WatchTarget], new_targets: set[WatchTarget], since: UUID
+) -> Script[WatchPoll]:
+    """Read everything that is watched. For a target with new watchers also all of its jobs.
 
-    Nothing is remembered in here: a look that met trouble is run again from its start.
+    Nothing is remembered in here: a poll that failed is run again from its start.
     """
-    seen = WatchPoll()
-    for topic in topics:
-        if topic.sort == "queue":
-            yield from _look_at_queue(topic, since, seen)
-    glanced = yield from _glance(_ids_to_glance_at(topics, seen))
-    for topic in topics:
-        if topic.sort == "queue":
-            _add_vanished(topic, glanced, seen)
+    poll = WatchPoll()
+    for target in targets:
+        if target.sort == "queue":
+            yield from _read_queue(target, since, poll)
+    found = yield from _read_fingerprints(_ids_to_read(targets, poll))
+    for target in targets:
+        if target.sort == "queue":
+            _add_vanished(target, found, poll)
         else:
-            seen.marks[topic] = {id: glanced[id] for id in _ids(topic) if id in glanced}
-    for topic in topics:
-        if topic.sort == "pipeline":
-            yield from _look_for_members(topic, seen, thorough=topic in newcomers)
-    yield from _fetch(_worth_fetching(topics, newcomers, seen), seen)
-    for topic in newcomers:
-        seen.snapshots[topic] = yield from _snapshot(topic, seen)
-    return seen
+            poll.fingerprints[target] = {id: found[id] for id in _ids(target) if id in found}
+    for target in targets:
+        if target.sort == "pipeline":
+            yield from _find_members(target, poll, thorough=target in new_targets)
+    yield from _fetch(_worth_fetching(targets, new_targets, poll), poll)
+    for target in new_targets:
+        poll.snapshots[target] = yield from _snapshot(target, poll)
+    return poll
 
 
-def _look_at_queue(topic: WatchTarget, since: UUID, seen: WatchPoll) -> Script[None]:
-    rows = yield Step("glance_at_queue", {"queue": topic.key, "since": since, "limit": MOST_LIVE})
-    seen.marks[topic] = {row["id"]: _fingerprint(row) for row in rows}
+def _read_queue(target: WatchTarget, since: UUID, poll: WatchPoll) -> Script[None]:
+    rows = yield Step("glance_at_queue", {"queue": target.key, "since": since, "limit": MOST_LIVE})
+    poll.fingerprints[target] = {row["id"]: _fingerprint(row) for row in rows}
 
 
-def _ids_to_glance_at(topics: Iterable[WatchTarget], seen: WatchPoll) -> set[UUID]:
+def _ids_to_read(targets: Iterable[WatchTarget], poll: WatchPoll) -> set[UUID]:
     ids: set[UUID] = set()
-    for topic in topics:
-        ids.update(_vanished(topic, seen) if topic.sort == "queue" else _ids(topic))
+    for target in targets:
+        ids.update(_vanished(target, poll) if target.sort == "queue" else _ids(target))
     return ids
 
 
-def _ids(topic: WatchTarget) -> Iterable[UUID]:
-    return [topic.key] if isinstance(topic.key, UUID) and topic.sort == "job" else topic.known
+def _ids(target: WatchTarget) -> Iterable[UUID]:
+    return [target.key] if isinstance(target.key, UUID) and target.sort == "job" else target.known
 
 
-def _vanished(topic: WatchTarget, seen: WatchPoll) -> list[UUID]:
-    """Live at the last look, and no longer among the live: finished, or deleted, or too old to be told."""
-    now = seen.marks[topic]
-    return [id for id, mark in topic.known.items() if id not in now and mark[0] not in FINISHED]
+def _vanished(target: WatchTarget, poll: WatchPoll) -> list[UUID]:
+    """Return the jobs that were live at the last poll and no longer are: finished, deleted, or too old."""
+    now = poll.fingerprints[target]
+    return [id for id, fields in target.known.items() if id not in now and fields[0] not in FINISHED]
 
 
-def _add_vanished(topic: WatchTarget, glanced: Mapping[UUID, Fingerprint], seen: WatchPoll) -> None:
-    found = {id: glanced[id] for id in _vanished(topic, seen) if id in glanced}
-    seen.out_of_sight |= {id for id, mark in found.items() if mark[0] not in FINISHED}
-    seen.marks[topic] |= {id: mark for id, mark in found.items() if mark[0] in FINISHED}
+def _add_vanished(target: WatchTarget, found: Mapping[UUID, Fingerprint], poll: WatchPoll) -> None:
+    vanished = {id: found[id] for id in _vanished(target, poll) if id in found}
+    poll.unread |= {id for id, fields in vanished.items() if fields[0] not in FINISHED}
+    poll.fingerprints[target] |= {id: fields for id, fields in vanished.items() if fields[0] in FINISHED}
 
 
-def _glance(ids: Iterable[UUID]) -> Script[dict[UUID, Fingerprint]]:
+def _read_fingerprints(ids: Iterable[UUID]) -> Script[dict[UUID, Fingerprint]]:
     found: dict[UUID, Fingerprint] = {}
-    for some in _pieces(sorted(ids), GLANCED_AT_ONCE):
+    for some in _pieces(sorted(ids), READ_AT_ONCE):
         rows = yield Step("glance", {"ids": list(some)})
         found |= {row["id"]: _fingerprint(row) for row in rows}
     return found
@@ -175,59 +177,65 @@ def _pieces(ids: Sequence[UUID], size: int) -> list[Sequence[UUID]]:
     return [ids[first : first + size] for first in range(0, len(ids), size)]
 
 
-def _look_for_members(topic: WatchTarget, seen: WatchPoll, *, thorough: bool) -> Script[None]:
-    """Children appear together with their parent's end, so after one is the time to look for them."""
-    marks = seen.marks[topic]
-    ended = [id for id, mark in marks.items() if mark[0] in FINISHED and topic.known[id] != mark]
-    thorough = thorough or all(mark[0] in FINISHED for mark in marks.values())
+def _find_members(target: WatchTarget, poll: WatchPoll, *, thorough: bool) -> Script[None]:
+    """Find new jobs of a pipeline: children appear together with their parent's end."""
+    fingerprints = poll.fingerprints[target]
+    ended = [
+        id for id, fields in fingerprints.items() if fields[0] in FINISHED and target.known[id] != fields
+    ]
+    thorough = thorough or all(fields[0] in FINISHED for fields in fingerprints.values())
     if not thorough and not ended:
         return
     after: UUID | None = None
-    while len(marks) < MOST_MEMBERS:
-        page = yield from find(topic.filter, limit=PAGE, after=after)
-        new = {job.id: fingerprint(job) for job in page if job.id not in marks}
-        marks |= new
-        seen.jobs |= {job.id: job for job in page}
+    while len(fingerprints) < MOST_MEMBERS:
+        page = yield from find(target.filter, limit=PAGE, after=after)
+        new = {job.id: fingerprint(job) for job in page if job.id not in fingerprints}
+        fingerprints |= new
+        poll.jobs |= {job.id: job for job in page}
         if len(page) < PAGE or not (new or thorough):
             return
         after = page[-1].id
 
 
-def _worth_fetching(topics: Iterable[WatchTarget], newcomers: set[WatchTarget], seen: WatchPoll) -> set[UUID]:
+def _worth_fetching(
+    targets: Iterable[WatchTarget], new_targets: set[WatchTarget], poll: WatchPoll
+) -> set[UUID]:
     ids: set[UUID] = set()
-    for topic in topics:
-        whole = topic.sort != "queue" and topic in newcomers
-        if topic.is_new and not whole:
+    for target in targets:
+        whole = target.sort != "queue" and target in new_targets
+        if target.is_new and not whole:
             continue
-        ids.update(id for id, now in seen.marks[topic].items() if whole or topic.known.get(id) != now)
-    return ids - seen.jobs.keys()
+        ids.update(
+            id for id, now in poll.fingerprints[target].items() if whole or target.known.get(id) != now
+        )
+    return ids - poll.jobs.keys()
 
 
-def _fetch(ids: Iterable[UUID], seen: WatchPoll) -> Script[None]:
+def _fetch(ids: Iterable[UUID], poll: WatchPoll) -> Script[None]:
     for some in _pieces(sorted(ids), FETCHED_AT_ONCE):
         rows = yield Step("get", {"ids": list(some)})
-        seen.jobs |= {row["id"]: job_from_row(row) for row in rows}
+        poll.jobs |= {row["id"]: job_from_row(row) for row in rows}
 
 
-def _snapshot(topic: WatchTarget, seen: WatchPoll) -> Script[list[Job]]:
-    """How it stands as a whole; of a queue, the newest that can still run."""
-    if topic.sort == "queue":
-        return (yield from find({**topic.filter, "states": LIVE}, limit=FIRST_SIGHT, after=None))
-    return [seen.jobs[id] for id in sorted(seen.marks[topic]) if id in seen.jobs]
+def _snapshot(target: WatchTarget, poll: WatchPoll) -> Script[list[Job]]:
+    """Return all of its jobs; of a queue, the newest live ones."""
+    if target.sort == "queue":
+        return (yield from find({**target.filter, "states": LIVE}, limit=FIRST_SIGHT, after=None))
+    return [poll.jobs[id] for id in sorted(poll.fingerprints[target]) if id in poll.jobs]
 
 
-def tell(topic: WatchTarget, seen: WatchPoll) -> list[Change]:
-    """What those who watched this topic before have to hear; from now on it is known."""
-    marks = seen.marks[topic]
-    # What was fetched is newer than what was glanced at: the next look need not tell it again.
-    now = marks | {id: fingerprint(seen.jobs[id]) for id in marks if id in seen.jobs}
-    changed = [id for id, mark in now.items() if topic.known.get(id) != mark]
-    changes = [Change(name="changed", id=id, job=seen.jobs[id]) for id in sorted(changed) if id in seen.jobs]
-    gone = [id for id, mark in topic.known.items() if id not in now and _is_gone(topic, id, mark, seen)]
-    was_new, topic.known, topic.is_new = topic.is_new, now, False
+def changes_of(target: WatchTarget, poll: WatchPoll) -> list[Change]:
+    """Return the changes for the watchers of a target, and note them as known."""
+    fingerprints = poll.fingerprints[target]
+    # The jobs were read after the fingerprints: the next poll need not report them again.
+    now = fingerprints | {id: fingerprint(poll.jobs[id]) for id in fingerprints if id in poll.jobs}
+    changed = [id for id, fields in now.items() if target.known.get(id) != fields]
+    changes = [Change(name="changed", id=id, job=poll.jobs[id]) for id in sorted(changed) if id in poll.jobs]
+    gone = [id for id, fields in target.known.items() if id not in now and _is_gone(target, id, fields, poll)]
+    was_new, target.known, target.is_new = target.is_new, now, False
     return [] if was_new else [*changes, *(Change(name="gone", id=id, job=None) for id in sorted(gone))]
 
 
-def _is_gone(topic: WatchTarget, id: UUID, mark: Fingerprint, seen: WatchPoll) -> bool:
-    """Finished or very old jobs leave the sight of who watches their queue; nobody need have deleted them."""
-    return topic.sort != "queue" or (mark[0] not in FINISHED and id not in seen.out_of_sight)
+def _is_gone(target: WatchTarget, id: UUID, fields: Fingerprint, poll: WatchPoll) -> bool:
+    """Return whether a job was deleted: finished or very old jobs of a queue are merely not read any more."""
+    return target.sort != "queue" or (fields[0] not in FINISHED and id not in poll.unread)

@@ -13,7 +13,7 @@ from dibs.operations.scripts import Row, Script, Step
 from dibs.operations.upkeep import WorkerInfo, workers
 from dibs.text import numbered, spoken
 
-NOBODY = "no worker has been heard of lately"
+NO_WORKER = "no worker has been heard of lately"
 WHAT_TO_DO = "start one with `dibs work MODULE:APP`, or claim by hand"
 
 
@@ -24,11 +24,11 @@ class Why:
     code: str
     sentence: str
     others: tuple[UUID, ...] = ()
-    """The jobs that the sentence tells of beside this one: whom it waits for, and whom that one waits for."""
+    """The other jobs in the sentence: the one it waits for, and the one that that one waits for."""
 
     @property
     def discreet(self) -> str:
-        """The sentence for those who may not know of the other jobs."""
+        """The sentence for users that may not know of the other jobs."""
         return _DISCREET[self.code] if self.others else self.sentence
 
     def __str__(self) -> str:
@@ -42,11 +42,11 @@ _DISCREET = {
 }
 
 
-HOPS = 3  # a job that waits for one that waits for one …: so many are told of in one sentence
+HOPS = 3  # a job that waits for one that waits for one …: so many are named in one sentence
 
 
 def explain(id: UUID, silence: int) -> Script[Why]:
-    """`silence`: a worker not heard of for longer (in microseconds) does not count."""
+    """Explain why a job is not running; a worker silent for longer than this (µs) does not count."""
     rows = yield Step("explain", {"job": id})
     if not rows:
         raise NotFound(id)
@@ -55,16 +55,16 @@ def explain(id: UUID, silence: int) -> Script[Why]:
 
 def _explained(job: Job, about: Row, silence: int, hops: int) -> Script[Why]:
     if job.state == JobState.blocked:
-        waits = yield from _whom_it_waits_for(job, silence, hops)
-        return waits or (yield from _who_is_ahead(job, silence, hops))
+        waits = yield from _unmet_parents(job, silence, hops)
+        return waits or (yield from _job_ahead(job, silence, hops))
     why = judge(job, about)
     if why.code == "ready":
-        return (yield from _who_could(job, why, silence))
-    return (yield from _who_sweeps(why, silence)) if _awaits_sweep(job, why, about["now"]) else why
+        return (yield from _no_worker_could(job, why, silence))
+    return (yield from _no_worker_sweeps(why, silence)) if _awaits_sweep(job, why, about["now"]) else why
 
 
-def _whom_it_waits_for(job: Job, silence: int, hops: int) -> Script[Why | None]:
-    """Of the parents that have not succeeded, the one that needs a person most."""
+def _unmet_parents(job: Job, silence: int, hops: int) -> Script[Why | None]:
+    """Name the parent that has not succeeded and needs an operator most."""
     edges = (yield Step("parents", {"jobs": [job.id]})) if may_have_steps(job.pipeline_id) else ()
     unmet = [edge["parent"] for edge in edges if not edge["met"]]
     if not unmet:
@@ -80,10 +80,10 @@ def _whom_it_waits_for(job: Job, silence: int, hops: int) -> Script[Why | None]:
         ended = f"which {_finished(first)[3:]}; retry that job"
         return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}", (first.id,))
     waits = Why("parent", f"it waits for job {first.id} ({first.kind}){others}", (first.id,))
-    return (yield from _stands(waits, first, silence, hops))
+    return (yield from _with_state_of(waits, first, silence, hops))
 
 
-def _who_is_ahead(job: Job, silence: int, hops: int) -> Script[Why]:
+def _job_ahead(job: Job, silence: int, hops: int) -> Script[Why]:
     sort, name = ("train", job.train) if job.train is not None else ("slot", job.slot)
     which = {"names": [name], "held": False, "after": None, "limit": 1}
     rows = yield Step("gates", {"sort": sort, **which})
@@ -92,8 +92,8 @@ def _who_is_ahead(job: Job, silence: int, hops: int) -> Script[Why]:
     held = any(row["held"] for row in rows)
     why = _behind_train(job, ahead, held) if sort == "train" else _behind_slot(job, ahead)
     if not ahead:
-        return (yield from _who_sweeps(why, silence))
-    return why if held else (yield from _stands(why, ahead[0], silence, hops))
+        return (yield from _no_worker_sweeps(why, silence))
+    return why if held else (yield from _with_state_of(why, ahead[0], silence, hops))
 
 
 def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
@@ -117,8 +117,8 @@ def _behind_slot(job: Job, ahead: Sequence[Job]) -> Why:
     return Why("slot", f"the slot {job.slot!r} is held by job {other.id} ({other.kind})", (other.id,))
 
 
-def _stands(why: Why, other: Job, silence: int, hops: int) -> Script[Why]:
-    """How the job stands that another waits for, and what it waits for itself."""
+def _with_state_of(why: Why, other: Job, silence: int, hops: int) -> Script[Why]:
+    """Add the state of the job that is waited for, and what it waits for itself."""
     rows = yield Step("explain", {"job": other.id})
     if not rows:  # it has gone since
         return why
@@ -128,9 +128,9 @@ def _stands(why: Why, other: Job, silence: int, hops: int) -> Script[Why]:
     if other.state == JobState.running:
         stands = f"which is running at {other.worker}{_ending(other, about['cancel_reason'], now)}"
         if _is_late(other, now):
-            stands = str((yield from _who_sweeps(Why("running", stands), silence)))
+            stands = str((yield from _no_worker_sweeps(Why("running", stands), silence)))
     elif other.state == JobState.scheduled and other.run_at > now and not about["paused"]:
-        stands += f" until {_moment(other.run_at)}"
+        stands += f" until {_time(other.run_at)}"
     elif hops and not other.is_finished:
         needs = yield from _explained(other, about, silence, hops - 1)
     if needs is None or needs.code == "ready":
@@ -138,11 +138,11 @@ def _stands(why: Why, other: Job, silence: int, hops: int) -> Script[Why]:
     return Why(why.code, f"{why}, {stands}: {needs}", (*why.others, *needs.others))
 
 
-def _who_could(job: Job, why: Why, silence: int) -> Script[Why]:
-    """A ready job that no live worker would take says so."""
+def _no_worker_could(job: Job, why: Why, silence: int) -> Script[Why]:
+    """Say so if no live worker would claim this ready job."""
     here = yield from workers(silence)
     if not here:
-        return Why("no_worker", f"{why}, but {NOBODY}: {WHAT_TO_DO}")
+        return Why("no_worker", f"{why}, but {NO_WORKER}: {WHAT_TO_DO}")
     if any(_takes(worker, job) for worker in here):
         return why
     knows = any(job.kind in worker.kinds for worker in here)
@@ -154,10 +154,10 @@ def _takes(worker: WorkerInfo, job: Job) -> bool:
     return job.kind in worker.kinds and (worker.queues is None or job.queue in worker.queues)
 
 
-def _who_sweeps(why: Why, silence: int) -> Script[Why]:
-    """What happens at the next sweep happens when a worker is there, or somebody claims."""
+def _no_worker_sweeps(why: Why, silence: int) -> Script[Why]:
+    """Say so if no worker is there to sweep."""
     here = yield from workers(silence)
-    return why if here else Why(why.code, f"{why}, but {NOBODY} that would sweep: {WHAT_TO_DO}")
+    return why if here else Why(why.code, f"{why}, but {NO_WORKER} that would sweep: {WHAT_TO_DO}")
 
 
 def _awaits_sweep(job: Job, why: Why, now: datetime) -> bool:
@@ -182,7 +182,7 @@ def judge(job: Job, about: Row) -> Why:
         again = f" (attempt {job.attempts} of {job.max_attempts} failed)" if job.attempts else ""
         return Why(
             "scheduled",
-            f"it is scheduled until {_moment(job.run_at)}, in {_span(job.run_at - now)}{again}",
+            f"it is scheduled until {_time(job.run_at)}, in {_span(job.run_at - now)}{again}",
         )
     if about["max_running"] is not None and about["running"] >= about["max_running"]:
         return Why(
@@ -196,7 +196,7 @@ def judge(job: Job, about: Row) -> Why:
 
 
 def _finished(job: Job) -> str:
-    when = "" if job.finished_at is None else f" at {_moment(job.finished_at)}"
+    when = "" if job.finished_at is None else f" at {_time(job.finished_at)}"
     if job.state == JobState.failed:
         last = job.errors[-1].message if job.errors else "no reason was recorded"
         return f"it failed{when} after {job.attempts} of {job.max_attempts} attempts: {last}"
@@ -212,20 +212,20 @@ def _running(job: Job, asked: str | None, now: datetime) -> str:
 
 
 def _ending(job: Job, asked: str | None, now: datetime) -> str:
-    """What will end the run, if somebody asked for that or nobody renews it."""
-    told = "" if asked is None else f"; it was asked to stop{f' ({asked})' if asked else ''}"
+    """Return what will end the run: a cancel that was asked for, or a lease that ran out."""
+    ending = "" if asked is None else f"; it was asked to stop{f' ({asked})' if asked else ''}"
     if job.lease_until is not None and job.lease_until <= now:
         does = "takes it back" if asked is None else "cancels it"
-        told += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep {does}"
-    return told
+        ending += f"; its lease ran out {_span(now - job.lease_until)} ago, the next sweep {does}"
+    return ending
 
 
 def _is_late(job: Job, now: datetime) -> bool:
     return job.lease_until is not None and job.lease_until <= now
 
 
-def _moment(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _time(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _span(span: timedelta) -> str:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dibs.jobs.states import JobState
-from dibs.log_format import NOTICE, SIGNS, Line, one_line, safe
+from dibs.log_format import NOTICE, SIGNS, LogLine, one_line, safe
 
 Cell = str | int
 
@@ -220,7 +220,7 @@ class JsonFormatter(logging.Formatter):
         return {"time": at.isoformat(timespec="milliseconds"), "level": record.levelname.lower()}
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        line: Line | None = record.__dict__.get("line")
+        line: LogLine | None = record.__dict__.get("line")
         if line is not None:
             return line.fields()
         fields = record.__dict__.get("fields") or {"event": "log", "logger": record.name}

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from dibs.app.claims import CancelAsked, Claim, ClaimState
-from dibs.app.context import Context, Progress
+from dibs.app.context import Context, ProgressNotes
 from dibs.app.dibs import Dibs
 from dibs.app.lifespan import Lifespan
 from dibs.app.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
@@ -294,7 +294,7 @@ class IsolatedContext(Context):
         yield from super()._complete(result, within)
 
 
-class IsolatedProgress(Progress):
+class IsolatedProgress(ProgressNotes):
     """Progress that is sent to the worker, which writes as much of it as the store should get."""
 
     def __init__(self, runner: IsolatedRunner, held: ClaimState) -> None:
