@@ -14,9 +14,10 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, store_micros, to_micros
-from dibs.engines.memory.gates import has_gate, is_gated
-from dibs.engines.memory.moves import Moving
+from dibs.engines.memory.gates import is_gated
+from dibs.engines.memory.moves import MemoryMoves
 from dibs.engines.memory.storage import UNSET, Line, Record, line_of
+from dibs.jobs.gates import has_gate
 from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
@@ -25,7 +26,7 @@ from dibs.operations.scripts import Row, Rows, Step
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 
 
-class Memory(Moving):
+class Memory(MemoryMoves):
     """A store in this process. Each one is a world of its own."""
 
     traits = Traits(
@@ -245,7 +246,7 @@ class Memory(Moving):
                 _, id = heapq.heappop(self._scheduled)
                 self._wait_again(self._live[id])
                 staged.append({"id": id})
-        self._pass_on(limit)
+        self._end_offers(limit)
         return staged
 
     def _sweep(self, limit: int) -> Rows:

@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.memory.gates import Gate, is_gated
-from dibs.engines.memory.queries import Looking
+from dibs.engines.memory.gates import MemoryGate, is_gated
+from dibs.engines.memory.queries import MemoryQueries
 from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.jobs.states import JobState
@@ -15,7 +15,7 @@ from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
 from dibs.operations.scripts import Row, Rows
 
 
-class Moving(Looking):
+class MemoryMoves(MemoryQueries):
     """The memory engine's answers to those who move."""
 
     def __init__(self) -> None:
@@ -93,9 +93,9 @@ class Moving(Looking):
                 places |= behind(gate.last_position, coming)
         return placed(jobs, places)
 
-    def _clash(self, gate: Gate, coming: Sequence[StoredJob]) -> bool:
+    def _clash(self, gate: MemoryGate, coming: Sequence[StoredJob]) -> bool:
         """A place is taken, who runs would be behind them, or the train waits for a person."""
-        here = {job["position"]: job["state"] for _, job in self._members(gate)}
+        here = {job["position"]: job["state"] for job in map(self._live.__getitem__, gate.members)}
         running = [position for position, state in here.items() if state == JobState.running]
         first = coming[0].position or 0
         taken = any(job.position in here for job in coming)

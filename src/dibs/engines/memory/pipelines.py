@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.memory.gates import Gated, has_gate
+from dibs.engines.memory.gates import MemoryGates
 from dibs.engines.memory.storage import Record
+from dibs.jobs.gates import has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState, by_time, doomed_by
 from dibs.operations.scripts import Row, Rows
@@ -33,7 +34,7 @@ class Steps:
         return not all(self.parents.get(child, {}).values())
 
 
-class Stepped(Gated):
+class MemoryPipelines(MemoryGates):
     """The memory engine's answers about pipelines, and what its other answers lead to there."""
 
     def __init__(self) -> None:

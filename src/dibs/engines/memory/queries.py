@@ -8,13 +8,13 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros
-from dibs.engines.memory.pipelines import Stepped
+from dibs.engines.memory.pipelines import MemoryPipelines
 from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.states import WAITING, JobState
 from dibs.operations.scripts import Rows
 
 
-class Looking(Stepped):
+class MemoryQueries(MemoryPipelines):
     """The memory engine's looks."""
 
     def _get(self, ids: Sequence[UUID]) -> Rows:

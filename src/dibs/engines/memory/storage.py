@@ -21,7 +21,7 @@ KEPT_TIMES = (*TIMES, "unique_until")
 UNSET: Record = {"paused": False, "max_running": None}
 
 
-class Shelves:
+class Storage:
     """Jobs by id, and what finds them: times are in microseconds, one `_moment` per question."""
 
     def __init__(self) -> None:

@@ -14,16 +14,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.engines.mysql.enqueue import is_one_insert
-from dibs.engines.mysql.gates import (
-    NOBODY_WAS_HERE,
-    Gates,
-    Key,
-    gate_of,
-    gates_of,
-    has_gate,
-    leave,
-    note_moves,
-)
+from dibs.engines.mysql.gates import JUST_MADE, Gates, gates_of, leave, note_moves
 from dibs.engines.mysql.settle import MysqlSettle
 from dibs.engines.mysql.values import (
     READERS,
@@ -35,6 +26,7 @@ from dibs.engines.mysql.values import (
 from dibs.engines.sql.engine import Dialect, Plan, Query
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.schema_files import schema_version
+from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import STORED_TYPES, StoredJob
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
 from dibs.operations.questions import Traits
@@ -96,7 +88,8 @@ NEWEST = {
     "slot_line": "slot_line_newest",
     "slot_running": "slot_running_newest",
     "slot_members": "slot_members_newest",
-    "somebody_there": "somebody_there_newest",
+    "slot_waiting": "slot_waiting_newest",
+    "slot_in_use": "slot_in_use_newest",
 }
 
 # Who has a unique key, read without a lock.
@@ -177,7 +170,7 @@ class MySQL(MysqlSettle, MovingEngine):
         rows = yield Query("due", {"limit": limit})
         yield from self._each("stage", (row["id"] for row in rows))
         in_slots = yield from self._stage_in_slots(limit)
-        yield from self._pass_on(limit)
+        yield from self._end_offers(limit)
         return [*rows, *in_slots]
 
     def _stage_in_slots(self, limit: int) -> Plan:
@@ -186,7 +179,7 @@ class MySQL(MysqlSettle, MovingEngine):
         ours = [row["id"] for row in found if ("slot", row["slot"]) in gates]
         note_moves(gates)
         rows = (yield Query("lock_due", {"ids": as_ids(sorted(ours))})) if ours else []
-        yield from self._each("move", (row["id"] for row in rows), state=JobState.blocked.value)
+        yield from self._each("set_states", (row["id"] for row in rows), state=JobState.blocked.value)
         yield from self._open_gates(gates)
         return rows
 
@@ -267,7 +260,7 @@ class MySQL(MysqlSettle, MovingEngine):
             if gate.held_by == job["id"]:
                 gate.held_by = None
             else:
-                places.append((job["id"], gate.place({"slot_policy": None})))
+                places.append((job["id"], gate.place(None)))
         yield from self._set_places(places)
         return (yield from self._open_gates(gates))
 
@@ -388,7 +381,7 @@ def _has_changed(gate: Row, seen: Mapping[Key, int]) -> bool:
     """Whether anybody was at a gate, which is locked now, since we saw it; a number below 0 is in doubt."""
     before = seen.get(_key(gate))
     if before is None:
-        return bool(gate["last_position"] != NOBODY_WAS_HERE)
+        return bool(gate["last_position"] != JUST_MADE)
     return before < 0 or bool(gate["changes"] != before + 1)
 
 

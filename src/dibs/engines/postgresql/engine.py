@@ -12,7 +12,7 @@ from dibs.engines.postgresql.gates import (
     apart,
     children_of,
     columns_of,
-    gate_of,
+    gate_of_new,
     is_bare,
     settled_gate,
 )
@@ -36,6 +36,8 @@ SPELLINGS = {
     "by_id": "",
     "if_free": "for update skip locked",
     "true": "true",
+    "as_gate": 'collate "C"',
+    "as_job": 'collate "default"',
     "in_ids": "= any (cast(:$1 as uuid[]))",
     "in_texts": "= any (cast(:$1 as text[]))",
     "in_numbers": "= any (cast(:$1 as bigint[]))",
@@ -337,7 +339,7 @@ def _in_states(answers: Mapping[UUID, Row], states: Mapping[UUID, str]) -> dict[
 def _to_tell(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
     """Those that workers should hear of: who waits at a gate is told of when it is let through."""
     states = ((job, answers.get(job[0], {}).get("state")) for job in jobs)
-    return [job for job, state in states if state == "scheduled" or gate_of(job) is None]
+    return [job for job, state in states if state == "scheduled" or gate_of_new(job) is None]
 
 
 def _left(moved: Sequence[Row], taken: set[UUID]) -> list[str]:

@@ -8,7 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, doomed_by
+from dibs.jobs.gates import OFFER, WAITING_READ
+from dibs.jobs.states import JobState, doomed_by
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows
 
@@ -17,7 +18,7 @@ _MODULE = re.compile(r"^return \{", re.MULTILINE)  # read only by those who need
 
 # Rules of states.py and contract.py, told to the scripts.
 _RULES = f"""\
-local PATIENCE, LOOKED_AT, STOP_HINT = {PATIENCE}, {LOOKED_AT}, '\\{ord(STOP_HINT)}'
+local PATIENCE, LOOKED_AT, STOP_HINT = {OFFER}, {WAITING_READ}, '\\{ord(STOP_HINT)}'
 local DOOMED_AS_FAILED = '{doomed_by("%s", JobState.failed)}'
 local DOOMED_AS_CANCELLED = '{doomed_by("%s", JobState.cancelled)}'
 local DOOMED_AS_GONE = '{doomed_by("%s", None)}'

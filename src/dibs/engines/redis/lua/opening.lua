@@ -1,4 +1,4 @@
--- Who may go at trains and slots: the rules of ADR 12, spelled out in `memory/gates.py` and states.py.
+-- Who may go at trains and slots: the rules of ADR 12, spelled out in jobs/gates.py.
 --
 -- A move at a gate only says that it was there (`touch`). `open_gates` then lets through who may go, once for each
 -- gate, however many moved there; `save_gates` plans what is left to write.

@@ -26,7 +26,7 @@ local function gives_way(job, waiting)
   return #waiting == LOOKED_AT
 end
 
--- Who is ready and gives way (states.py) goes behind all who had no turn yet.
+-- Who is ready and gives way (jobs/gates.py) goes behind all who had no turn yet.
 local function pass_on(gate)
   local _, ready = turns().going_in(gate)
   local waiting = turns().first_in_line(gate, LOOKED_AT)
