@@ -300,9 +300,6 @@ hint as (
 )
 select pg_notify('dibs_wake', hint.text) from hint
 
--- fragment: turn
-job.id, job.state, job.position, job.priority, job.run_at, job.slot_limit, job.queue, job.kind
-
 -- name: settle_at_gates
 with
 {>settling}
