@@ -53,7 +53,7 @@ class GateJob(Struct, frozen=True, gc=False):
 
     @property
     def turn(self) -> tuple[Any, ...]:
-        """The order at every gate."""
+        """Its rank in the order of every gate."""
         return self.position, -self.priority, self.run_at, self.id
 
 
@@ -173,8 +173,8 @@ def open_slot(jobs: Iterable[GateJob], *, has_offer: bool, mends: bool = False) 
     A ready job has not started, so a more urgent one may take its turn. Upkeep (`mends`) does not repeat an
     offer that changed nothing.
     """
-    running, line = _parted(jobs)
-    chosen, waiting = _chosen(running, line)
+    running, others = _parted(jobs)
+    chosen, waiting = _chosen(running, others)
     let_through = [job.id for job in chosen if job.state == JobState.blocked]
     offer: Literal["none", "kept", "new"] = "none"
     if chosen and waiting:
@@ -201,9 +201,9 @@ def giving_way(jobs: Iterable[GateJob]) -> list[GateJob]:
     A job gives way to one of another queue or kind only: a worker that does not claim this job claims none
     like it either. Where `WAITING_READ` jobs wait, one of another kind may be behind them.
     """
-    _, line = _parted(jobs)
-    waiting = [(job.queue, job.kind) for job in line if job.state == JobState.blocked]
-    ready = [job for job in line if job.state == JobState.ready]
+    _, others = _parted(jobs)
+    waiting = [(job.queue, job.kind) for job in others if job.state == JobState.blocked]
+    ready = [job for job in others if job.state == JobState.ready]
     if len(waiting) >= WAITING_READ:
         return ready
     return [job for job in ready if any((job.queue, job.kind) != other for other in waiting)]
@@ -212,20 +212,20 @@ def giving_way(jobs: Iterable[GateJob]) -> list[GateJob]:
 def _parted(jobs: Iterable[GateJob]) -> tuple[list[GateJob], list[GateJob]]:
     """Return (the running jobs by their start, the others by their turn)."""
     running: list[GateJob] = []
-    line: list[GateJob] = []
+    others: list[GateJob] = []
     for job in jobs:
-        (running if job.state == JobState.running else line).append(job)
-    return sorted(running, key=lambda job: job.token or 0), sorted(line, key=_turn)
+        (running if job.state == JobState.running else others).append(job)
+    return sorted(running, key=lambda job: job.token or 0), sorted(others, key=_turn)
 
 
-def _chosen(running: Sequence[GateJob], line: Sequence[GateJob]) -> tuple[list[GateJob], list[GateJob]]:
+def _chosen(running: Sequence[GateJob], others: Sequence[GateJob]) -> tuple[list[GateJob], list[GateJob]]:
     """Return (the jobs that may go, the jobs that wait): in order, up to the first that does not fit."""
     going = _limits(running)
-    for at, job in enumerate(line):
+    for at, job in enumerate(others):
         if not fits(job.slot_limit, going):
-            return list(line[:at]), list(line[at:])
+            return list(others[:at]), list(others[at:])
         going.append(job.slot_limit)
-    return list(line), []
+    return list(others), []
 
 
 def _in_the_way(first: GateJob, running: Sequence[GateJob], ready: Sequence[GateJob]) -> list[UUID]:

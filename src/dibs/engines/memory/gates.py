@@ -44,14 +44,14 @@ class MemoryGate:
     members: set[UUID] = field(default_factory=set)
     """Its live jobs. What follows is an index over them: ready and running ones, and all in order."""
     going: set[UUID] = field(default_factory=set)
-    line: list[tuple[tuple[Any, ...], UUID]] = field(default_factory=list)
+    order: list[tuple[tuple[Any, ...], UUID]] = field(default_factory=list)
 
     @property
     def is_train(self) -> bool:
         return self.key[0] == "train"
 
-    def line_up(self, job: Record) -> None:
-        heapq.heappush(self.line, (_turn(job), job["id"]))
+    def add(self, job: Record) -> None:
+        heapq.heappush(self.order, (_turn(job), job["id"]))
 
 
 class MemoryGates(Storage):
@@ -168,7 +168,7 @@ class MemoryGates(Storage):
         gate = self._gates_by_key[gate_of(job)]
         later = job["slot"] is not None and job["run_at"] > self._clock()
         self._wait(job, JobState.scheduled if later else JobState.blocked)
-        gate.line_up(job)
+        gate.add(job)
         self._open_gate(gate)
 
     def _leave_gate(self, job: Record, state: JobState | None) -> None:
@@ -266,7 +266,7 @@ class MemoryGates(Storage):
         opening = open_slot(map(_at_gate, jobs), has_offer=gate.offer_ends is not None, mends=mends)
         for id in opening.sent_back:
             self._wait(self._live[id], JobState.blocked)
-            gate.line_up(self._live[id])
+            gate.add(self._live[id])
         for id in opening.let_through:
             self._wait(self._live[id], JobState.ready)
         for id in opening.asked:
@@ -288,13 +288,13 @@ class MemoryGates(Storage):
     def _first(self, gate: MemoryGate, many: int = 1) -> list[Record]:
         """Return the first jobs in order: of a train all live ones count, of a slot the blocked ones."""
         found: dict[UUID, Record] = {}
-        while gate.line and len(found) < many:
-            turn, id = heapq.heappop(gate.line)
+        while gate.order and len(found) < many:
+            turn, id = heapq.heappop(gate.order)
             job = self._live.get(id)
             if job is not None and _turn(job) == turn and (gate.is_train or job["state"] == JobState.blocked):
                 found[id] = job
         for job in found.values():
-            gate.line_up(job)
+            gate.add(job)
         return list(found.values())
 
     def _going(self, gate: MemoryGate) -> list[Record]:
@@ -318,8 +318,8 @@ class MemoryGates(Storage):
     def _age_gates(self, micros: int) -> None:
         for gate in self._gates_by_key.values():
             gate.offer_ends = None if gate.offer_ends is None else gate.offer_ends - micros
-            gate.line = [(_turn(self._live[id]), id) for id in gate.members]
-            heapq.heapify(gate.line)
+            gate.order = [(_turn(self._live[id]), id) for id in gate.members]
+            heapq.heapify(gate.order)
         self._offers = [(ends - micros, key) for ends, key in self._offers]
 
 

@@ -153,7 +153,7 @@ class PostgresGates(MendingEngine, MovingEngine):
     # -- enqueue --------------------------------------------------------------------------------
 
     def _lock_for(self, jobs: Sequence[Values]) -> Any:
-        """The gates of these new jobs, and of those whose arguments and time they may replace."""
+        """Lock the gates of these new jobs, and of the jobs that they may replace."""
         places: dict[Key, int] = {}
         for job in jobs:
             if (key := gate_of_new(job)) is not None:
@@ -165,7 +165,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return (yield from self._lock_gates(keys, places))
 
     def _enqueue_placed(self, jobs: Sequence[Values], gates: LockedGates, moment: Any, fresh: bool) -> Any:
-        """Store jobs with a unique key, a train or a slot; {id: answer} of those that are not known."""
+        """Store jobs with a unique key, a train or a slot; return {id: row} of jobs that were not known."""
         positions = {job[_ID]: _position(job, gates) for job in jobs}
         answers: dict[UUID, Row] = {}
         left: Sequence[Values] = jobs
@@ -181,7 +181,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         raise AssertionError(f"enqueue kept losing races for {[job[_ID] for job in left]}")
 
     def _meet_holders(self, jobs: Sequence[Values], answers: dict[UUID, Row]) -> Any:
-        """Answer those whose keys are taken with who has them; whose holder is gone must try again."""
+        """Note the holders of keys that are taken; return the jobs to try again, because a holder is gone."""
         keyed = [job for job in jobs if job[_ID] not in answers and job[_UNIQUE] is not None]
         if not keyed:
             return set()
@@ -191,7 +191,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return {row["id"] for row in rows if row["holder"] is None}
 
     def _forget_known(self, jobs: Sequence[Values], answers: dict[UUID, Row], fresh: bool) -> Plan:
-        """Take back what should not have been stored: who had the id or the key has just finished."""
+        """Take back jobs with an id or a key of a job that has just finished."""
         new = [job for job in jobs if answers.get(job[_ID], {}).get("is_new")]
         if not fresh and new:
             for row in (yield Query("enqueue_forget_finished", {"ids": [job[_ID] for job in new]})):
@@ -204,7 +204,7 @@ class PostgresGates(MendingEngine, MovingEngine):
     def _find_places(
         self, jobs: Sequence[Values], gates: LockedGates, answers: dict[UUID, Row], moment: Any
     ) -> Any:
-        """What the policies of slots and keys make of these new jobs: ({id: state}, other gates to open)."""
+        """Apply the policies of slots and keys to new jobs; return ({id: state}, other gates to open)."""
         states: dict[UUID, str] = {}
         others: set[Key] = set()
         for nth, job in enumerate(jobs):
@@ -216,7 +216,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return states, others
 
     def _apply_policy(self, job: Values, later: Sequence[UUID], answers: dict[UUID, Row]) -> Any:
-        """`drop`: it is taken back if its slot is full. `replace`: those of its slot that wait make room."""
+        """Take a new job back if its slot is full (`drop`), or cancel the waiting ones (`replace`)."""
         where = {"name": job[_SLOT], "later": later}
         if job[_POLICY] == "drop":
             rows = yield Query("slot_members", {**where, "most": job[_LIMIT]})
@@ -229,12 +229,12 @@ class PostgresGates(MendingEngine, MovingEngine):
         return {row["id"]: JobState.cancelled.value for row in superseded}
 
     def _replace(self, job: Values, answer: Row, gates: LockedGates, moment: Any) -> Any:
-        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        """Give a waiting job the arguments and the time of a new one; one that runs or ran stays as it is."""
         if "train" not in answer:  # it has finished, and keeps its key for a time
             return set()
         key = gate_of(answer)
         if key[1] is not None and key not in gates:
-            yield from self._lock_gates([key])  # who had the key when we looked is gone
+            yield from self._lock_gates([key])  # the job that had the key before is gone
         new = dict(zip(NEW_JOB_COLUMNS, job, strict=True))
         times = {"run_at": new["run_at"], "delay": new["delay"], "moment": moment}
         yield Query("replace", {"holder": answer["holder"], "args": new["args"], **times})
@@ -250,7 +250,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         tell: bool,
         patience: str | None,
     ) -> Any:
-        """(what was applied, who is let through, who waits): settlements and children, some with a gate."""
+        """Return (settlements applied, jobs let through, ids that wait for a locked gate)."""
         gates_of = _gates_by_settlement(settlements, children)
         keys = set().union(*gates_of.values())
         places: dict[Key, int] = {}
@@ -276,7 +276,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return in_order, moved, waiting
 
     def _chain_at_gates(self, children: Sequence[Values], won: set[UUID], gates: LockedGates) -> Any:
-        """Children of what was settled. One whose key is taken is not added."""
+        """Store the children of settled jobs, but none with a key that is taken."""
         jobs = [child for child in children if child[_PARENT] in won]
         placed = [job for job in jobs if not is_bare(job)]
         moment = (yield Query("now", {}))[0]["now"] if placed else None
@@ -302,7 +302,7 @@ class PostgresGates(MendingEngine, MovingEngine):
     # -- claim ----------------------------------------------------------------------------------
 
     def _overtaking(self, job: UUID) -> Any:
-        """The slot of a job that is claimed by name, if it goes there before who has not started."""
+        """Make a job that its slot blocks ready, to be claimed by name; return its slot, to be opened."""
         rows = yield Query("behind_slot", {"job": job})
         keys = [("slot", row["slot"]) for row in rows]
         for pause in LOOKS if keys else ():
@@ -321,7 +321,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return (yield from self._open_gates((yield from self._lock_free_gates(keys)))) if keys else []
 
     def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
-        """They bring their places along: who was let through here may now be behind them."""
+        """Put jobs from another store at their old positions, perhaps before a job that is ready here."""
         if not jobs:
             return []
         keys = [gate_of(columns(job)) for job in jobs]
@@ -383,7 +383,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return rows
 
     def _retry_at_gates(self, ids: Sequence[UUID]) -> Plan:
-        """Who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+        """Retry jobs: one that holds its train at its old position, others as new jobs that pre-empt none."""
         keys = yield from self._gates_of(ids)
         places = {key: len(ids) for key in keys if key[0] == "train"}
         gates = yield from self._lock_gates(keys, places)
@@ -402,7 +402,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         return rows
 
     def _unless_key_is_kept(self, retried: Rows) -> Plan:
-        """Those with a unique key are still among the finished, too: one of the two must go."""
+        """Delete one of the two rows of each retried job with a unique key: the live or the finished one."""
         keyed = [row["id"] for row in retried if row["unique_key"] is not None]
         if not keyed:
             return retried
@@ -451,7 +451,7 @@ class PostgresGates(MendingEngine, MovingEngine):
 
 
 def gate_of_new(job: Values) -> Key | None:
-    """The train or slot of a new job."""
+    """Return the train or slot of a new job."""
     return _key(job[_TRAIN], job[_SLOT])
 
 
@@ -466,7 +466,7 @@ def is_bare(job: Values) -> bool:
 
 
 def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[list[Values], list[Values]]:
-    """(those with a gate of their own, or with a child that is not bare; the others)."""
+    """Return (settlements with a gate, or with a child that is not bare; the others)."""
     parents = {child[_PARENT] for child in children if not is_bare(child)}
     gated: list[Values] = []
     plain: list[Values] = []
@@ -476,7 +476,7 @@ def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[li
 
 
 def _gates_by_settlement(settlements: Sequence[Values], children: Sequence[Values]) -> dict[UUID, set[Key]]:
-    """What each needs locked: its own gate, and those of its children."""
+    """Return the gates that each settlement needs locked: its own, and the ones of its children."""
     needed = {one[_ID]: {key} if (key := settled_gate(one)) is not None else set() for one in settlements}
     for child in children:
         if (key := gate_of_new(child)) is not None:
@@ -490,7 +490,7 @@ def children_of(settlements: Sequence[Values], children: Sequence[Values]) -> li
 
 
 def _without_twins(jobs: Sequence[Values]) -> list[list[Values]]:
-    """The same jobs, cut where an id or a key comes again: what becomes of it the one before decides."""
+    """Cut these jobs where an id or a key comes again: the earlier job decides what becomes of the later."""
     pieces: list[list[Values]] = []
     seen: set[Any] = set()
     for job in jobs:
