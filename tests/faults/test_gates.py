@@ -11,6 +11,7 @@ import pytest
 
 from dibs import Dibs, NewJob
 from dibs.engines import trouble
+from dibs.engines.postgresql import enqueue as postgresql_enqueue
 from dibs.engines.postgresql import gates as postgresql_gates
 from dibs.operations.questions import STOP_HINT, hint_of
 from tests.faults.test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
@@ -108,7 +109,7 @@ RULES = [
 def test_a_broken_rule_is_caught(
     postgres: Place, mutant: RuleMutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_rule(monkeypatch, postgresql_gates, mutant.text, mutant.instead)
+    break_rule(monkeypatch, mutant.text, mutant.instead, postgresql_gates, postgresql_enqueue)
 
     wrong = fault_cases.run_scene(mutant.scene, postgres)
 

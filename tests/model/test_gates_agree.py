@@ -88,7 +88,7 @@ LOST_IN_PYTHON = {
 def test_a_store_that_breaks_a_rule_no_longer_agrees(
     sqlite: SqlStore, monkeypatch: pytest.MonkeyPatch, text: str, instead: str
 ) -> None:
-    break_rule(monkeypatch, sqlite_gates, text, instead)
+    break_rule(monkeypatch, text, instead, sqlite_gates)
 
     with pytest.raises(AssertionError):
         check_agreement(sqlite, AT_GATES, examples=500, phases=[Phase.generate])

@@ -115,8 +115,7 @@ order by head.position
 limit 1
 
 -- name: open_heads
-update {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+update {>each_job}
 set job.state = if(job.run_at <= {now}, 'ready', 'scheduled')
 where job.state = 'blocked'
 
@@ -170,8 +169,7 @@ where job.gate = :gate and job.place in (30, 31)
 -- name: lock_ready
 -- A claimer may have locked a ready job: wait for it, and read what the job is then.
 select {>at_gate}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+from {>each_job}
 for update
 
 -- name: slot_in_use
@@ -220,8 +218,7 @@ set state = 'blocked'
 where gate = :gate and state in ('ready', 'scheduled')
 
 -- name: set_states
-update {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+update {>each_job}
 set job.state = :state
 
 -- name: place
@@ -265,8 +262,7 @@ where job.gate = :gate
 -- name: gates_of
 -- The gates of these jobs, read without a lock; the jobs are read again once the gates are locked.
 select job.train, job.slot
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+from {>each_job}
 where job.gate is not null
 
 -- name: gates_of_ended
@@ -277,9 +273,16 @@ where job.train is not null or job.slot is not null
 
 -- name: gates_of_keys
 select job.train, job.slot
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 where job.gate is not null
+
+-- fragment: each_keyed
+{>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+
+-- fragment: each_job
+{>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
 
 -- fragment: given_keys
 json_table(
@@ -290,15 +293,13 @@ json_table(
 -- name: key_holders
 -- The jobs that have these unique keys, read without a lock: a running job with a locked row would lose its lease.
 select job.id as holder, job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 
 -- name: running_holders
 -- Of these only the running ones. An enqueue that replaces a waiting job locks that job alone later; two that had
 -- locked it together before would block each other.
 select job.id as holder, job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 where job.state = 'running'
 
 -- name: key_holders_newest
@@ -306,16 +307,14 @@ where job.state = 'running'
 -- job that has a key can be claimed and renewed, but not settled. Does not wait for a job that is just being
 -- settled: of two that had waited for it together each would block the insert of the other.
 select job.id as holder, job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 /*M! lock in share mode skip locked */ /*!80017 for share skip locked */
 
 -- name: free_keys
 -- The keys that no open transaction has met. Read before the rows are locked, because a locked row can't be
 -- renewed.
 select job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update skip locked
 
 -- name: keys_held
@@ -327,14 +326,12 @@ straight_join dibs_jobs job force index (primary) on {>is_held} and job.unique_k
 -- An enqueue that meets a key locks its entry and then the row. A settlement must lock in the same order: with the
 -- row first, and then the entry that it deletes, the two would deadlock.
 select job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update
 
 -- name: keys_soon
 select job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update /*M! wait 1 */
 
 -- name: lasting
@@ -454,8 +451,7 @@ select
     case when job.state = 'running' then job.worker end as worker,
     job.lease_until <= {now_minus:stale_after} as stale,
     {>place_columns}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+from {>each_job}
 for update
 
 -- name: held
@@ -494,8 +490,7 @@ for update
 on duplicate key update stored_by = dibs_jobs.stored_by
 
 -- name: hurry
-update {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+update {>each_job}
 set job.state = if(job.slot is null, 'ready', 'blocked'), job.run_at = {now}
 
 -- name: recover
@@ -673,6 +668,5 @@ on duplicate key update stored_by = dibs_jobs.stored_by
 -- name: holders
 -- The jobs that have these unique keys now.
 select job.id as holder, job.unique_key, job.stored_by, {>place_columns}
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update

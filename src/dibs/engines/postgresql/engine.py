@@ -7,8 +7,8 @@ from uuid import UUID
 import msgspec
 
 from dibs.engines.hints import Hints
-from dibs.engines.postgresql.gates import (
-    PostgresGates,
+from dibs.engines.postgresql.enqueue import (
+    PostgresEnqueue,
     apart,
     children_of,
     columns_of,
@@ -68,7 +68,7 @@ TOGETHER = frozenset(
 _COPIED = tuple(n for n in NEW_JOB_COLUMNS[:_TRAIN] if n not in ("run_at", "delay", "unique_key"))
 
 
-class PostgreSQL(PostgresGates):
+class PostgreSQL(PostgresEnqueue):
     """Row locks that are skipped, many jobs per statement, one sequence for the tokens."""
 
     traits = Traits(
