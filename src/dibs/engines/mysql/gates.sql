@@ -471,7 +471,7 @@ set
     job.errors = given.errors
 
 -- name: retry
--- One whose unique key is taken stays where it is.
+-- A job with a unique key that is taken stays where it is.
 insert into dibs_jobs (
     {kept_columns},
     attempts, state, pipeline_id, errors, settled_token, settled_as
