@@ -9,7 +9,8 @@ import pytest
 
 from dibs import BadRequest, Job, LeaseLost, NewJob
 from dibs.clock import SECOND
-from dibs.jobs.states import LOOKED_AT, Released
+from dibs.jobs.gates import WAITING_READ
+from dibs.jobs.states import Released
 from dibs.operations import upkeep
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.claim import claim as claim_script
@@ -675,7 +676,7 @@ def test_of_two_that_nobody_takes_only_one_that_keeps_others_waiting_gives_way(a
 
 
 def test_where_more_wait_than_are_looked_at_a_turn_is_passed_on(app: Face) -> None:
-    stuck, *others = app.enqueue(*[NewJob("unknown", slot="deploy") for _ in range(LOOKED_AT + 1)])
+    stuck, *others = app.enqueue(*[NewJob("unknown", slot="deploy") for _ in range(WAITING_READ + 1)])
     put(app, slot="deploy")
 
     app.age(11)

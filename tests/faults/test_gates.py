@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psycopg
 import pytest
 
 from dibs import Dibs, NewJob
 from dibs.engines import retries
+from dibs.engines.postgresql import enqueue as postgresql_enqueue
+from dibs.engines.postgresql import gates as postgresql_gates
 from dibs.operations.questions import STOP_HINT, hint_of
 from tests.faults.test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
 from tests.support import fault_cases
 from tests.support import gate_fault_cases as gates
+from tests.support.broken_rules import break_rule
 from tests.support.fault_stores import Place, exchange
 
-HEAD = "where head.state = 'blocked'"
+HEAD = "where train.state = 'blocked'"
 
 MUTANTS = [
     Mutant("places are not counted", "lock_gates", "gate.last_position + excluded.last_position",
@@ -25,41 +29,28 @@ MUTANTS = [
            "excluded.last_position", "do nothing", gates.producers_make_one_head, "KeyError"),
     Mutant("an old snapshot is believed", "look_at_members", "for update", "",
            gates.an_old_snapshot_is_told_so, "stuck"),
-    Mutant("a claim under way is overtaken", "lock_ready", "for update", "",
+    Mutant("a claim under way is overtaken", "slots", "for update", "",
            gates.who_overtakes_waits_for_a_claim_under_way, "both"),
-    Mutant("overtaking counts nobody", "overtake", "other.state = 'running'", "other.state = 'nobody'",
-           gates.a_running_sibling_is_not_overtaken, "both"),
-    Mutant("a head is not opened", "open_trains", HEAD, "where head.state = 'ready'",
+    Mutant("a head is not opened", "open_trains", HEAD, "where train.state = 'ready'",
            gates.a_train_comes_in_order, "stuck"),
     Mutant("any job of a train is its head", "open_trains", "order by job.position",
            "order by job.position desc", gates.a_train_comes_in_order, ""),
-    Mutant("an empty train is kept", "open_trains", "head.id is null", "false",
+    Mutant("an empty train is kept", "open_trains", "train.id is null", "false",
            gates.a_train_goes_on_while_producers_come, "trace"),
-    Mutant("no train holds", "open_trains", "where ended.holds", "where false",
-           gates.a_train_that_must_hold_holds, "went on"),
-    Mutant("a held train goes on", "open_trains", f"{HEAD}\n              and head.held_by is null",
+    Mutant("a held train goes on", "open_trains", f"{HEAD} and train.held_by is null",
            HEAD, gates.a_train_that_must_hold_holds, "went on"),
     Mutant("a follower holds its train", "open_trains",
-           "and (head.position is null or head.position > ended.position)", "",
+           "when head.position is null or head.position > ended.position", "when true",
            gates.a_train_that_must_hold_holds, "follower"),
-    Mutant("a slot counts nobody who runs", "open_slots", "busy.many + ranked.nth", "ranked.nth",
+    Mutant("a slot counts nobody who runs", "slots", "job.state = 'running'", "job.state = 'nobody'",
            gates.a_slot_runs_as_many_as_it_may, "beside"),
-    Mutant("a slot's strictest limit is not heeded", "open_slots",
-           "least(ranked.strictest, busy.strictest)", "2",
-           gates.a_slot_runs_as_many_as_it_may, "beside"),
-    Mutant("who is ready keeps its turn", "open_slots", "where judged.state = 'ready' and not judged.goes",
-           "where false", gates.an_urgent_sibling_takes_the_turn, "became"),
-    Mutant("everybody pre-empts", "open_slots", "next.position < 0", "next.position <= 0",
-           gates.only_who_preempts_asks_others_to_stop, "only waits"),
-    Mutant("nobody is asked to stop", "open_slots", "next.position < 0", "false",
-           gates.only_who_preempts_asks_others_to_stop, "became"),
+    Mutant("who is ready keeps its turn", "open_slots", "set state = 'blocked'", "set state = state",
+           gates.an_urgent_sibling_takes_the_turn, "became"),
     Mutant("settling at a gate is not fenced", "settle_at_gates", FENCE, "",
            gates.a_zombie_of_a_train_settles_nothing, "changed"),
     Mutant("a key that lasts is given away", "forget_kept_keys",
            "finished.unique_until > statement_timestamp()", "false",
            gates.a_key_that_lasts_is_not_given_away, "given away"),
-    Mutant("a dropped job stays", "take_back", "where job.id = :id and", "where false and",
-           gates.a_dropped_job_leaves_nothing, "stored"),
     Mutant("who runs is superseded", "supersede", "'blocked', 'ready')", "'blocked', 'ready', 'running')",
            gates.a_replacing_job_spares_who_runs, "became"),
     Mutant("upkeep waits for gates", "lock_free_gates", LOCK, "for update",
@@ -68,10 +59,8 @@ MUTANTS = [
            gates.upkeep_waits_for_no_gate, "waited"),
     Mutant("the dead keep their slot", "sweep_at_gates", "job.slot = any", "false and job.slot = any",
            gates.a_corpse_lets_the_next_one_go, "became"),
-    Mutant("turns are not passed on", "pass_on", "over.last_position + row_number()", "0 * row_number()",
+    Mutant("turns are not passed on", "end_offers", "gate.offer_ends <= statement_timestamp()", "false",
            gates.a_turn_that_nobody_takes_goes_round, "turns went"),
-    Mutant("turns are passed on to their like", "pass_on", "<> (job.queue, job.kind)", "is not null",
-           gates.a_turn_is_not_passed_on_to_its_like, "turns went"),
     Mutant("a retried job keeps its place", "place", "where job.id = given.id", "where false",
            gates.a_job_retried_behind_others_waits, "at once"),
     Mutant("who holds a train is pruned", "prune", "gate.held_by = old.id", "false",
@@ -79,6 +68,53 @@ MUTANTS = [
     Mutant("who keeps a key is pruned", "prune", "old.unique_until <= statement_timestamp()", "true",
            gates.pruning_spares_who_is_needed, "became"),
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RuleMutant:
+    """A rule of jobs/gates.py, broken for PostgreSQL, and the scene that must notice."""
+
+    name: str
+    text: str
+    instead: str
+    scene: gates.Scene
+    symptom: str
+
+
+RULES = [
+    RuleMutant("overtaking counts nobody", "for job in jobs if job.state == JobState.running]",
+               "for job in ()]", gates.a_running_sibling_is_not_overtaken, "both"),
+    RuleMutant("no train holds", 'return policy == "hold"', "return False",
+               gates.a_train_that_must_hold_holds, "went on"),
+    RuleMutant("a slot's strictest limit is not heeded", "min([limit, *going])", "2",
+               gates.a_slot_runs_as_many_as_it_may, "beside"),
+    RuleMutant("who was ready stays so",
+               "sent_back=[job.id for job in waiting if job.state == JobState.ready]", "sent_back=[]",
+               gates.an_urgent_sibling_takes_the_turn, "became"),
+    RuleMutant("everybody pre-empts", "waiting[0].position < 0", "waiting[0].position <= 0",
+               gates.only_who_preempts_asks_others_to_stop, "only waits"),
+    RuleMutant("nobody is asked to stop", "waiting[0].position < 0", "False",
+               gates.only_who_preempts_asks_others_to_stop, "became"),
+    RuleMutant("a dropped job stays", "if fits(limit, _limits(members)):", "if True:",
+               gates.a_dropped_job_leaves_nothing, "stored"),
+    RuleMutant("nobody gives way", "if any((job.queue, job.kind) != other for other in waiting)", "if False",
+               gates.a_turn_that_nobody_takes_goes_round, "turns went"),
+    RuleMutant("turns are passed on to their like",
+               "if any((job.queue, job.kind) != other for other in waiting)", "if waiting",
+               gates.a_turn_is_not_passed_on_to_its_like, "turns went"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name) for one in RULES])
+def test_a_broken_rule_is_caught(
+    postgres: Place, mutant: RuleMutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_rule(monkeypatch, mutant.text, mutant.instead, postgresql_gates, postgresql_enqueue)
+
+    wrong = fault_cases.run_scene(mutant.scene, postgres)
+
+    assert wrong is not None, f"{mutant.name}: nobody noticed"
+    assert re.search(mutant.symptom, wrong)
 
 
 @pytest.fixture
@@ -101,7 +137,7 @@ def test_a_mutant_of_the_gates_is_caught(places: Places, mutant: Mutant) -> None
 
 
 SCENES = [
-    *dict.fromkeys(mutant.scene for mutant in MUTANTS),
+    *dict.fromkeys(mutant.scene for mutant in (*MUTANTS, *RULES)),
     gates.a_ready_row_that_is_locked_is_waited_for,
     gates.what_an_exchange_lets_through_is_claimed_with_it,
 ]

@@ -306,7 +306,7 @@ HOT: dict[str, Mapping[str, Any]] = {
     "train_heads_newest": {"gates": json.dumps(["tcrowd"])},
     "slot_line": {"gate": "scrowd", "limit": 2},
     "slot_running": {"gate": "scrowd"},
-    "somebody_there": {"gate": "scrowd"},
+    "slot_in_use": {"gate": "scrowd"},
     "current": {"slots": json.dumps(["crowd"]), "gates": json.dumps(["scrowd"])},
     "lasting": {"keys": json.dumps(["nobody"])},
     "offers_over": {"limit": 5},
@@ -497,7 +497,7 @@ MUTANTS = [
         producers_meet,
     ),
     Mutant(
-        "a ready sibling is not locked", (("looked_ready", "for update", ""),), a_claim_waits_for_no_gate,
+        "a ready sibling is not locked", (("lock_ready", "for update", ""),), a_claim_waits_for_no_gate,
     ),
     Mutant("who runs is not counted", (("slot_running", "in (40, 41)", "in (90, 91)"),), a_slot_is_taken),
     Mutant("the last of a train is its head", (("train_heads", "by head.position", "by head.position desc"),),

@@ -163,29 +163,37 @@ def _complaints(name: str, plan: Mapping[str, Any], index: str) -> Iterator[str]
 
 
 # Each with a train and a slot of tens of thousands of blocked jobs.
-NOBODY_ENDED: Mapping[str, Any] = {"ended": [], "trains": [], "positions": [], "holds": []}
+NOBODY_ENDED: Mapping[str, Any] = {"ended": [], "trains": [], "positions": []}
+OPENING: Mapping[str, Any] = {
+    "let_through": [uuid4()],
+    "sent_back": [uuid4()],
+    "asked": [uuid4()],
+    "reasons": ["pre-empted"],
+    "offered": ["long"],
+    "not_offered": ["s7"],
+    "gone": ["s8"],
+    "micros": 1,
+    "wake": ["default"],
+}
 LONG = {"sorts": ["slot", "train"], "names": ["long", "long"]}
 AT_GATES: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "lock": ("lock_gates", {**LONG, "places": [1, 1]}, "dibs_gates_pkey"),
     "lock if free": ("lock_if_free", LONG, "dibs_gates_pkey"),
     "lock what is free": ("lock_free_gates", LONG, "dibs_gates_pkey"),
-    "lock who is ready": ("lock_ready", {"names": ["long", "s7"]}, "dibs_jobs_slot"),
     "open a train": ("open_trains", {"names": ["long"], "tell": True, **NOBODY_ENDED}, "dibs_jobs_train"),
-    "open slots": (
-        "open_slots",
-        {"names": ["long", "s7"], "tell": True, "mends": False, "patience": 1},
-        "dibs_jobs_slot",
-    ),
+    "read slots": ("slots", {"names": ["long", "s7"], "waiting": 1}, "dibs_jobs_slot"),
+    "open slots": ("open_slots", OPENING, "dibs_jobs_pkey"),
     "settle": ("settle_at_gates", SETTLEMENT, "dibs_jobs_pkey"),
     "gates of jobs": ("gates_of", {"ids": [uuid4()]}, "dibs_jobs_pkey"),
     "gates of keys": ("gates_of_keys", {"keys": ["nobody"]}, "dibs_jobs_unique_key"),
     "cancel": ("cancel", {"ids": [uuid4()], "reason": None}, "dibs_jobs_pkey"),
     "overtake": ("overtake", {"job": uuid4()}, "dibs_jobs_pkey"),
-    "drop": ("take_back", {"name": "long", "later": [uuid4()], "id": uuid4(), "most": 2}, "dibs_jobs_slot"),
+    "drop": ("slot_members", {"name": "long", "later": [uuid4()], "most": 2}, "dibs_jobs_slot"),
     "keys that last": ("forget_kept_keys", {"ids": [uuid4()]}, "dibs_jobs_pkey"),
     "restless slots": ("restless_slots", {"limit": 500}, "dibs_jobs_due"),
     "stage at slots": ("stage_at_slots", {"names": ["long"], "limit": 500}, ""),
-    "pass on": ("pass_on", {"names": ["s7"], "looked_at": 100}, "dibs_gates_pkey"),
+    "read slots at the end of offers": ("slots", {"names": ["s7"], "waiting": 100}, "dibs_jobs_slot"),
+    "end offers": ("end_offers", {"names": ["s7"]}, ""),
     "the dead at gates": ("expired_at_gates", {"limit": 500}, "dibs_jobs_leases"),
     "sweep at gates": (
         "sweep_at_gates",
@@ -215,7 +223,7 @@ def test_a_plan_that_was_made_for_few_jobs_serves_many(postgres: Place) -> None:
     for table in ("dibs_jobs", "dibs_gates", "dibs_finished"):
         postgres.sql(f"alter table {table} set (autovacuum_enabled = off)")
     hot = {name: HOT[name] for name in ("claim by walking", "claim by id", "settle", "renew", "sweep")}
-    hot |= {name: AT_GATES[name] for name in ("lock who is ready", "open a train", "open slots")}
+    hot |= {name: AT_GATES[name] for name in ("open a train", "read slots", "open slots")}
     fault_cases.crowd(postgres, 10, state="ready", kind="work")
     _surround_gates(postgres, 20)
     connection = postgres._raw

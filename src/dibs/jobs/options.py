@@ -10,7 +10,8 @@ import msgspec
 
 from dibs.errors import BadRequest
 from dibs.jobs import payload
-from dibs.jobs.states import SLOT_POLICIES, Retry
+from dibs.jobs.gates import SLOT_POLICIES
+from dibs.jobs.states import Retry
 from dibs.settings import MIB, Duration, lease_micros, micros
 
 DEFAULT_LEASE = 60

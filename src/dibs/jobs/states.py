@@ -2,23 +2,20 @@
 
 Everything that decides a next state lives in this file; engines only apply it, under a guard.
 The rules they must judge by themselves, because only the store knows the moment, are what a
-sweep makes of an expired lease, that a job asked to cancel never goes back to waiting, and who of a
-train or a slot may go; they are spelled out in `swept`, `put_back` and the gates below, and pinned by
-the state machine test.
+sweep makes of an expired lease, and that a job asked to cancel never goes back to waiting; they are
+spelled out in `swept` and `put_back`, and pinned by the state machine test. Which job of a train or slot
+may go is decided in gates.py.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from msgspec import Struct
 
 from dibs.clock import SECOND
 from dibs.errors import BadRequest
-
-J = TypeVar("J", bound=Mapping[str, Any])
 
 
 class JobState(StrEnum):
@@ -174,59 +171,9 @@ def swept(attempts: int, max_attempts: int, *, cancel_asked: bool) -> JobState:
     return JobState.ready if attempts < max_attempts else JobState.failed
 
 
-# -- Gates: who of a train or a slot may go (ADR 12) --------------------------------------------
-
-ON_END = ("advance", "hold")
-SLOT_POLICIES = ("wait", "replace", "preempt", "drop")
-
-PATIENCE = 10 * SECOND  # a slot's turn that nobody takes for so long goes to the next in line
-LOOKED_AT = 100  # of those who wait at a slot, to see whether one of another queue or kind is among them
-
-
-def holds(state: JobState, on_cancelled: str, on_failed: str) -> bool:
-    """Whether a train whose head ended like this waits for a person."""
-    policy = {JobState.cancelled: on_cancelled, JobState.failed: on_failed}.get(state)
-    return policy == "hold"
-
-
 def by_time(run_at: int, now: int) -> JobState:
-    """Whoever may go is ready once it is due. (A train's head that is not blocks the others.)"""
+    """Return the state of a waiting job that no gate and no parent blocks."""
     return JobState.ready if run_at <= now else JobState.scheduled
-
-
-def fits(limit: int, going: Sequence[int]) -> bool:
-    """Whether a job may go beside those of its slot that go already: the strictest limit counts."""
-    return len(going) < min([limit, *going])
-
-
-def giving_way(line: Sequence[J]) -> list[J]:
-    """Which of a slot's ready jobs, which nobody takes, let those who wait go before them.
-
-    For one of its own queue and kind, which nobody would take either, a job gives no turn away. Where more
-    wait than are looked at, one of another may be among them.
-    """
-    waiting = [(job["queue"], job["kind"]) for job in line if job["state"] == JobState.blocked]
-    ready = [job for job in line if job["state"] == JobState.ready]
-    if len(waiting) >= LOOKED_AT:
-        return ready
-    return [job for job in ready if any((job["queue"], job["kind"]) != other for other in waiting)]
-
-
-def in_the_way(
-    limit: int, position: int, running: Sequence[tuple[int, int, bool]], ready: Sequence[int]
-) -> list[int]:
-    """Which of the running (limit, position, asked), oldest start first, a job that pre-empts asks to stop.
-
-    As many as it takes for it to fit once all who were asked have gone and those who are ready (their limits)
-    have started; but nobody who goes before it: a newer job that pre-empts.
-    """
-    staying = [at for at, (_, _, asked) in enumerate(running) if not asked]
-    behind = [at for at in staying if running[at][1] > position]
-    asked: list[int] = []
-    while behind and not fits(limit, [*ready, *(running[at][0] for at in staying)]):
-        asked.append(behind.pop(0))
-        staying.remove(asked[-1])
-    return asked
 
 
 # -- Pipelines: what the end of a job means to those after it (ADR 18) ---------------------------

@@ -12,8 +12,8 @@ from dibs.cli._support.options import AsJson, Url, bad_usage, duration, json_obj
 from dibs.cli._support.options import pipeline_id as read_pipeline_id
 from dibs.cli._support.printing import note, print_json
 from dibs.errors import Refused
+from dibs.jobs.gates import SLOT_POLICIES
 from dibs.jobs.job import Job, NewJob
-from dibs.jobs.states import SLOT_POLICIES
 
 EXAMPLE = """Example: dibs enqueue send_receipt '{"order_id": 42}' --queue mail --delay 10m"""
 

@@ -14,9 +14,10 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, store_micros, to_micros
-from dibs.engines.memory.gates import has_gate, is_gated
-from dibs.engines.memory.moves import Moving
-from dibs.engines.memory.storage import UNSET, Line, Record, line_of
+from dibs.engines.memory.gates import is_gated
+from dibs.engines.memory.moves import MemoryMoves
+from dibs.engines.memory.storage import UNSET, Pair, Record, pair_of
+from dibs.jobs.gates import has_gate
 from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
@@ -25,8 +26,8 @@ from dibs.operations.scripts import Row, Rows, Step
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 
 
-class Memory(Moving):
-    """A store in this process. Each one is a world of its own."""
+class Memory(MemoryMoves):
+    """A store in this process, apart from all others."""
 
     traits = Traits(
         durable=False,
@@ -56,7 +57,7 @@ class Memory(Moving):
         return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
 
     def _store(self, new: Record) -> tuple[UUID, UUID, bool]:
-        """(its id, the id of who has its place now, whether that is new)."""
+        """Return (its id, the id of the job that is kept, whether that is new)."""
         now, delay, run_at = self._clock(), new.pop("delay"), new["run_at"]
         new |= {"run_at": to_micros(run_at) if run_at else now + (delay or 0), "enqueued_at": now}
         if self._known(new["id"]):
@@ -75,7 +76,7 @@ class Memory(Moving):
         until = None if lasts is None else new["enqueued_at"] + lasts
         job: Record = dict.fromkeys(JOB_COLUMNS) | new | _NEW | {"unique_until": until}
         self._live[job["id"]] = job
-        self._add_step(job)
+        self._join_pipeline(job)
         if job["unique_key"] is not None:
             self._by_unique[job["unique_key"]] = job["id"]
         if self._waits_for_parents(job):
@@ -84,7 +85,7 @@ class Memory(Moving):
             self._set_off(job)
 
     def _answer(self, id: UUID, holder: UUID, is_new: bool) -> Row:
-        """States are those at the end: a job may be superseded by a later one of the same call."""
+        """Return a job with its state at the end: a later job of the call may have superseded it."""
         if not is_new:
             return {"id": id, "holder": holder, "is_new": False}
         [job] = self._each([id])
@@ -92,7 +93,7 @@ class Memory(Moving):
         return {"id": id, "holder": holder, "is_new": True, "state": job["state"], **times}
 
     def _has_key(self, key: str | None) -> UUID | None:
-        """Who has this unique key: a live job, or a finished one that keeps it for a time."""
+        """Return the job that has this unique key: a live one, or a finished one that keeps it for a time."""
         if key is None:
             return None
         if key in self._by_unique:
@@ -101,7 +102,7 @@ class Memory(Moving):
         return job["id"] if job is not None and job["unique_until"] > self._clock() else None
 
     def _replace(self, holder: UUID, new: Record) -> None:
-        """A waiting job gets the arguments and the time of the new one; one that runs or ran is kept."""
+        """Give a waiting job the arguments and the time of a new one; one that runs or ran stays as it is."""
         job = self._live.get(holder)
         if job is not None and job["state"] in WAITING:
             job |= {"args": new["args"], "run_at": new["run_at"]}
@@ -119,32 +120,32 @@ class Memory(Moving):
 
     def _claim(self, limit: int, look: bool, **wish: Any) -> Rows:
         taken: list[Record] = []
-        lines = [line for line in self._lines if self._open(line, wish["queues"], wish["kinds"])]
-        while len(taken) < limit and (job := self._best(lines)) is not None:
+        pairs = [pair for pair in self._pairs if self._open(pair, wish["queues"], wish["kinds"])]
+        while len(taken) < limit and (job := self._best(pairs)) is not None:
             taken.append(self._lease(job, wish))
         return self._claimed(taken, look)
 
     def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Rows:
         record = self._live.get(job)
-        if record is None or not self._open(line_of(record)):
+        if record is None or not self._open(pair_of(record)):
             return self._claimed([], look)
         if record["state"] == JobState.ready:
             return self._claimed([self._lease(record, wish)], look)
         if self._may_overtake(record):
-            self._wait(record, JobState.ready)  # it gets the turn of those who have not started
+            self._wait(record, JobState.ready)
             self._lease(record, wish)
             self._overtook(record)
             return self._claimed([record], look)
         return self._claimed([], look)
 
     def _claim_within_limits(self, **wish: Any) -> Rows:
-        raise AssertionError("memory holds limits in every claim and never answers `limited`")
+        raise AssertionError("memory holds limits in every claim and never returns `limited`")
 
-    def _open(self, line: Line, queues: Any = None, kinds: Any = None) -> bool:
-        if (queues is not None and line[0] not in queues) or (kinds is not None and line[1] not in kinds):
+    def _open(self, pair: Pair, queues: Any = None, kinds: Any = None) -> bool:
+        if (queues is not None and pair[0] not in queues) or (kinds is not None and pair[1] not in kinds):
             return False
-        setting = self._settings.get(line[0], UNSET)
-        return not setting["paused"] and self._room(line[0], setting["max_running"])
+        setting = self._settings.get(pair[0], UNSET)
+        return not setting["paused"] and self._room(pair[0], setting["max_running"])
 
     def _room(self, queue: str, max_running: int | None) -> bool:
         if max_running is None:
@@ -152,8 +153,8 @@ class Memory(Moving):
         running = sum(1 for job in self._running.values() if job["queue"] == queue)
         return running < max_running
 
-    def _best(self, lines: Iterable[Line]) -> Record | None:
-        heads = [(head, line) for line in lines if (head := self._head(line)) and self._open(line)]
+    def _best(self, pairs: Iterable[Pair]) -> Record | None:
+        heads = [(head, pair) for pair in pairs if (head := self._head(pair)) and self._open(pair)]
         return self._live[min(heads)[0][2]] if heads else None
 
     def _lease(self, job: Record, wish: Mapping[str, Any]) -> Record:
@@ -245,7 +246,7 @@ class Memory(Moving):
                 _, id = heapq.heappop(self._scheduled)
                 self._wait_again(self._live[id])
                 staged.append({"id": id})
-        self._pass_on(limit)
+        self._end_offers(limit)
         return staged
 
     def _sweep(self, limit: int) -> Rows:
@@ -253,9 +254,9 @@ class Memory(Moving):
         expired = [job for job in self._running.values() if job["lease_until"] <= now]
         expired.sort(key=lambda job: job["lease_until"])
         with self._opening_once():
-            return [self._bury(job, now) for job in expired[:limit]]
+            return [self._sweep_one(job, now) for job in expired[:limit]]
 
-    def _bury(self, job: Record, now: int) -> Row:
+    def _sweep_one(self, job: Record, now: int) -> Row:
         names = ("id", "kind", "queue", "worker", "token", "attempts")
         answer = {name: job[name] for name in names}
         cancel_asked = job["cancel_reason"] is not None
@@ -340,18 +341,18 @@ class Memory(Moving):
         ended = [(id, job) for id, job in self._finished.items() if id < before and job["state"] in states]
         old = [id for id, job in ended if job["finished_at"] < horizon and not self._is_needed(job)]
         for id in old[:limit]:
-            self._drop_step(self._finished.pop(id))
+            self._leave_pipeline(self._finished.pop(id))
         return [{"id": id} for id in old[:limit]]
 
     def _is_needed(self, job: Record) -> bool:
-        """Whether a train or a job waits for it, or its unique key is taken for some more time."""
+        """Return whether a train or a job waits for it, or it keeps its unique key for some more time."""
         gate = self._gate_of(job)
         keeps_key = job["unique_until"] is not None and job["unique_until"] > self._clock()
         return keeps_key or self._is_waited_for(job) or (gate is not None and gate.held_by == job["id"])
 
     def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
         if not paused and max_running is None and queue not in self._settings:
-            return []  # there is nothing to lift
+            return []  # there is no setting to remove
         setting = self._settings.setdefault(queue, dict(UNSET))
         if paused is not None:
             setting["paused"] = paused
@@ -359,10 +360,10 @@ class Memory(Moving):
             setting["max_running"] = max_running
         return []
 
-    # -- the small moves that the answers are made of -------------------------------------------
+    # -- the small changes that the answers are made of -----------------------------------------
 
     def _wait_again(self, job: Record) -> None:
-        """A waiting job whose time has come, or has changed."""
+        """Put back a waiting job that is due now or has another time."""
         if is_gated(job):
             self._take_place(job)
         else:

@@ -1,67 +1,67 @@
-"""Trains and slots of the reference engine: a gate per key, and who may go, derived from the jobs (ADR 12).
+"""Trains and slots of the reference engine: loads what jobs/gates.py needs to decide, and applies its answer.
 
-`_take_place` puts a waiting job where its gate wants it; `_open_gate` then lets through who may go. Every
-question that changes who is at a gate ends with that, and nothing else makes a gated job `ready`.
+`_take_place` puts a waiting job at its gate; `_open_gate` then lets the next jobs through. Every question
+that changes which jobs are at a gate ends with that, and nothing else makes a gated job `ready`.
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.memory.storage import Record, Shelves
-from dibs.jobs.states import (
-    LOOKED_AT,
-    PATIENCE,
-    WAITING,
-    JobState,
-    by_time,
-    fits,
+from dibs.engines.memory.storage import Record, Storage
+from dibs.jobs.gates import (
+    OFFER,
+    WAITING_READ,
+    GateJob,
+    Key,
+    gate_of,
     giving_way,
-    holds,
-    in_the_way,
+    has_room,
+    kept_instead,
+    left_train,
+    new_position,
+    open_slot,
+    open_train,
+    waiting_needed,
 )
+from dibs.jobs.states import WAITING, JobState, by_time
 from dibs.operations.scripts import Row, Rows
-
-Key = tuple[str, str]  # "train" or "slot", and its name
-
-_IN_LINE = (JobState.blocked, JobState.ready)
 
 
 @dataclass(eq=False)
-class Gate:
-    """One train or slot. It is there as long as somebody is at it, or holds it."""
+class MemoryGate:
+    """One train or slot. It exists as long as a live job is at it, or an ended one holds it."""
 
     key: Key
     last_position: int = 0
     held_by: UUID | None = None
-    """The finished job that a train waits for a person with."""
+    """The finished job because of which a train waits for an operator."""
     offer_ends: int | None = None
-    """Until when a slot's ready job may let others wait."""
+    """When the ready job of a slot must have been claimed."""
     members: set[UUID] = field(default_factory=set)
-    """Its live jobs. What follows is an index over them: who is ready or runs, and who is next."""
+    """Its live jobs. What follows is an index over them: ready and running ones, and all in order."""
     going: set[UUID] = field(default_factory=set)
-    line: list[tuple[tuple[Any, ...], UUID]] = field(default_factory=list)
+    order: list[tuple[tuple[Any, ...], UUID]] = field(default_factory=list)
 
     @property
     def is_train(self) -> bool:
         return self.key[0] == "train"
 
-    def line_up(self, job: Record) -> None:
-        heapq.heappush(self.line, (_turn(job), job["id"]))
+    def add(self, job: Record) -> None:
+        heapq.heappush(self.order, (_turn(job), job["id"]))
 
 
-class Gated(Shelves):
-    """The memory engine's answers about gates, and the moves that its other answers make at them."""
+class MemoryGates(Storage):
+    """The memory engine's answers about gates, and what its other answers do at them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._gates_by_key: dict[Key, Gate] = {}
-        self._to_open: dict[Key, Gate] | None = None
-        self._offers: list[tuple[int, Key]] = []  # a heap; those that ended otherwise are still in it
+        self._gates_by_key: dict[Key, MemoryGate] = {}
+        self._to_open: dict[Key, MemoryGate] | None = None
+        self._offers: list[tuple[int, Key]] = []  # a heap; offers that ended otherwise are still in it
 
     def _finish(self, job: Record, state: JobState, message: str | None) -> None:
         raise NotImplementedError
@@ -101,17 +101,19 @@ class Gated(Shelves):
         ]
         return [self._about(gate) for gate in matching[:limit]]
 
-    def _about(self, gate: Gate) -> Row:
+    def _about(self, gate: MemoryGate) -> Row:
         held = gate.held_by is not None
-        head = gate.held_by or self._who_goes(gate)
+        head = gate.held_by or self._shown_as_head(gate)
         return {"name": gate.key[1], "head": head, "length": len(gate.members) + held, "held": held}
 
-    def _who_goes(self, gate: Gate) -> UUID | None:
-        """A train's first; of a slot who started last, else who is ready, else who is next."""
-        running = self._in_state(gate, JobState.running)
-        ready = self._in_state(gate, JobState.ready)
-        first = running[-1] if running else ready[0] if ready else self._first(gate)
-        return None if first is None else first["id"]
+    def _shown_as_head(self, gate: MemoryGate) -> UUID | None:
+        """Return the first of a train; of a slot the job that started last, or else the next one."""
+        going = self._going(gate)
+        running = [job for job in going if job["state"] == JobState.running]
+        if running:
+            return max(running, key=lambda job: job["token"])["id"]  # type: ignore[no-any-return]
+        first = min((_turn(job) for job in [*going, *self._first(gate)]), default=(None,))
+        return first[-1]  # type: ignore[no-any-return]
 
     def _current(self, slots: Collection[str]) -> Rows:
         latest: dict[str, Record] = {}
@@ -121,43 +123,40 @@ class Gated(Shelves):
                 latest[job["slot"]] = job if other is None or job["token"] > other["token"] else other
         return [{name: job[name] for name in ("slot", "id", "token")} for job in latest.values()]
 
-    # -- the moves ------------------------------------------------------------------------------
+    # -- what other answers do at a gate ----------------------------------------------------------
 
     def _kept_instead(self, new: Record) -> UUID | None:
-        """Who keeps the place of a new job with the policy `drop`, if its slot is full."""
+        """Return the job that is kept instead of a new one with the policy `drop`, if its slot is full."""
         gate = self._gate_of(new)
         if new["slot_policy"] != "drop" or gate is None:
             return None
-        members = [self._live[id] for id in gate.members]
-        if fits(new["slot_limit"], [job["slot_limit"] for job in members]):
-            return None
-        return min(members, key=lambda job: (job["state"] != JobState.running, _turn(job)))["id"]  # type: ignore[no-any-return]
+        return kept_instead(new["slot_limit"], [_at_gate(self._live[id]) for id in gate.members])
 
     def _join(self, job: Record, position: int | None = None) -> None:
-        """A live job gets its place: a train's end (or its old place), or by the rules of its slot."""
-        gate = self._gates_by_key.setdefault(_key(job), Gate(_key(job)))
+        """Give a live job this position at its gate, or else the one of a new job."""
+        gate = self._make_gate(job)
         gate.members.add(job["id"])
-        job["position"] = self._position(gate, job) if position is None else position
+        if position is None:
+            position = new_position(gate.key[0], job["slot_policy"], gate.last_position)
+            gate.last_position = max(gate.last_position, abs(position))
+        job["position"] = position
         self._take_place(job)
 
     def _join_again(self, job: Record) -> None:
-        """One that comes from another store has its place from there, perhaps before who is here already."""
-        gate = self._gates_by_key.setdefault(_key(job), Gate(_key(job)))
+        """Put a job from another store at its old position, perhaps before jobs that are here already."""
+        gate = self._make_gate(job)
         gate.last_position = max(gate.last_position, abs(job["position"] or 0))
         for other in (self._live[id] for id in gate.members if gate.is_train):
             if other["state"] in (JobState.ready, JobState.scheduled):
                 self._wait(other, JobState.blocked)
         self._join(job, job["position"])
 
-    def _position(self, gate: Gate, job: Record) -> int:
-        """Trains: one after the other. Slots: all alike, but a pre-empting job is before all others."""
-        if job["train"] is None and job["slot_policy"] != "preempt":
-            return 0
-        gate.last_position += 1
-        return gate.last_position if job["train"] is not None else -gate.last_position
+    def _make_gate(self, job: Record) -> MemoryGate:
+        key = gate_of(job)
+        return self._gates_by_key.setdefault(key, MemoryGate(key))
 
     def _supersede(self, job: Record) -> None:
-        """The policy `replace`: those of its slot that wait make room."""
+        """Cancel the waiting jobs of its slot: the policy `replace`."""
         gate = self._gate_of(job)
         members = [] if gate is None else [self._live[id] for id in sorted(gate.members)]
         for other in members:
@@ -165,32 +164,34 @@ class Gated(Shelves):
                 self._finish(other, JobState.cancelled, f"superseded by {job['id']}")
 
     def _take_place(self, job: Record) -> None:
-        """A job at a gate waits (again), or its time has changed: it is blocked until it is let through."""
-        gate = self._gates_by_key[_key(job)]
+        """Block a job at its gate until it is let through; in a slot it is scheduled until it is due."""
+        gate = self._gates_by_key[gate_of(job)]
         later = job["slot"] is not None and job["run_at"] > self._clock()
         self._wait(job, JobState.scheduled if later else JobState.blocked)
-        gate.line_up(job)
+        gate.add(job)
         self._open_gate(gate)
 
     def _leave_gate(self, job: Record, state: JobState | None) -> None:
-        """A job ends like this, or is deleted (None): the next one may go, or a person must come."""
-        gate = self._gates_by_key[_key(job)]
-        was_head = gate.is_train and gate.held_by is None and self._first(gate) is job
+        """Take away a job that ends in this state, or is deleted (None), and open its gate."""
+        gate = self._gates_by_key[gate_of(job)]
         gate.members.discard(job["id"])
         del self._live[job["id"]]
-        if was_head and state is not None and holds(state, job["on_cancelled"], job["on_failed"]):
-            gate.held_by = job["id"]
+        if gate.is_train:
+            gate.held_by = open_train(self._head_of(gate), gate.held_by, [left_train(job, state)]).held_by
         self._open_gate(gate)
 
     def _let_go_of(self, job: Record) -> None:
-        """A finished job is deleted: what it held goes on."""
+        """Release the train that a deleted finished job holds."""
         gate = self._gate_of(job)
         if gate is not None and gate.held_by == job["id"]:
             gate.held_by = None
             self._open_gate(gate)
 
     def _rejoin(self, job: Record) -> None:
-        """Retried: who holds its train gets its old place, others its end; a slot's job pushes nobody."""
+        """Put a retried job at its gate: at its old position if it holds its train, or else as a new job.
+
+        In a slot it pre-empts no other.
+        """
         gate = self._gate_of(job)
         if gate is not None and gate.held_by == job["id"]:
             gate.held_by = None
@@ -199,26 +200,24 @@ class Gated(Shelves):
             self._join(job, 0 if job["train"] is None else None)
 
     def _may_overtake(self, job: Record) -> bool:
-        """Whether a job that is behind its slot may be claimed by name: nobody has started."""
+        """Return whether a job that its slot blocks may be claimed by name."""
         if job["state"] != JobState.blocked or job["slot"] is None or job["position"] is None:
             return False
-        running = self._in_state(self._gates_by_key[_key(job)], JobState.running)
-        return fits(job["slot_limit"], [other["slot_limit"] for other in running])
+        return has_room(job["slot_limit"], map(_at_gate, self._going(self._gates_by_key[gate_of(job)])))
 
-    def _pass_on(self, limit: int) -> None:
-        """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
+    def _end_offers(self, limit: int) -> None:
+        """Put ready jobs that give way behind all others of their slots."""
         for gate in self._offers_over(limit):
-            blocked = (job for _, job in self._members(gate) if job["state"] == JobState.blocked)
-            ready = self._in_state(gate, JobState.ready)
-            passed = giving_way([*islice(blocked, LOOKED_AT), *ready])
+            jobs = [*self._going(gate), *self._first(gate, WAITING_READ)]
+            passed = giving_way(map(_at_gate, jobs))
             for job in passed:
                 gate.last_position += 1
-                job["position"] = gate.last_position
+                self._live[job.id]["position"] = gate.last_position
             gate.offer_ends = None
             if passed:
                 self._open_gate(gate)
 
-    def _offers_over(self, limit: int) -> Iterator[Gate]:
+    def _offers_over(self, limit: int) -> Iterator[MemoryGate]:
         for _ in range(limit):
             ends = self._next_offer()
             if ends is None or ends > self._clock():
@@ -226,15 +225,15 @@ class Gated(Shelves):
             yield self._gates_by_key[heapq.heappop(self._offers)[1]]
 
     def _overtook(self, job: Record) -> None:
-        gate = self._gates_by_key[_key(job)]
+        gate = self._gates_by_key[gate_of(job)]
         gate.going.add(job["id"])
         self._open_gate(gate)
 
-    # -- who may go -----------------------------------------------------------------------------
+    # -- opening ----------------------------------------------------------------------------------
 
     @contextmanager
     def _opening_once(self) -> Iterator[None]:
-        """Gates are opened when all jobs of a call are there: who goes next is known only then."""
+        """Open gates when all jobs of a call are there: only then is it known which one is next."""
         self._to_open = {}
         try:
             yield
@@ -243,8 +242,8 @@ class Gated(Shelves):
         for gate in gates:
             self._open_gate(gate)
 
-    def _open_gate(self, gate: Gate, *, mends: bool = False) -> None:
-        """Let through who may go, and only them; the last one leaves no trace."""
+    def _open_gate(self, gate: MemoryGate, *, mends: bool = False) -> None:
+        """Let through the jobs that may go, and only them; delete the gate after the last one."""
         if self._to_open is not None:
             self._to_open[gate.key] = gate
             return
@@ -255,66 +254,56 @@ class Gated(Shelves):
         if not gate.members and gate.held_by is None:
             self._gates_by_key.pop(gate.key, None)
 
-    def _open_train(self, gate: Gate) -> None:
-        head = self._first(gate)
-        if gate.held_by is None and head is not None and head["state"] == JobState.blocked:
+    def _open_train(self, gate: MemoryGate) -> None:
+        if open_train(self._head_of(gate), gate.held_by).opens:
+            [head] = self._first(gate)
             self._wait(head, by_time(head["run_at"], self._clock()))
 
-    def _open_slot(self, gate: Gate, mends: bool) -> None:
-        running = self._in_state(gate, JobState.running)
-        ready = self._in_state(gate, JobState.ready)
-        for job in ready:
-            gate.line_up(job)  # it has not started: somebody more urgent may take its turn
-        chosen: list[Record] = []
-        while (next := self._first(gate, chosen)) and fits(next["slot_limit"], _limits([*running, *chosen])):
-            chosen.append(next)
-            heapq.heappop(gate.line)
-        for job in ready:
-            if all(job is not other for other in chosen):
-                self._wait(job, JobState.blocked)
-        started = [job for job in chosen if job["state"] == JobState.blocked]
-        for job in started:
-            self._wait(job, JobState.ready)
-        gate.going = {job["id"] for job in [*running, *chosen]}
-        self._offer(gate, chosen, is_new=bool(started), mends=mends)
-        self._preempt(gate, running, chosen)
+    def _open_slot(self, gate: MemoryGate, mends: bool) -> None:
+        going = self._going(gate)
+        needed = waiting_needed(map(_at_gate, self._first(gate)))
+        jobs = [*going, *self._first(gate, needed)]
+        opening = open_slot(map(_at_gate, jobs), has_offer=gate.offer_ends is not None, mends=mends)
+        for id in opening.sent_back:
+            self._wait(self._live[id], JobState.blocked)
+            gate.add(self._live[id])
+        for id in opening.let_through:
+            self._wait(self._live[id], JobState.ready)
+        for id in opening.asked:
+            self._live[id]["cancel_reason"] = opening.reason
+        running = {job["id"] for job in going if job["state"] == JobState.running}
+        gate.going = running | {job.id for job in opening.ready}
+        self._set_offer(gate, opening.offer)
 
-    def _offer(self, gate: Gate, chosen: Sequence[Record], *, is_new: bool, mends: bool) -> None:
-        """Somebody waits behind a ready job: it has so long to be taken. One that led to nothing is over."""
-        if not chosen or self._first(gate) is None:
+    def _set_offer(self, gate: MemoryGate, offer: str) -> None:
+        if offer == "none":
             gate.offer_ends = None
-        elif is_new or (gate.offer_ends is None and not mends):
-            gate.offer_ends = self._clock() + PATIENCE
+        elif offer == "new":
+            gate.offer_ends = self._clock() + OFFER
             heapq.heappush(self._offers, (gate.offer_ends, gate.key))
 
-    def _preempt(self, gate: Gate, running: Sequence[Record], chosen: Sequence[Record]) -> None:
-        first = self._first(gate)
-        if first is None or first["position"] >= 0:
-            return
-        stand = [(job["slot_limit"], job["position"], job["cancel_reason"] is not None) for job in running]
-        for at in in_the_way(first["slot_limit"], first["position"], stand, _limits(chosen)):
-            running[at]["cancel_reason"] = f"pre-empted by {first['id']}"
+    def _head_of(self, train: MemoryGate) -> GateJob | None:
+        return next(map(_at_gate, self._first(train)), None)
 
-    def _first(self, gate: Gate, chosen: Sequence[Record] = ()) -> Record | None:
-        """Whose turn it is: of a train the first of all, of a slot the first who waits and is due."""
-        states = (*WAITING, JobState.running) if gate.is_train else _IN_LINE
-        while gate.line:
-            turn, id = gate.line[0]
+    def _first(self, gate: MemoryGate, many: int = 1) -> list[Record]:
+        """Return the first jobs in order: of a train all live ones count, of a slot the blocked ones."""
+        found: dict[UUID, Record] = {}
+        while gate.order and len(found) < many:
+            turn, id = heapq.heappop(gate.order)
             job = self._live.get(id)
-            stands = job is not None and job["state"] in states and _turn(job) == turn
-            if stands and all(job is not other for other in chosen):
-                return job
-            heapq.heappop(gate.line)
-        return None
+            if job is not None and _turn(job) == turn and (gate.is_train or job["state"] == JobState.blocked):
+                found[id] = job
+        for job in found.values():
+            gate.add(job)
+        return list(found.values())
 
-    def _in_state(self, gate: Gate, state: JobState) -> list[Record]:
-        """Those of a slot that run, by their start, or that are ready, by their turn."""
-        going = [self._live[id] for id in gate.going if id in self._live]
-        found = [job for job in going if job["state"] == state]
-        return sorted(found, key=lambda job: job["token"] if state == JobState.running else _turn(job))
+    def _going(self, gate: MemoryGate) -> list[Record]:
+        """Return the ready and the running jobs of a slot."""
+        going = (self._live[id] for id in gate.going if id in self._live)
+        return [job for job in going if job["state"] in (JobState.ready, JobState.running)]
 
     def _next_offer(self) -> int | None:
-        """When the first offer ends; those that stand no longer are forgotten here."""
+        """Return when the first offer ends, and forget offers that no longer stand."""
         while self._offers:
             ends, key = self._offers[0]
             gate = self._gates_by_key.get(key)
@@ -323,36 +312,36 @@ class Gated(Shelves):
             heapq.heappop(self._offers)
         return None
 
-    def _gate_of(self, job: Record) -> Gate | None:
-        return self._gates_by_key.get(_key(job))
+    def _gate_of(self, job: Record) -> MemoryGate | None:
+        return self._gates_by_key.get(gate_of(job))
 
     def _age_gates(self, micros: int) -> None:
         for gate in self._gates_by_key.values():
             gate.offer_ends = None if gate.offer_ends is None else gate.offer_ends - micros
-            gate.line = [(_turn(job), id) for id, job in self._members(gate)]
-            heapq.heapify(gate.line)
+            gate.order = [(_turn(self._live[id]), id) for id in gate.members]
+            heapq.heapify(gate.order)
         self._offers = [(ends - micros, key) for ends, key in self._offers]
-
-    def _members(self, gate: Gate) -> Iterable[tuple[UUID, Record]]:
-        return ((id, self._live[id]) for id in gate.members)
 
 
 def is_gated(job: Record) -> bool:
-    """Whether it has a place at a train or slot; one that waits for its parents has none yet."""
+    """Return whether a job has a position at a train or slot; while it waits for its parents it has none."""
     return job["position"] is not None
-
-
-def has_gate(job: Record) -> bool:
-    return job["train"] is not None or job["slot"] is not None
-
-
-def _key(job: Record) -> Key:
-    return ("train", job["train"]) if job["train"] is not None else ("slot", job["slot"])
 
 
 def _turn(job: Record) -> tuple[Any, ...]:
     return job["position"], -job["priority"], job["run_at"], job["id"]
 
 
-def _limits(jobs: Iterable[Record]) -> list[int]:
-    return [job["slot_limit"] for job in jobs]
+def _at_gate(job: Record) -> GateJob:
+    return GateJob(
+        id=job["id"],
+        state=job["state"],
+        position=job["position"],
+        slot_limit=job["slot_limit"],
+        priority=job["priority"],
+        run_at=job["run_at"],
+        queue=job["queue"],
+        kind=job["kind"],
+        token=job["token"],
+        asked=job["cancel_reason"] is not None,
+    )

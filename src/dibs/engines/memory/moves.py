@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.memory.gates import Gate, is_gated
-from dibs.engines.memory.queries import Looking
+from dibs.engines.memory.gates import MemoryGate, is_gated
+from dibs.engines.memory.queries import MemoryQueries
 from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.jobs.states import JobState
@@ -15,8 +15,8 @@ from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
 from dibs.operations.scripts import Row, Rows
 
 
-class Moving(Looking):
-    """The memory engine's answers to those who move."""
+class MemoryMoves(MemoryQueries):
+    """The memory engine's answers to a move between stores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class Moving(Looking):
             return [self._part_with(jobs[id], store) for id in leaving[:limit]]
 
     def _may_depart(self, job: Record) -> bool:
-        """Who waits in a train or for a slot goes only while nobody can be claimed there; no held train.
+        """Return whether a job may leave now: at a gate only while its queue is paused, from no held train.
 
-        Of a pipeline nobody goes before its end: who waits for whom would stay behind.
+        A job of a pipeline stays until the pipeline has ended, because its dependencies would stay behind.
         """
-        if job["state"] == JobState.running or job["pipeline_id"] in self._steps:
+        if job["state"] == JobState.running or job["pipeline_id"] in self._by_pipeline:
             return False
         gate = self._gate_of(job) if is_gated(job) else None
         paused = self._settings.get(job["queue"], UNSET)["paused"]
@@ -57,7 +57,7 @@ class Moving(Looking):
     def _part_with(self, job: Record, store: UUID) -> Row:
         if self._finished.pop(job["id"], None) is None:
             self._forget(job)
-        self._drop_step(job)
+        self._leave_pipeline(job)
         times = {name: from_micros(job[name]) for name in KEPT_TIMES if job[name] is not None}
         text = stored_text(job | times)
         self._departures[job["id"]] = (store, text)
@@ -74,7 +74,7 @@ class Moving(Looking):
         return rows
 
     def _take_in(self, jobs: Sequence[StoredJob], noted: Sequence[UUID] = ()) -> Rows:
-        """Those whose id and unique key are free; one row for each says which."""
+        """Store the jobs with an id and a unique key that are free; return a row for each."""
         holders: dict[Any, UUID] = {id: id for id in noted}
         holders |= {job.id: job.id for job in jobs if self._known(job.id)}
         keys = [key for job in jobs if (key := key_of(job)) in self._by_unique]
@@ -85,7 +85,7 @@ class Moving(Looking):
         return rows
 
     def _with_places(self, jobs: Sequence[StoredJob]) -> list[StoredJob]:
-        """The same jobs: where one of a train can't have its old place, all of them go to its end."""
+        """Return the same jobs; if one of a train can't have its old position, all of them go to its end."""
         places: dict[UUID, int] = {}
         for train, coming in by_train(jobs).items():
             gate = self._gates_by_key.get(("train", train))
@@ -93,9 +93,9 @@ class Moving(Looking):
                 places |= behind(gate.last_position, coming)
         return placed(jobs, places)
 
-    def _clash(self, gate: Gate, coming: Sequence[StoredJob]) -> bool:
-        """A place is taken, who runs would be behind them, or the train waits for a person."""
-        here = {job["position"]: job["state"] for _, job in self._members(gate)}
+    def _clash(self, gate: MemoryGate, coming: Sequence[StoredJob]) -> bool:
+        """Return whether a position is taken, the running job would be behind, or the train is held."""
+        here = {job["position"]: job["state"] for job in map(self._live.__getitem__, gate.members)}
         running = [position for position, state in here.items() if state == JobState.running]
         first = coming[0].position or 0
         taken = any(job.position in here for job in coming)
@@ -105,7 +105,7 @@ class Moving(Looking):
         record: Record = {name: getattr(job, name) for name in STORED_TYPES}
         record |= {name: to_micros(record[name]) for name in KEPT_TIMES if record[name] is not None}
         self._tokens = count(max(next(self._tokens), (job.token or 0) + 1))
-        self._add_step(record)
+        self._join_pipeline(record)
         if job.is_finished:
             self._finished[job.id] = record
             if job.unique_until is not None and job.unique_key is not None:

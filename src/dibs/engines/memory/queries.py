@@ -1,4 +1,4 @@
-"""What the reference engine answers to those who only look, and to workers that say that they are here."""
+"""The reference engine's answers to questions that only read, and to the reports of workers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros
-from dibs.engines.memory.pipelines import Stepped
+from dibs.engines.memory.pipelines import MemoryPipelines
 from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.states import WAITING, JobState
 from dibs.operations.scripts import Rows
 
 
-class Looking(Stepped):
-    """The memory engine's looks."""
+class MemoryQueries(MemoryPipelines):
+    """The memory engine's answers that change no job."""
 
     def _get(self, ids: Sequence[UUID]) -> Rows:
         return [self._row(job) for job in self._each(ids)]
@@ -73,7 +73,7 @@ class Looking(Stepped):
         leases = [job["lease_until"] for job in self._running.values()]
         upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
         times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
-        ready = any(self._head(line) is not None for line in self._lines)
+        ready = any(self._head(pair) is not None for pair in self._pairs)
         return [{"overdue": self._overdue(), "ready": ready, **times}]
 
     def _leave(self, worker: str) -> Rows:
@@ -90,7 +90,7 @@ class Looking(Stepped):
         return [{"name": name, "last_tick": from_micros(at)} for name, at in self._last_ticks.items()]
 
     def _ready_lines(self, queues: Sequence[str] | None) -> Rows:
-        ready = sorted(line for line in self._lines if self._head(line) is not None)
+        ready = sorted(pair for pair in self._pairs if self._head(pair) is not None)
         return [
             {"queue": queue, "kind": kind}
             for queue, kind in ready

@@ -1,4 +1,4 @@
-"""Where the reference engine keeps its jobs, and the small moves that its answers are made of."""
+"""Where the reference engine keeps its jobs, and the small changes that its answers are made of."""
 
 import heapq
 from collections import defaultdict
@@ -14,22 +14,22 @@ from dibs.operations.questions import GLANCED_COLUMNS
 from dibs.operations.scripts import Row
 
 Record = dict[str, Any]
-Line = tuple[str, str]  # queue, kind
+Pair = tuple[str, str]  # queue, kind
 
 TIMES = ("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until")
 KEPT_TIMES = (*TIMES, "unique_until")
 UNSET: Record = {"paused": False, "max_running": None}
 
 
-class Shelves:
-    """Jobs by id, and what finds them: times are in microseconds, one `_moment` per question."""
+class Storage:
+    """Jobs by id, and the indexes over them. Times are in microseconds, one `_moment` per question."""
 
     def __init__(self) -> None:
         self._live: dict[UUID, Record] = {}
         self._finished: dict[UUID, Record] = {}
         self._by_unique: dict[str, UUID] = {}
-        self._unique_for: dict[str, UUID] = {}  # finished jobs whose key is still taken
-        self._lines: defaultdict[Line, list[tuple[int, int, UUID]]] = defaultdict(list)
+        self._unique_for: dict[str, UUID] = {}  # finished jobs that keep their key for a time
+        self._pairs: defaultdict[Pair, list[tuple[int, int, UUID]]] = defaultdict(list)
         self._scheduled: list[tuple[int, UUID]] = []
         self._running: dict[UUID, Record] = {}
         self._settings: dict[str, Record] = {}
@@ -55,13 +55,13 @@ class Shelves:
     def _wait(self, job: Record, state: JobState) -> None:
         job["state"] = state
         if state == JobState.ready:
-            heapq.heappush(self._lines[line_of(job)], rank(job))
+            heapq.heappush(self._pairs[pair_of(job)], rank(job))
         elif state == JobState.scheduled:
             heapq.heappush(self._scheduled, (job["run_at"], job["id"]))
 
-    def _head(self, line: Line) -> tuple[int, int, UUID] | None:
-        """The first of a line that is still what it was when it was put there."""
-        heap = self._lines[line]
+    def _head(self, pair: Pair) -> tuple[int, int, UUID] | None:
+        """Return the first ready job of a queue-kind pair, and forget entries that no longer hold."""
+        heap = self._pairs[pair]
         while heap:
             job = self._live.get(heap[0][2])
             if job is not None and job["state"] == JobState.ready and rank(job) == heap[0]:
@@ -70,7 +70,7 @@ class Shelves:
         return None
 
     def _next_due(self) -> int | None:
-        """When the first of those scheduled is due; who is no longer scheduled is forgotten here."""
+        """Return when the first scheduled job is due, and forget entries that no longer hold."""
         while self._scheduled:
             run_at, id = self._scheduled[0]
             job = self._live.get(id)
@@ -91,7 +91,7 @@ class Shelves:
         return {"lease_until": from_micros(job["lease_until"])} | {name: job[name] for name in names}
 
 
-def line_of(job: Record) -> Line:
+def pair_of(job: Record) -> Pair:
     return job["queue"], job["kind"]
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MemoryStore(WithoutTables):
-    """The store of one process: answers at once, in any thread, in either colour."""
+    """A store in this process, for any thread and both faces."""
 
     traits = Memory.traits
 
@@ -35,7 +35,7 @@ class MemoryStore(WithoutTables):
 
     async def listen(self, hear: Callable[[str], None]) -> None:
         with self._listeners.listening(hear):
-            hear(STOP_HINT)  # whatever was asked to stop before we listened
+            hear(STOP_HINT)  # jobs may have been asked to stop before we listened
             await asyncio.Event().wait()
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:

@@ -76,7 +76,7 @@ class MysqlClaims(MysqlGates):
         if taken:
             return None
         [gate] = gates.values()
-        has_room = yield from self._room_beside(gate, job["slot_limit"])
+        has_room = yield from self._has_room(gate, job["slot_limit"])
         rows = (yield Query("lock_behind_slot", {"job": wish["job"].hex})) if has_room else []
         claimed = yield from self._leased(opening, rows, wish)
         if rows:

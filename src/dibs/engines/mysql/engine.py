@@ -12,15 +12,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from dibs.engines.mysql.enqueue import is_one_insert
-from dibs.engines.mysql.gates import (
-    Gates,
-    Key,
-    gate_of,
-    gates_of,
-    has_gate,
-    leave,
-    note_moves,
-)
+from dibs.engines.mysql.gates import Gates, gates_of, leave, note_moves
 from dibs.engines.mysql.settle import MysqlSettle
 from dibs.engines.mysql.snapshot import on_newest
 from dibs.engines.mysql.values import (
@@ -34,6 +26,7 @@ from dibs.engines.sql.blocks import Dialect, schema_version
 from dibs.engines.sql.engine import READS, Answer, Plan, Query, errors_with_death, swept_state
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
+from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import STORED_TYPES, StoredJob
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.questions import Traits
@@ -203,7 +196,7 @@ class MySQL(MysqlSettle, MovingEngine):
         rows = yield Query("due", {"limit": limit})
         yield from self._each("stage", (row["id"] for row in rows))
         in_slots = yield from self._stage_in_slots(limit)
-        yield from self._pass_on(limit)
+        yield from self._end_offers(limit)
         return [*rows, *in_slots]
 
     def _stage_in_slots(self, limit: int) -> Plan:
@@ -212,7 +205,7 @@ class MySQL(MysqlSettle, MovingEngine):
         ours = [row["id"] for row in found if ("slot", row["slot"]) in gates]
         note_moves(gates)
         rows = (yield Query("lock_due", {"ids": as_ids(sorted(ours))})) if ours else []
-        yield from self._each("move", (row["id"] for row in rows), state=JobState.blocked.value)
+        yield from self._each("set_states", (row["id"] for row in rows), state=JobState.blocked.value)
         yield from self._open_gates(gates)
         return rows
 
@@ -297,7 +290,7 @@ class MySQL(MysqlSettle, MovingEngine):
             if gate.held_by == job["id"]:
                 gate.held_by = None
             else:
-                places.append((job["id"], gate.place({"slot_policy": None})))
+                places.append((job["id"], gate.place(None)))
         yield from self._set_places(places)
         return (yield from self._open_gates(gates))
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from dibs.engines.mysql.gates import Gates, MysqlGates, gate_of, gates_of, has_gate
+from dibs.engines.mysql.gates import Gates, MysqlGates, gates_of
 from dibs.engines.mysql.values import (
     CHUNK_ROWS,
     CHUNK_SIZE,
@@ -17,6 +17,7 @@ from dibs.engines.mysql.values import (
     text_size,
 )
 from dibs.engines.sql.engine import Plan, Query
+from dibs.jobs.gates import gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row
@@ -239,7 +240,7 @@ def _take_place(job: dict[str, Any], gates: Gates) -> None:
     if has_gate(job):
         waits = job["slot"] is not None and job["state"] == JobState.scheduled
         job["state"] = JobState.scheduled if waits else JobState.blocked
-        job["position"] = gates[gate_of(job)].place(job)
+        job["position"] = gates[gate_of(job)].place(job["slot_policy"])
 
 
 def _stored(job: Mapping[str, Any], ours: set[UUID], holders: Mapping[Any, UUID]) -> Row:

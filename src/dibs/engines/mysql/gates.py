@@ -1,7 +1,7 @@
-"""Trains and slots on MySQL and MariaDB: the plans of `memory/gates.py`, over the blocks of gates.sql.
+"""Trains and slots on MySQL and MariaDB: load under locks what jobs/gates.py decides about, and apply it.
 
-A plan locks the rows of its gates, then what it changes at them; it notes in `Gate` what has happened, and
-ends with `_open_gates`, which lets through who may go and writes the rows of the gates.
+A plan locks the rows of its gates, then the jobs that it changes at them. It notes in `LockedGate` what has
+happened, and ends with `_open_gates`, which lets the next jobs through and writes the rows of the gates.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,26 +13,32 @@ from uuid import UUID
 from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
 from dibs.engines.sql.engine import Plan, Query
 from dibs.engines.sql.gates import MendingEngine
-from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, fits, giving_way, holds, in_the_way
-from dibs.operations.scripts import Row, Rows
+from dibs.jobs.gates import (
+    OFFER,
+    WAITING_READ,
+    GateJob,
+    Key,
+    Left,
+    gate_of,
+    giving_way,
+    has_gate,
+    has_room,
+    kept_instead,
+    left_train,
+    new_position,
+    open_slot,
+    open_train,
+    waiting_needed,
+)
+from dibs.jobs.states import JobState
+from dibs.operations.scripts import Row
 
-Key = tuple[str, str]  # "train" or "slot", and its name
-
-NOBODY_WAS_HERE = -1
+JUST_MADE = -1  # the last position of a gate that has just been made
 
 
 @dataclass(slots=True)
-class Left:
-    """A job that is not on its train any more; `holds` if its end is one for a person to look at."""
-
-    id: UUID
-    position: int
-    holds: bool
-
-
-@dataclass(slots=True)
-class Gate:
-    """The row of a gate, which this transaction has locked, and what it did there."""
+class LockedGate:
+    """The row of a gate that this transaction has locked, and what it did there."""
 
     key: Key
     now: datetime
@@ -46,16 +52,16 @@ class Gate:
 
     @property
     def name(self) -> str:
-        """As the column `gate` of its jobs spells it."""
+        """The name in the column `gate` of its jobs."""
         return self.key[0][0] + self.key[1]
 
     @property
     def is_made(self) -> bool:
-        return self.last_position == NOBODY_WAS_HERE
+        return self.last_position == JUST_MADE
 
     @property
     def is_left(self) -> bool:
-        """Nobody is at it, and nobody holds it."""
+        """Whether no live job is at it and no ended one holds it."""
         return self.is_empty and self.held_by is None
 
     @property
@@ -66,21 +72,21 @@ class Gate:
         self.last_position += 1
         return self.last_position
 
-    def place(self, job: Mapping[str, Any]) -> int:
-        """Trains: one after the other. Slots: all alike, but a pre-empting job is before all others."""
-        if self.key[0] == "train":
-            return self.next_position()
-        return -self.next_position() if job["slot_policy"] == "preempt" else 0
+    def place(self, slot_policy: str | None) -> int:
+        """Return the position of a job that comes here."""
+        position = new_position(self.key[0], slot_policy, self.last_position)
+        self.last_position = max(self.last_position, abs(position))
+        return position
 
 
-Gates = dict[Key, Gate]
+Gates = dict[Key, LockedGate]
 
 
 class MysqlGates(MendingEngine):
     """What a question does at gates."""
 
     def _each(self, block: str, ids: Iterable[UUID], **given: Any) -> Plan:
-        """One statement for all of these, none for none."""
+        """Run one statement for all of these, and none if there are none."""
         if ids := list(ids):
             yield Query(block, {"ids": as_ids(ids), **given})
         return []
@@ -90,7 +96,7 @@ class MysqlGates(MendingEngine):
     def _release_train(self, name: str) -> Plan:
         gates = yield from self._lock_gates([("train", name)])
         [gate] = gates.values()
-        was_there, was_held = gate.stored[0] != NOBODY_WAS_HERE, gate.held_by is not None
+        was_there, was_held = gate.stored[0] != JUST_MADE, gate.held_by is not None
         gate.held_by = None
         yield from self._open_gates(gates)
         return [{"was_held": was_held}] if was_there else []
@@ -108,7 +114,7 @@ class MysqlGates(MendingEngine):
         yield from self._open_gates(gates, mends=True)
         return found
 
-    def _put_up(self, keys: Sequence[Key]) -> Plan:
+    def _make_gates(self, keys: Sequence[Key]) -> Plan:
         return (yield from self._open_gates((yield from self._lock_gates(keys))))
 
     def _gates(self, names: Collection[str] | None, **page: Any) -> Plan:
@@ -125,14 +131,14 @@ class MysqlGates(MendingEngine):
     # -- locks ----------------------------------------------------------------------------------
 
     def _lock_gates(self, keys: Iterable[Key]) -> Any:
-        """These gates, locked in the order of their keys; those that are not there are made."""
+        """Lock these gates in the order of their keys, and make the missing ones."""
         wanted = sorted(set(keys))
         for chunk in chunks(wanted):
             yield Query("lock_gates", {"gates": chunk})
         return (yield from self._read_gates("locked_gates", wanted))
 
     def _lock_with_patience(self, keys: Collection[Key], patience: str | None) -> Any:
-        """(these gates, locked; those of them that somebody else has locked, where nobody is waited for)."""
+        """Return (these gates, locked; with patience `none` the gates that are locked elsewhere)."""
         if patience == "short":
             yield from self._read_gates("gates_soon", sorted(keys))
         if patience != "none":
@@ -147,7 +153,7 @@ class MysqlGates(MendingEngine):
         return free | absent, taken
 
     def _lock_free_gates(self, keys: Iterable[Key]) -> Any:
-        """Those of these gates that nobody has locked."""
+        """Lock the gates of these that are free."""
         return (yield from self._read_gates("free_gates", sorted(set(keys))))
 
     def _read_gates(self, block: str, keys: Sequence[Key]) -> Any:
@@ -162,48 +168,36 @@ class MysqlGates(MendingEngine):
         return gates
 
     def _lock_gates_of(self, jobs: Sequence[Row], gates: Gates) -> Plan:
-        """Of jobs that came to a gate after we looked: its lock comes late, and may cost a deadlock."""
+        """Lock gates to which jobs came after the first read: this late it may cost a deadlock."""
         missing = {gate_of(job) for job in jobs if has_gate(job)} - gates.keys()
         gates.update((yield from self._lock_gates(missing)) if missing else {})
         return []
 
-    # -- the moves ------------------------------------------------------------------------------
+    # -- what other plans do at a gate ------------------------------------------------------------
 
     def _kept_instead(self, job: Mapping[str, Any]) -> Any:
-        """Who keeps the place of a new job with the policy `drop`, if its slot was full without it."""
-        members = yield Query("slot_members", {"gate": f"s{job['slot']}", "job": job["id"].hex})
-        full = not fits(job["slot_limit"], [member["slot_limit"] for member in members])
-        return members[0]["id"] if full else None
+        """Return the job that is kept instead of a new one with the policy `drop`, if its slot was full."""
+        beside = {"gate": f"s{job['slot']}", "job": job["id"].hex, "limit": job["slot_limit"]}
+        members = yield Query("slot_members", beside)
+        return kept_instead(job["slot_limit"], [GateJob(**row) for row in members])
 
     def _waiting_beside(self, job: Mapping[str, Any]) -> Any:
-        """The other jobs of its slot that have not started."""
-        members = yield Query("slot_members", {"gate": f"s{job['slot']}", "job": job["id"].hex})
-        return [member["id"] for member in members if member["state"] != JobState.running]
+        """Return the ids of the other jobs of its slot that have not started."""
+        rows = yield Query("slot_waiting", {"gate": f"s{job['slot']}", "job": job["id"].hex})
+        return [row["id"] for row in rows]
 
-    def _going(self, gate: Gate, line: Rows) -> Any:
-        """(who runs, who is ready): from here on nobody starts, for whoever is ready is locked."""
-        ready = [job["id"] for job in line if job["state"] == JobState.ready]
-        locked = (yield Query("looked_ready", {"ids": as_ids(sorted(ready))})) if ready else []
-        running = {job["id"]: job for job in (yield Query("slot_running", {"gate": gate.name}))}
-        running |= {job["id"]: job for job in locked if job["state"] == JobState.running}
-        still_ready = {job["id"] for job in locked if job["state"] == JobState.ready}
-        return sorted(running.values(), key=lambda job: job["token"]), still_ready
+    def _has_room(self, gate: LockedGate, limit: int) -> Any:
+        return has_room(limit, (yield from self._slot(gate, (yield from self._line(gate, 0)))))
 
-    def _room_beside(self, gate: Gate, limit: int) -> Any:
-        line = yield Query("slot_line", {"gate": gate.name, "limit": 0})
-        running, _ = yield from self._going(gate, line)
-        return fits(limit, [job["slot_limit"] for job in running])
-
-    def _pass_on(self, limit: int) -> Plan:
-        """Slots whose offer is over: who is ready and gives way goes behind all who had no turn yet."""
+    def _end_offers(self, limit: int) -> Plan:
+        """Put ready jobs that give way behind all others of their slots."""
         over = yield Query("offers_over", {"limit": limit})
         gates = yield from self._lock_free_gates((row["sort"], row["name"]) for row in over)
         passed: Gates = {}
         for key, gate in gates.items():
-            line = yield Query("slot_line", {"gate": gate.name, "limit": LOOKED_AT})
-            _, ready = yield from self._going(gate, line)
-            turns = [job["id"] for job in sorted(giving_way(line), key=_turn) if job["id"] in ready]
-            yield from self._set_places([(id, gate.next_position()) for id in turns])
+            jobs = yield from self._slot(gate, (yield from self._line(gate, WAITING_READ)))
+            turns = giving_way(jobs)
+            yield from self._set_places([(job.id, gate.next_position()) for job in turns])
             gate.offer_ends, gate.moved = None, True
             if turns:
                 passed[key] = gate
@@ -215,10 +209,10 @@ class MysqlGates(MendingEngine):
             yield Query("place", {"places": chunk})
         return []
 
-    # -- who may go -----------------------------------------------------------------------------
+    # -- opening ----------------------------------------------------------------------------------
 
     def _open_gates(self, gates: Gates, *, mends: bool = False) -> Plan:
-        """Let through who may go, and only them; the last one leaves no trace."""
+        """Let through the jobs that may go, and only them; delete a gate after its last job."""
         yield from self._open_trains([gate for key, gate in gates.items() if key[0] == "train"])
         for key, gate in gates.items():
             if key[0] == "slot":
@@ -227,68 +221,56 @@ class MysqlGates(MendingEngine):
             yield Query("forget_gates", {"gates": chunk})
         return (yield from self._note_gates([gate for gate in gates.values() if not gate.is_left]))
 
-    def _note_gates(self, gates: Sequence[Gate]) -> Plan:
+    def _note_gates(self, gates: Sequence[LockedGate]) -> Plan:
         changed = [gate for gate in gates if gate.moved or gate.noted != gate.stored]
         for chunk in chunks(_row(gate) for gate in changed):
             yield Query("note_gates", {"gates": chunk})
         return []
 
-    def _open_trains(self, trains: Sequence[Gate]) -> Plan:
-        """A train's head goes, unless the train waits for a person."""
+    def _open_trains(self, trains: Sequence[LockedGate]) -> Plan:
         if not trains:
             return []
         rows = yield Query("train_heads", {"gates": as_json([gate.name for gate in trains])})
-        heads = {row["gate"]: row for row in rows}
+        heads = {row["gate"]: _head(row) for row in rows}
+        opened: list[UUID] = []
         for gate in trains:
             head = heads[gate.name]
-            gate.is_empty = head["id"] is None
-            gate.held_by = gate.held_by or _who_holds(gate.left, head["position"])
-        opened = [gate for gate in trains if _may_open(gate, heads[gate.name])]
-        for gate in opened:
-            gate.moved = True
-        return (yield from self._each("open_heads", sorted(heads[gate.name]["id"] for gate in opened)))
+            opening = open_train(head, gate.held_by, gate.left)
+            gate.held_by, gate.is_empty = opening.held_by, head is None
+            if head is not None and opening.opens:
+                gate.moved = True
+                opened.append(head.id)
+        return (yield from self._each("open_heads", sorted(opened)))
 
-    def _open_slot(self, gate: Gate, mends: bool) -> Plan:
-        line = yield from self._line(gate)
-        running, ready = yield from self._going(gate, line)
-        line = [job for job in line if job["state"] != JobState.ready or job["id"] in ready]
-        chosen, waiting = _turns(running, line)
-        back = [job["id"] for job in waiting if job["state"] == JobState.ready]
-        started = [job["id"] for job in chosen if job["state"] == JobState.blocked]
-        yield from self._each("move", sorted(back), state=JobState.blocked.value)
-        yield from self._each("move", sorted(started), state=JobState.ready.value)
-        gate.moved |= bool(back or started)
-        gate.offer_ends = _offer(gate, offered=bool(chosen and waiting), is_new=bool(started), mends=mends)
-        yield from self._preempt(running, chosen, waiting)
-        if not running and not line:
-            gate.is_empty = not (yield Query("somebody_there", {"gate": gate.name}))
+    def _open_slot(self, gate: LockedGate, mends: bool) -> Plan:
+        line = yield from self._line(gate, 2)
+        if (needed := waiting_needed(line)) > 2:
+            line = yield from self._line(gate, needed)
+        jobs = yield from self._slot(gate, line)
+        opening = open_slot(jobs, has_offer=gate.offer_ends is not None, mends=mends)
+        yield from self._each("set_states", sorted(opening.sent_back), state=JobState.blocked.value)
+        yield from self._each("set_states", sorted(opening.let_through), state=JobState.ready.value)
+        yield from self._each("ask_to_cancel", sorted(opening.asked), reason=opening.reason)
+        gate.moved |= bool(opening.sent_back or opening.let_through)
+        if opening.offer != "kept":
+            gate.offer_ends = later(gate.now, OFFER) if opening.offer == "new" else None
+        if not jobs:
+            gate.is_empty = not (yield Query("slot_in_use", {"gate": gate.name}))
         return []
 
-    def _line(self, gate: Gate) -> Any:
-        """As many of the line as could go, and one more."""
-        line = sorted((yield Query("slot_line", {"gate": gate.name, "limit": 2})), key=_turn)
-        if line and line[0]["slot_limit"] > 1:
-            wanted = {"gate": gate.name, "limit": line[0]["slot_limit"] + 1}
-            line = sorted((yield Query("slot_line", wanted)), key=_turn)
-        return line
+    def _line(self, gate: LockedGate, waiting: int) -> Any:
+        """Return the ready jobs of a slot, and the first of the blocked ones, without a lock."""
+        rows = yield Query("slot_line", {"gate": gate.name, "limit": waiting})
+        return [GateJob(**row) for row in rows]
 
-    def _preempt(self, running: Rows, chosen: Sequence[Row], waiting: Sequence[Row]) -> Plan:
-        if not waiting or waiting[0]["position"] >= 0:
-            return []
-        first, ready = waiting[0], [job["slot_limit"] for job in chosen]
-        stand = [(job["slot_limit"], job["position"], bool(job["asked"])) for job in running]
-        asked = in_the_way(first["slot_limit"], first["position"], stand, ready)
-        stopping = sorted(running[at]["id"] for at in asked)
-        reason = f"pre-empted by {first['id']}"
-        return (yield from self._each("ask_to_cancel", stopping, reason=reason))
-
-
-def has_gate(job: Mapping[str, Any]) -> bool:
-    return job["train"] is not None or job["slot"] is not None
-
-
-def gate_of(job: Mapping[str, Any]) -> Key:
-    return ("train", job["train"]) if job["train"] is not None else ("slot", job["slot"])
+    def _slot(self, gate: LockedGate, line: Sequence[GateJob]) -> Any:
+        """Return what these jobs are now, and the running ones. No ready job can start from here on."""
+        ready = sorted(job.id for job in line if job.state == JobState.ready)
+        locked = (yield Query("lock_ready", {"ids": as_ids(ready)})) if ready else []
+        running = yield Query("slot_running", {"gate": gate.name})
+        going = {row["id"]: GateJob(**row) for row in (*running, *locked)}
+        going = {id: job for id, job in going.items() if job.state in (JobState.ready, JobState.running)}
+        return [*going.values(), *(job for job in line if job.state == JobState.blocked)]
 
 
 def gates_of(jobs: Iterable[Mapping[str, Any]]) -> list[Key]:
@@ -296,63 +278,26 @@ def gates_of(jobs: Iterable[Mapping[str, Any]]) -> list[Key]:
 
 
 def leave(gates: Gates, job: Row, state: str | None) -> None:
-    """A job has ended like this, or is deleted (None): the next one may go, or a person must come."""
+    """Note that a job has ended in this state, or was deleted (None)."""
     if job["train"] is not None and job["position"] is not None:
-        stops = state is not None and holds(JobState(state), job["on_cancelled"], job["on_failed"])
-        gates[gate_of(job)].left.append(Left(job["id"], job["position"], stops))
-
-
-def _who_holds(left: Sequence[Left], first: int | None) -> UUID | None:
-    """Of those who left, one after another, the first whose end stops the train: it must have been its head.
-
-    `first` is the position of the first who is still there.
-    """
-    for at, job in enumerate(left):
-        others = [other.position for other in left[at + 1 :]] + ([] if first is None else [first])
-        if job.holds and all(job.position < position for position in others):
-            return job.id
-    return None
+        gates[gate_of(job)].left.append(left_train(job, state))
 
 
 def note_moves(gates: Gates) -> None:
-    """For gates that were locked without a write: whoever saw them before must see that they have changed."""
+    """Mark gates that were locked without a write, so that transactions that saw them see a change."""
     for gate in gates.values():
         gate.moved = True
 
 
-def _may_open(train: Gate, head: Row) -> bool:
-    return train.held_by is None and bool(head["state"] == JobState.blocked)
+def _head(row: Row) -> GateJob | None:
+    return None if row["id"] is None else GateJob(row["id"], row["state"], row["position"])
 
 
-def _turns(running: Rows, line: Rows) -> tuple[list[Row], list[Row]]:
-    """(who goes, who waits) of those in line."""
-    going = [job["slot_limit"] for job in running]
-    chosen: list[Row] = []
-    for job in line:
-        if not fits(job["slot_limit"], going):
-            break
-        going.append(job["slot_limit"])
-        chosen.append(job)
-    return chosen, list(line[len(chosen) :])
-
-
-def _turn(job: Row) -> tuple[Any, ...]:
-    return job["position"], -job["priority"], job["run_at"], job["id"]
-
-
-def _offer(gate: Gate, *, offered: bool, is_new: bool, mends: bool) -> datetime | None:
-    """Somebody waits behind a ready job: it has so long to be taken. One that led to nothing is over."""
-    if not offered:
-        return None
-    begins = is_new or (gate.offer_ends is None and not mends)
-    return later(gate.now, PATIENCE) if begins else gate.offer_ends
-
-
-def _gate(row: Row) -> Gate:
+def _gate(row: Row) -> LockedGate:
     stored = (row["last_position"], row["held_by"], row["offer_ends"])
-    return Gate((row["sort"], row["name"]), row["now"], *stored, stored=stored)
+    return LockedGate((row["sort"], row["name"]), row["now"], *stored, stored=stored)
 
 
-def _row(gate: Gate) -> list[Any]:
+def _row(gate: LockedGate) -> list[Any]:
     ends = None if gate.offer_ends is None else as_moment(gate.offer_ends)
     return [*gate.key, gate.last_position, as_hex(gate.held_by), ends]

@@ -1,9 +1,10 @@
--- MySQL's and MariaDB's words for trains and slots (ADR 12); gates.py says which blocks make an answer.
+-- MySQL's and MariaDB's blocks for trains and slots (ADR 12). jobs/gates.py decides, gates.py says which blocks
+-- make an answer.
 --
--- The rows of gates are locked first, in the order of their keys. Who is at a gate is then looked up in an
--- index without a lock, and locked by primary key: whoever locked an entry of that index and then waited for
--- the row would meet a claimer who has the row and wants to change the entry. A transaction of the caller's
--- may look at an old snapshot: where a gate has changed since, the look is a locking read, `…_newest`.
+-- The rows of gates are locked first, in the order of their keys. The jobs at a gate are then found in an index
+-- without a lock, and locked by primary key: a transaction that locked an entry of that index and then waited for
+-- the row would meet a claimer that has the row and wants to change the entry. A caller's transaction may have an
+-- old snapshot: where a gate has changed since, the read is a locking one, `…_newest`.
 
 -- fragment: given_gates
 json_table(
@@ -22,20 +23,20 @@ json_table(
 straight_join dibs_gates gate force index (primary) on gate.sort = given.sort and gate.name = given.name
 
 -- name: lock_gates
--- A row that is not there, or was deleted a moment ago, is made: -1 says that nobody has been here. Changes are
--- counted from another number each time.
+-- Makes a row that is not there, or was deleted a moment ago: -1 says that it is new. Changes are counted from
+-- another number each time.
 insert into dibs_gates (sort, name, last_position, changes)
 select given.sort, given.name, -1, cast(1000000 * unix_timestamp(now(6)) as signed)
 from {>given_gates}
 on duplicate key update changes = abs(dibs_gates.changes) + 1
 
 -- name: gates_seen
--- In a transaction of the caller's, before they are locked.
+-- Before they are locked, in a caller's transaction.
 select gate.sort, gate.name, gate.changes
 from {>each_gate}
 
 -- name: doubt_gates
--- What this transaction writes it also sees, whatever its snapshot is; it must remember not to trust it.
+-- This transaction sees what it writes, whatever its snapshot is. The sign says not to trust the snapshot.
 update {>each_gate}
 set gate.changes = -abs(gate.changes)
 
@@ -45,13 +46,13 @@ from {>each_gate}
 for update
 
 -- name: gates_soon
--- For who would rather come again than wait for long. (MySQL waits for as long as for any lock.)
+-- Waits for a second and then fails, so that the caller tries again later. (MySQL waits as for any lock.)
 select {>gate_columns}
 from {>each_gate}
 for update /*M! wait 1 */
 
 -- name: free_gates
--- Upkeep leaves gates alone where somebody is at work.
+-- Upkeep skips gates that another transaction has locked.
 select {>gate_columns}
 from {>each_gate}
 for update skip locked
@@ -60,7 +61,7 @@ for update skip locked
 gate.sort, gate.name, gate.last_position, gate.held_by, gate.offer_ends, gate.changes, {now} as now
 
 -- name: last_position
--- Of a gate that has just been made. Somebody is at it only if a person deleted its row.
+-- Of a gate that has just been made. It has jobs only if an operator deleted its row.
 select coalesce(max(abs(job.position)), 0) as last_position
 from dibs_jobs job force index (dibs_jobs_gate)
 where job.gate = :gate
@@ -114,45 +115,40 @@ order by head.position
 limit 1
 
 -- name: open_heads
--- The head goes when it is due.
-update {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+update {>each_job}
 set job.state = if(job.run_at <= {now}, 'ready', 'scheduled')
 where job.state = 'blocked'
 
 -- name: slot_running
-select {>running_columns}
-from dibs_jobs job force index (dibs_jobs_gate)
-where job.gate = :gate and job.place in (40, 41)
-order by job.token
+{>running_in_slot}
 
 -- name: slot_running_newest
-select {>running_columns}
-from dibs_jobs job force index (dibs_jobs_gate)
-where job.gate = :gate and job.place in (40, 41)
-order by job.token
+{>running_in_slot}
 lock in share mode
 
--- fragment: running_columns
-job.id, job.slot_limit, job.position, job.cancel_reason is not null as asked, job.token
+-- fragment: running_in_slot
+select {>at_gate}
+from dibs_jobs job force index (dibs_jobs_gate)
+where job.gate = :gate and job.place in (40, 41)
 
 -- name: slot_line
--- Who waits and is due, the first of those who never started, the first of the others, and all who are ready.
-(select {>line_columns} {>blocked_anew})
+-- The first blocked jobs of the ones that never started, the first of the others, and all ready ones.
+(select {>at_gate} {>blocked_anew})
 union all
-(select {>line_columns} {>blocked_again})
+(select {>at_gate} {>blocked_again})
 union all
-(select {>line_columns} {>ready_of_slot})
+(select {>at_gate} {>ready_of_slot})
 
 -- name: slot_line_newest
-(select {>line_columns} {>blocked_anew} lock in share mode)
+(select {>at_gate} {>blocked_anew} lock in share mode)
 union all
-(select {>line_columns} {>blocked_again} lock in share mode)
+(select {>at_gate} {>blocked_again} lock in share mode)
 union all
-(select {>line_columns} {>ready_of_slot} lock in share mode)
+(select {>at_gate} {>ready_of_slot} lock in share mode)
 
--- fragment: line_columns
-job.id, job.state, job.queue, job.kind, job.slot_limit, job.position, job.priority, job.run_at
+-- fragment: at_gate
+job.id, job.state, job.position, job.slot_limit, job.priority, job.run_at, job.queue, job.kind, job.token,
+    job.cancel_reason is not null as asked
 
 -- fragment: blocked_anew
 from dibs_jobs job force index (dibs_jobs_gate)
@@ -170,29 +166,28 @@ limit :limit
 from dibs_jobs job force index (dibs_jobs_gate)
 where job.gate = :gate and job.place in (30, 31)
 
--- name: looked_ready
--- A ready job may be in the hands of a claimer: wait, then see what it is now.
-select {>running_columns}, job.state
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+-- name: lock_ready
+-- A claimer may have locked a ready job: wait for it, and read what the job is then.
+select {>at_gate}
+from {>each_job}
 for update
 
--- name: somebody_there
-select 1 as there
-from dibs_jobs job force index (dibs_jobs_gate)
-where job.gate = :gate and job.position is not null
-limit 1
+-- name: slot_in_use
+{>any_of_slot}
 
--- name: somebody_there_newest
-select 1 as there
-from dibs_jobs job force index (dibs_jobs_gate)
-where job.gate = :gate and job.position is not null
-limit 1
+-- name: slot_in_use_newest
+{>any_of_slot}
 lock in share mode
 
+-- fragment: any_of_slot
+select 1 as there
+from dibs_jobs job force index (dibs_jobs_gate)
+where job.gate = :gate and job.position is not null
+limit 1
+
 -- name: clash
--- Who comes from another store can't have their places on this train if one of them is taken, if who runs here
--- would be behind them, or while the train waits for a person.
+-- Jobs from another store can't have their old positions on this train if one of them is taken, if the running job
+-- here would be behind them, or while the train is held.
 select
     gate.last_position,
     gate.held_by is not null
@@ -217,14 +212,13 @@ from dibs_gates gate
 where gate.sort = 'train' and gate.name = :name
 
 -- name: close_train
--- Who comes from another store may be before who is ready here.
+-- A job from another store may be before the one that is ready here.
 update dibs_jobs
 set state = 'blocked'
 where gate = :gate and state in ('ready', 'scheduled')
 
--- name: move
-update {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+-- name: set_states
+update {>each_job}
 set job.state = :state
 
 -- name: place
@@ -236,24 +230,39 @@ straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
 set job.position = given.position
 
 -- name: slot_members
--- Those who were there before this one; who has the slot comes first.
 {>members}
 
 -- name: slot_members_newest
 {>members}
 lock in share mode
 
+-- name: slot_waiting
+{>waiting_members}
+
+-- name: slot_waiting_newest
+{>waiting_members}
+lock in share mode
+
 -- fragment: members
-select job.id, job.state, job.slot_limit
+-- The jobs that were there before this one, running ones first.
+select {>at_gate}
 from dibs_jobs job force index (dibs_jobs_gate)
 where job.gate = :gate and job.position is not null and job.id <> unhex(:job)
 order by job.state <> 'running', job.position, job.precedence, job.run_at, job.id
+limit :limit
+
+-- fragment: waiting_members
+select job.id
+from dibs_jobs job force index (dibs_jobs_gate)
+where job.gate = :gate
+  and job.position is not null
+  and job.state <> 'running'
+  and job.id <> unhex(:job)
 
 -- name: gates_of
--- At which gates these jobs are; without a lock, to be looked at again once the gates are locked.
+-- The gates of these jobs, read without a lock; the jobs are read again once the gates are locked.
 select job.train, job.slot
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+from {>each_job}
 where job.gate is not null
 
 -- name: gates_of_ended
@@ -264,9 +273,16 @@ where job.train is not null or job.slot is not null
 
 -- name: gates_of_keys
 select job.train, job.slot
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 where job.gate is not null
+
+-- fragment: each_keyed
+{>given_keys}
+straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+
+-- fragment: each_job
+{>given_ids}
+straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
 
 -- fragment: given_keys
 json_table(
@@ -275,34 +291,30 @@ json_table(
 ) given
 
 -- name: key_holders
--- Who has these unique keys: nobody is locked, for a running job whose row is locked loses its lease.
+-- The jobs that have these unique keys, read without a lock: a running job with a locked row would lose its lease.
 select job.id as holder, job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 
 -- name: running_holders
--- Those of them who run. For who comes to replace what waits: it will lock that alone, and two who had locked
--- it together before would be in each other's way.
+-- Of these only the running ones. An enqueue that replaces a waiting job locks that job alone later; two that had
+-- locked it together before would block each other.
 select job.id as holder, job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 where job.state = 'running'
 
 -- name: key_holders_newest
--- Those of them who still do. Only what the index has is read: so its entries are locked and not the rows, and
--- who has a key can be claimed and renewed, but not settled. Who is just being settled is not waited for: two
--- who had waited for it together would both be in the way of the other's insert.
+-- The jobs that still have them. Only columns of the index are read, so its entries are locked and not the rows: a
+-- job that has a key can be claimed and renewed, but not settled. Does not wait for a job that is just being
+-- settled: of two that had waited for it together each would block the insert of the other.
 select job.id as holder, job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 /*M! lock in share mode skip locked */ /*!80017 for share skip locked */
 
 -- name: free_keys
--- Those of these keys that nobody's open transaction has met. Looked for before the rows are locked, which can't
--- be renewed then.
+-- The keys that no open transaction has met. Read before the rows are locked, because a locked row can't be
+-- renewed.
 select job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update skip locked
 
 -- name: keys_held
@@ -311,22 +323,20 @@ from {>given_claims}
 straight_join dibs_jobs job force index (primary) on {>is_held} and job.unique_key is not null
 
 -- name: lock_keys
--- Whoever meets a key locks its entry and then the row. To end a job is to go the same way: who has the row and
--- wants to take the entry away would meet them.
+-- An enqueue that meets a key locks its entry and then the row. A settlement must lock in the same order: with the
+-- row first, and then the entry that it deletes, the two would deadlock.
 select job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update
 
 -- name: keys_soon
 select job.unique_key
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update /*M! wait 1 */
 
 -- name: lasting
--- Finished jobs that keep their unique keys for a time. Asked after the insert: whoever finished meanwhile
--- is seen.
+-- Finished jobs that keep their unique keys for a time. Read after the insert, so that a job that finished
+-- meanwhile is seen.
 select {>lasting_columns}
 from {>lasting_keys}
 
@@ -344,7 +354,7 @@ straight_join dibs_finished job force index (dibs_finished_lasting)
     on job.key_is_free = false and job.unique_key = given.name and job.unique_until > {now}
 
 -- name: replace
--- Arguments and time of a job that waits; where that leads to is for its gate to say, if it has one.
+-- A waiting job gets other arguments and another time; its gate, if it has one, decides what follows.
 update dibs_jobs
 set
     args = :args,
@@ -364,7 +374,7 @@ order by gate.offer_ends
 limit :limit
 
 -- name: due
--- Those of slots are staged at their gates.
+-- Jobs of slots are staged at their gates.
 select job.id
 from dibs_jobs job force index (dibs_jobs_due)
 where job.due_at <= {now} and job.slot is null
@@ -373,7 +383,7 @@ limit :limit
 for update skip locked
 
 -- name: due_in_slots
--- Of those that are due first: a crowd of plain ones ahead is not walked.
+-- Among the first that are due: many plain jobs ahead are not walked.
 select due.id, due.slot
 from (
     select job.id, job.slot
@@ -441,12 +451,11 @@ select
     case when job.state = 'running' then job.worker end as worker,
     job.lease_until <= {now_minus:stale_after} as stale,
     {>place_columns}
-from {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+from {>each_job}
 for update
 
 -- name: held
--- Fenced by the token: what is not held any more is not locked, and so not written.
+-- Fenced by the token: a claim that no longer holds locks nothing, and so writes nothing.
 select job.id, job.token, job.cancel_reason, {>place_columns}, {now} as now
 from {>given_claims}
 straight_join dibs_jobs job force index (primary) on {>is_held}
@@ -462,7 +471,7 @@ set
     job.errors = given.errors
 
 -- name: retry
--- One whose unique key is taken stays where it is.
+-- A job with a unique key that is taken stays where it is.
 insert into dibs_jobs (
     {kept_columns},
     attempts, state, pipeline_id, errors, settled_token, settled_as
@@ -481,8 +490,7 @@ for update
 on duplicate key update stored_by = dibs_jobs.stored_by
 
 -- name: hurry
-update {>given_ids}
-straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
+update {>each_job}
 set job.state = if(job.slot is null, 'ready', 'blocked'), job.run_at = {now}
 
 -- name: recover
@@ -496,21 +504,8 @@ set
     errors = :errors
 where id = unhex(:job)
 
--- name: old
--- Not who holds a train, nor whose key still lasts.
-select job.id
-from dibs_finished job force index (primary)
-where job.id < unhex(:before)
-  and job.finished_at < {now_minus:older_than}
-  and find_in_set(job.state, :states)
-  and (job.unique_until is null or job.unique_until <= {now})
-  and not exists (select 1 from dibs_gates gate where gate.held_by = job.id)
-order by job.id
-limit :limit
-for update skip locked
-
 -- name: held_by
--- Which trains wait for a person with these jobs.
+-- The trains that these jobs hold.
 select gate.sort, gate.name
 from {>given_ids}
 straight_join dibs_gates gate force index (dibs_gates_held) on gate.held_by = unhex(given.id)
@@ -524,13 +519,13 @@ where :after_sort is null
 order by gate.sort, gate.name
 limit :limit
 
--- name: slots_named
--- Names that jobs have, one after another: one step into the index for each, however many jobs there are. Whose
--- gate is not there, though somebody has a place, was deleted by hand.
+-- name: gates_named
+-- Names that jobs have, one after another: one step into the index for each, however many jobs there are. A gate
+-- that is not there, although a job has a position at it, was deleted by an operator.
 select
     substring(named.gate, 2) as name,
     not exists (
-        select 1 from dibs_gates gate where gate.sort = 'slot' and gate.name = substring(named.gate, 2)
+        select 1 from dibs_gates gate where gate.sort = :sort and gate.name = substring(named.gate, 2)
     )
     and exists (
         select 1
@@ -540,28 +535,7 @@ select
 from (
     select job.gate
     from dibs_jobs job force index (dibs_jobs_gate)
-    where job.gate > concat('s', :after) and job.gate < 't'
-    group by job.gate
-    order by job.gate
-    limit :limit
-) named
-order by named.gate
-
--- name: trains_named
-select
-    substring(named.gate, 2) as name,
-    not exists (
-        select 1 from dibs_gates gate where gate.sort = 'train' and gate.name = substring(named.gate, 2)
-    )
-    and exists (
-        select 1
-        from dibs_jobs job force index (dibs_jobs_gate)
-        where job.gate = named.gate and job.position is not null
-    ) as is_lost
-from (
-    select job.gate
-    from dibs_jobs job force index (dibs_jobs_gate)
-    where job.gate > concat('t', :after) and job.gate < 'u'
+    where job.gate > concat(left(:sort, 1), :after) and job.gate < if(:sort = 'train', 'u', 't')
     group by job.gate
     order by job.gate
     limit :limit
@@ -616,7 +590,7 @@ order by gate.name
 limit :limit
 
 -- name: current
--- Who started last: of those who run or wait again, which are few, and of the finished ones.
+-- The job that started last: of the running ones and the ones that wait again, which are few, and of the finished.
 select job.slot, job.id, job.token
 from json_table(
     :gates, '$[*]' columns (gate varchar(701) character set utf8mb4 collate {names} path '$')
@@ -665,8 +639,9 @@ select
     )
 
 -- name: enqueue_again
--- Whoever has the id or the key already stays as it is, and is locked: it can't finish before we have
--- read who it is. Those who have long had a key are seen before, by `key_holders`. (`insert ignore` would also swallow what is no duplicate.)
+-- A job that has the id or the key already stays as it is, and is locked: it can't finish before we have read which
+-- it is. One that has long had a key is seen before, by `key_holders`. (`insert ignore` would also hide errors that
+-- are no duplicates.)
 insert into dibs_jobs ({>new_columns}, train, slot, slot_policy, slot_limit, position, unique_until)
 select
     {>new_values},
@@ -691,8 +666,7 @@ from json_table(
 on duplicate key update stored_by = dibs_jobs.stored_by
 
 -- name: holders
--- Who has these unique keys now.
+-- The jobs that have these unique keys now.
 select job.id as holder, job.unique_key, job.stored_by, {>place_columns}
-from {>given_keys}
-straight_join dibs_jobs job force index (dibs_jobs_unique_key) on job.unique_key = given.name
+from {>each_keyed}
 for update

@@ -6,9 +6,10 @@ A consistent read shows the rows as of the caller's first statement; a locking r
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dibs.engines.mysql.gates import NOBODY_WAS_HERE, Key
+from dibs.engines.mysql.gates import JUST_MADE
 from dibs.engines.mysql.values import as_json
 from dibs.engines.sql.engine import Answer, Plan, Query
+from dibs.jobs.gates import Key
 from dibs.operations.scripts import Row, Rows
 
 # The same reads, locking.
@@ -18,7 +19,8 @@ NEWEST = {
     "slot_line": "slot_line_newest",
     "slot_running": "slot_running_newest",
     "slot_members": "slot_members_newest",
-    "somebody_there": "somebody_there_newest",
+    "slot_waiting": "slot_waiting_newest",
+    "slot_in_use": "slot_in_use_newest",
 }
 
 # Blocks that read the holders of unique keys without a lock.
@@ -70,5 +72,5 @@ def _has_changed(gate: Row, seen: Mapping[Key, int]) -> bool:
     """Return whether a locked gate has changed since we read it; a number below 0 is in doubt."""
     before = seen.get(_key(gate))
     if before is None:
-        return bool(gate["last_position"] != NOBODY_WAS_HERE)
+        return bool(gate["last_position"] != JUST_MADE)
     return before < 0 or bool(gate["changes"] != before + 1)

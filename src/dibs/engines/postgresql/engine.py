@@ -8,12 +8,12 @@ from uuid import UUID
 import msgspec
 
 from dibs.engines.hints import Hints
-from dibs.engines.postgresql.gates import (
-    PostgresGates,
+from dibs.engines.postgresql.enqueue import (
+    PostgresEnqueue,
     apart,
     children_of,
     columns_of,
-    gate_of,
+    gate_of_new,
     is_bare,
     settled_gate,
 )
@@ -38,6 +38,8 @@ SPELLINGS = {
     "by_id": "",
     "if_free": "for update skip locked",
     "true": "true",
+    "as_gate": 'collate "C"',
+    "as_job": 'collate "default"',
     "in_ids": "= any (cast(:$1 as uuid[]))",
     "in_texts": "= any (cast(:$1 as text[]))",
     "is_in": "$1 = any (cast(:$2 as text[]))",
@@ -74,7 +76,7 @@ TOGETHER = frozenset(
 _COPIED = tuple(n for n in NEW_JOB_COLUMNS[:_TRAIN] if n not in ("run_at", "delay", "unique_key"))
 
 
-class PostgreSQL(PostgresGates):
+class PostgreSQL(PostgresEnqueue):
     """Row locks that are skipped, many jobs per statement, one sequence for the tokens."""
 
     traits = Traits(
@@ -381,7 +383,7 @@ def _in_states(answers: Mapping[UUID, Row], states: Mapping[UUID, str]) -> dict[
 def _to_hint(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
     """Return the jobs to send hints for; for one at a gate that is done when it becomes ready."""
     states = ((job, answers.get(job[0], {}).get("state")) for job in jobs)
-    return [job for job, state in states if state == "scheduled" or gate_of(job) is None]
+    return [job for job, state in states if state == "scheduled" or gate_of_new(job) is None]
 
 
 def _left(moved: Sequence[Row], taken: set[UUID]) -> list[str]:

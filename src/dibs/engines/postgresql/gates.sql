@@ -1,10 +1,10 @@
--- PostgreSQL's words for trains and slots (ADR 12); gates.py says which blocks make an answer.
--- Whoever changes who may go locks the gates first, all at once and in order, in a statement of its own: the
--- next one has a new snapshot, and sees what those before us at the gate have done.
+-- PostgreSQL's blocks for trains and slots (ADR 12). jobs/gates.py decides, gates.py says which blocks make an
+-- answer. A plan that changes which jobs may go locks the gates first, all at once and in order, in a statement of
+-- its own: the next statement has a new snapshot, and sees what the transactions before it at the gate have done.
 
 -- name: lock_gates
--- Each by a write: a row that somebody just deleted is made again, with the positions that are in use, and a
--- transaction that still sees an old state of the gate fails. Places are handed out on the way.
+-- Each by a write: a row that was just deleted is made again, with the positions that are in use, and a transaction
+-- that still sees an old state of the gate fails. Positions are reserved on the way.
 insert into dibs_gates as gate (sort, name, last_position)
 select
     given.sort,
@@ -13,10 +13,7 @@ select
         when exists (
             select 1 from dibs_gates known where known.sort = given.sort and known.name = given.name
         ) then 0
-        when given.sort = 'train' then coalesce(
-            (select max(job.position) from dibs_jobs job where job.train = given.name), 0
-        )
-        else coalesce((select max(abs(job.position)) from dibs_jobs job where job.slot = given.name), 0)
+        else {>positions_in_use}
     end
 from unnest(
     cast(:sorts as text[]), cast(:names as text[]), cast(:places as bigint[])
@@ -34,7 +31,7 @@ returning
     ) as was_gone
 
 -- name: lock_if_free
--- The same for who must not wait, also by a write. Gates that are not there are not made.
+-- The same without waiting, also by a write. Gates that are not there are not made.
 with given as materialized (
     select given.sort, given.name
     from unnest(cast(:sorts as text[]), cast(:names as text[])) as given (sort, name)
@@ -70,33 +67,28 @@ left join locked on locked.sort = given.sort and locked.name = given.name
 select set_config('lock_timeout', '1000', true)
 
 -- name: look_at_members
--- A gate that we saw is gone: all who were at it have left. To whom it looks otherwise is in a transaction
--- with an old snapshot, and this lock tells them.
+-- A gate that this transaction saw is gone, and so are its jobs. If they are still there, the snapshot is old: this
+-- lock then fails with 40001.
 select job.id
 from dibs_jobs job
 where job.train = any (cast(:trains as text[])) or job.slot = any (cast(:slots as text[]))
 for update
 
 -- name: look_at_these
--- Whoever looks at an old snapshot of them fails. Who looks at them as they are locks nothing.
+-- Fails with 40001 if the caller's snapshot of these jobs is old. At READ COMMITTED it locks nothing.
 select job.id
 from dibs_jobs job
 where job.id {in_ids:ids} and current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
 for key share
 
 -- name: make_gates
--- Those that a person deleted by hand; `on conflict` alone would wait for whoever has locked one. Places that are
--- in use are not given again.
+-- Gates that an operator deleted; `on conflict` alone would wait for a transaction that has locked one. Positions
+-- that are in use are not given again.
 insert into dibs_gates (sort, name, last_position)
 select
     given.sort,
     given.name,
-    case
-        when given.sort = 'train' then coalesce(
-            (select max(job.position) from dibs_jobs job where job.train = given.name), 0
-        )
-        else coalesce((select max(abs(job.position)) from dibs_jobs job where job.slot = given.name), 0)
-    end
+    {>positions_in_use}
 from unnest(cast(:sorts as text[]), cast(:names as text[])) as given (sort, name)
 where not exists (
     select 1 from dibs_gates known where known.sort = given.sort and known.name = given.name
@@ -105,8 +97,8 @@ order by given.sort collate "C", given.name collate "C"
 on conflict do nothing
 
 -- name: lock_free_gates
--- For work in the background, which waits for nobody. By a write, too: who was let through or taken away here is
--- not seen by a caller's transaction with an old snapshot.
+-- For upkeep, which skips locked gates. By a write, too: a caller's transaction with an old snapshot does not see
+-- the jobs that are let through or taken away here.
 with free as materialized (
     select gate.sort, gate.name
     from dibs_gates gate
@@ -122,18 +114,6 @@ set last_position = gate.last_position
 from free
 where gate.sort = free.sort and gate.name = free.name
 returning gate.sort, gate.name
-
--- name: lock_ready
--- Who is ready may be in the hands of a claimer: this waits for it. What is left stays until we have judged.
-select ready.id
-from unnest(cast(:names as text[])) as given (name)
-cross join lateral (
-    select job.id
-    from dibs_jobs job
-    where job.slot = given.name and job.state = 'ready'
-    order by job.position, job.priority desc, job.run_at, job.id
-    for update
-) ready
 
 -- name: gates_of
 -- The gates of these jobs, live or finished. They never change, so no lock is needed to know them.
@@ -151,296 +131,174 @@ from dibs_jobs job
 where job.unique_key {in_texts:keys} and (job.train is not null or job.slot is not null)
 
 -- name: open_trains
--- The head goes when it is due, unless the train waits for a person; and the last one leaves no trace.
-with gate as materialized (
-    select {>gate_name}, gate.held_by
-    from dibs_gates gate
-    where gate.sort = 'train' and gate.name = any (cast(:names as text[]))
+-- The rule is `open_train` of jobs/gates.py, repeated here so that a train goes on in one statement.
+with ended as materialized (
+    select *
+    from unnest(
+        cast(:ended as uuid[]), cast(:trains as text[]), cast(:positions as bigint[])
+    ) as ended (id, train, position)
 ),
-head as materialized (
-    select gate.name, gate.held_by, first.id, first.state, first.position
-    from gate
+train as materialized (
+    select
+        {>gate_name},
+        head.id,
+        head.state,
+        case
+            when gate.held_by is not null then gate.held_by
+            when head.position is null or head.position > ended.position then ended.id
+        end as held_by
+    from dibs_gates gate
+    left join ended on ended.train = gate.name
     left join lateral (
         select job.id, job.state, job.position
         from dibs_jobs job
-        where job.train = gate.name and job.position is not null
+        where job.train = gate.name collate "default" and job.position is not null
         order by job.position
         limit 1
-    ) first on true
-),
-ended as materialized (
-    select *
-    from unnest(
-        cast(:ended as uuid[]), cast(:trains as text[]), cast(:positions as bigint[]), cast(:holds as boolean[])
-    ) with ordinality as ended (id, train, position, holds, nth)
-),
--- Only its head holds a train: nobody may have been ahead of it when it ended.
-holder as materialized (
-    select distinct on (ended.train) ended.train, ended.id
-    from ended
-    join head on head.name = ended.train
-    where ended.holds
-      and head.held_by is null
-      and (head.position is null or head.position > ended.position)
-      and not exists (
-          select 1
-          from ended later
-          where later.train = ended.train and later.nth > ended.nth and later.position < ended.position
-      )
-    order by ended.train, ended.nth
+    ) head on true
+    where gate.sort = 'train' and gate.name = any (cast(:names as text[]))
 ),
 held as (
     update dibs_gates gate
-    set held_by = holder.id
-    from holder
-    where gate.sort = 'train' and gate.name = holder.train
+    set held_by = ended.id
+    from ended
+    where gate.sort = 'train'
+      and gate.name = ended.train
+      and ended.id = any (array(select train.held_by from train))
 ),
 opened as (
     update dibs_jobs job
     set state = case when job.run_at <= {now} then 'ready' else 'scheduled' end
     where job.id = any (
-        array(
-            select head.id
-            from head
-            where head.state = 'blocked'
-              and head.held_by is null
-              and head.name <> all (array(select holder.train from holder))
-        )
+        array(select train.id from train where train.state = 'blocked' and train.held_by is null)
     )
     returning job.id, job.state, job.queue, job.kind
 ),
 gone as (
     delete from dibs_gates gate
     where gate.sort = 'train'
-      and gate.name = any (
-          array(
-              select head.name
-              from head
-              where head.id is null
-                and head.held_by is null
-                and head.name <> all (array(select holder.train from holder))
-          )
-      )
-      and (
-          select job.id
-          from dibs_jobs job
-          where job.train = gate.name collate "default" and job.position is not null
-          limit 1
-      ) is null
+      and gate.name = any (array(select train.name from train where train.id is null and train.held_by is null))
 ),
-{>told_opened}
+-- One hint per queue and kind, however many trains went on.
+told as (
+    select pg_notify('dibs_wake', pair.queue || chr(31) || pair.kind)
+    from (
+        select distinct opened.queue, opened.kind from opened where cast(:tell as boolean) and opened.state = 'ready'
+    ) pair
+)
 select opened.id, opened.state, opened.queue, opened.kind
 from opened
 cross join (select count(*) from told) hint
 
 -- fragment: gate_name
--- Gates are listed by code points, and jobs indexed as the database sorts: compared as it stands, a name
--- would find no index on jobs.
+-- Gates are sorted by code points, jobs as the database sorts: without the collation of jobs a name would find no
+-- index on them.
 gate.name collate "default" as name
 
--- fragment: told_opened
--- One hint per line, however many trains or slots went on.
-told as (
-    select pg_notify('dibs_wake', line.queue || chr(31) || line.kind)
-    from (
-        select distinct opened.queue, opened.kind from opened where cast(:tell as boolean) and opened.state = 'ready'
-    ) line
-)
-
--- name: open_slots
--- Of those in line, in the order of their turns, as many as fit beside those who run: the strictest limit of
--- all who go together counts. The same rules stand in states.fits and states.in_the_way.
+-- name: slots
+-- The ready and the running jobs of these slots, and the first of the blocked ones: the first allows so many to go,
+-- and one more shows whether a job waits. A claimer may have locked a ready job: the lock waits for it and returns
+-- the job as it is then.
 with gate as materialized (
-    select {>gate_name}, gate.offer_ends
+    select
+        {>gate_name},
+        gate.offer_ends is not null as is_offered,
+        (
+            select job.id
+            from dibs_jobs job
+            where job.slot = gate.name collate "default" and job.position is not null
+            limit 1
+        ) is not null as is_used
     from dibs_gates gate
     where gate.sort = 'slot' and gate.name = any (cast(:names as text[]))
 ),
-running as materialized (
-    select gate.name, job.*
-    from gate
-    cross join lateral (
-        select job.id, job.slot_limit, job.position, job.token, job.cancel_reason is not null as asked
-        from dibs_jobs job
-        where job.slot = gate.name and job.state = 'running'
-        order by job.position, job.priority desc, job.run_at, job.id
-    ) job
-),
-busy as materialized (
-    select gate.name, count(running.id) as many, min(running.slot_limit) as strictest
-    from gate
-    left join running on running.name = gate.name
-    group by gate.name
-),
--- Two probes: one walk over both states would read all who wait.
 ready as materialized (
-    select gate.name, job.*
-    from gate
-    cross join lateral (
-        select {>turn}
-        from dibs_jobs job
-        where job.slot = gate.name and job.state = 'ready'
-        order by job.position, job.priority desc, job.run_at, job.id
-    ) job
+    select job.slot, {>at_gate}
+    from dibs_jobs job
+    where job.id = any (
+        array(
+            select ready.id
+            from gate
+            cross join lateral (
+                select job.id from dibs_jobs job where job.slot = gate.name and job.state = 'ready' order by {>turn}
+            ) ready
+        )
+    )
+    order by job.id
+    for update
 ),
-first as materialized (
-    select gate.name, job.slot_limit
-    from gate
-    cross join lateral (
-        select job.slot_limit
-        from dibs_jobs job
-        where job.slot = gate.name and job.state = 'blocked' and job.position is not null
-        order by job.position, job.priority desc, job.run_at, job.id
-        limit 1
-    ) job
-),
--- No more can go than the first in line allows; and one more, to know who waits.
-enough as materialized (
-    select
-        first.name,
-        1 + greatest(
-            first.slot_limit, (select max(ready.slot_limit) from ready where ready.name = first.name)
-        ) as many
-    from first
-),
-line as materialized (
+member as materialized (
     select ready.* from ready
     union all
-    select enough.name, job.*
-    from enough
+    select gate.name, running.*
+    from gate
     cross join lateral (
-        select {>turn}
+        select {>at_gate} from dibs_jobs job where job.slot = gate.name and job.state = 'running' order by {>turn}
+    ) running
+    union all
+    select gate.name, blocked.*
+    from gate
+    cross join lateral (
+        select {>at_gate}
         from dibs_jobs job
-        where job.slot = enough.name and job.state = 'blocked' and job.position is not null
-        order by job.position, job.priority desc, job.run_at, job.id
-        limit enough.many
-    ) job
+        where job.slot = gate.name and {>waits}
+        order by {>turn}
+        limit greatest(
+            cast(:waiting as bigint),
+            1 + (
+                select job.slot_limit
+                from dibs_jobs job
+                where job.slot = gate.name and {>waits}
+                order by {>turn}
+                limit 1
+            )
+        )
+    ) blocked
+)
+select gate.name, gate.is_offered, gate.is_used, member.*
+from gate
+left join member on member.slot = gate.name
+
+-- fragment: at_gate
+job.id, job.state, job.position, job.slot_limit, job.priority, job.run_at, job.queue, job.kind, job.token,
+    job.cancel_reason is not null as asked
+
+-- fragment: turn
+job.position, job.priority desc, job.run_at, job.id
+
+-- fragment: waits
+job.state = 'blocked' and job.position is not null
+
+-- name: open_slots
+-- Applies what jobs/gates.py has decided.
+with let_through as (
+    update dibs_jobs set state = 'ready' where id {in_ids:let_through}
 ),
-ranked as materialized (
-    select
-        line.*,
-        row_number() over turns as nth,
-        min(line.slot_limit) over (turns rows unbounded preceding) as strictest
-    from line
-    window turns as (
-        partition by line.name order by line.position, line.priority desc, line.run_at, line.id
-    )
-),
-judged as materialized (
-    select
-        ranked.*,
-        busy.many + ranked.nth <= least(ranked.strictest, busy.strictest) as goes
-    from ranked
-    join busy on busy.name = ranked.name
-),
--- It has not started: somebody more urgent has its turn.
-stepped_back as (
-    update dibs_jobs job
-    set state = 'blocked'
-    where job.id = any (array(select judged.id from judged where judged.state = 'ready' and not judged.goes))
-    returning job.id, job.state, job.queue, job.kind
-),
-let_through as (
-    update dibs_jobs job
-    set state = 'ready'
-    where job.id = any (array(select judged.id from judged where judged.state = 'blocked' and judged.goes))
-    returning job.id, job.state
-),
--- All who may go now are told of, also those who could before: a claimer may just have passed over them,
--- because we had them locked.
-opened as materialized (
-    select judged.id, 'ready' as state, judged.queue, judged.kind from judged where judged.goes
-),
--- Somebody waits behind a ready job: it has so long to be taken. Who mends makes none that led to nothing once more.
-offer as materialized (
-    select
-        gate.name,
-        case
-            when not (bool_or(judged.goes) and bool_or(not judged.goes)) then null
-            when bool_or(judged.goes and judged.state = 'blocked') or (gate.offer_ends is null and not :mends)
-                then {now} + cast(:patience as bigint) * interval '1 microsecond'
-            else gate.offer_ends
-        end as ends
-    from gate
-    join judged on judged.name = gate.name
-    group by gate.name, gate.offer_ends
-),
-standing as materialized (
-    select gate.name, offer.ends
-    from gate
-    left join offer on offer.name = gate.name
-    where (
-        select job.id from dibs_jobs job where job.slot = gate.name and job.position is not null limit 1
-    ) is not null
-),
-offered as (
-    update dibs_gates gate
-    set offer_ends = standing.ends
-    from standing
-    where gate.sort = 'slot' and gate.name = standing.name and gate.offer_ends is distinct from standing.ends
-),
-gone as (
-    delete from dibs_gates gate
-    where gate.sort = 'slot'
-      and gate.held_by is null
-      and gate.name = any (
-          array(select gate.name from gate where gate.name <> all (array(select standing.name from standing)))
-      )
-),
--- All before the first who waits are ready: their number, and the strictest limit of them and of itself.
-next as materialized (
-    select distinct on (judged.name)
-        judged.name, judged.id, judged.position, judged.nth - 1 as ready, judged.strictest
-    from judged
-    where not judged.goes
-    order by judged.name, judged.nth
-),
--- Who pre-empts asks as many to stop as are in its way, those who started first, once those who are ready have
--- started; but nobody who goes before it: a newer job that pre-empts.
-staying as materialized (
-    select
-        running.id,
-        next.id as urgent,
-        running.position > next.position as is_behind,
-        next.ready + row_number() over starts as nth,
-        least(next.strictest, min(running.slot_limit) over (starts rows unbounded preceding)) as strictest
-    from next
-    join running on running.name = next.name
-    where next.position < 0 and not running.asked
-    window starts as (
-        partition by running.name order by running.position > next.position, running.token desc
-    )
-),
-in_the_way as materialized (
-    select staying.id, staying.urgent from staying where staying.is_behind and not staying.nth < staying.strictest
+sent_back as (
+    update dibs_jobs set state = 'blocked' where id {in_ids:sent_back}
 ),
 asked as (
     update dibs_jobs job
-    set cancel_reason = 'pre-empted by '
-        || (select in_the_way.urgent from in_the_way where in_the_way.id = job.id)
-    where job.id = any (array(select in_the_way.id from in_the_way))
-      and job.lease_until is not null
-      and job.cancel_reason is null
+    set cancel_reason = (cast(:reasons as text[]))[array_position(cast(:asked as uuid[]), job.id)]
+    where job.id {in_ids:asked} and job.lease_until is not null and job.cancel_reason is null
     returning job.worker
 ),
-stopped as (
-    select pg_notify('dibs_wake', chr(2) || holder.worker)
-    from (select distinct asked.worker from asked) holder
+offered as (
+    update dibs_gates gate
+    set offer_ends = case
+        when gate.name {in_texts:offered} then {now} + cast(:micros as bigint) * interval '1 microsecond'
+    end
+    where gate.sort = 'slot' and (gate.name {in_texts:offered} or gate.name {in_texts:not_offered})
 ),
-{>told_opened}
--- The hints come first: joined to who has moved, they would not be given when nobody has.
-select moved.id, moved.state, moved.queue, moved.kind
-from (
-    select count(*) as hints
-    from (select told.pg_notify from told union all select stopped.pg_notify from stopped) said
-) given
-left join (
-    select opened.id, opened.state, opened.queue, opened.kind from opened
-    union all
-    select stepped_back.id, stepped_back.state, stepped_back.queue, stepped_back.kind from stepped_back
-) moved on given.hints >= 0
-
--- fragment: turn
-job.id, job.state, job.position, job.priority, job.run_at, job.slot_limit, job.queue, job.kind
+gone as (
+    delete from dibs_gates gate where gate.sort = 'slot' and gate.name {in_texts:gone} and gate.held_by is null
+),
+hint as (
+    select unnest(cast(:wake as text[])) as text
+    union
+    select chr(2) || asked.worker from asked
+)
+select pg_notify('dibs_wake', hint.text) from hint
 
 -- name: settle_at_gates
 with
@@ -462,9 +320,9 @@ from returned
 case when given.state in ('succeeded', 'failed', 'cancelled') then given.state else 'cancelled' end
 
 -- name: enqueue_placed
--- Jobs with a unique key, or with a place at a gate: those are blocked until it is opened. Whoever has the key is
--- not touched: a no-op update would lock its row until the caller's commit, and a running job with a row that
--- is locked loses its lease.
+-- Jobs with a unique key or a gate; the latter are blocked until it is opened. The job that has a key is not touched:
+-- an update without effect would lock its row until the caller's commit, and a running job with a locked row loses
+-- its lease.
 insert into dibs_jobs (
     {>new_columns}, unique_until, train, slot, slot_policy, slot_limit, position
 )
@@ -531,7 +389,7 @@ on conflict (unique_key) where unique_key is not null do nothing
 returning id, id as holder, state, run_at, enqueued_at, train, slot
 
 -- name: holders
--- Who has the keys of these jobs now; of those that are known by their ids nobody is.
+-- The jobs that have these unique keys now; nothing for a job that is known by its id.
 select given.id, job.id as holder, job.state, job.run_at, job.enqueued_at, job.train, job.slot
 from unnest(cast(:ids as uuid[]), cast(:keys as text[])) as given (id, key)
 left join dibs_jobs job on job.unique_key = given.key
@@ -539,7 +397,7 @@ where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
   and not exists (select 1 from dibs_finished finished where finished.id = given.id)
 
 -- name: forget_kept_keys
--- Another statement, for the same reason as below: who finished meanwhile may keep its key for a time.
+-- A statement of its own, to see a job that has finished meanwhile and keeps its key for a time.
 with kept as materialized (
     select
         job.id,
@@ -562,38 +420,20 @@ select kept.id, kept.holder
 from kept
 where kept.holder is not null
 
--- name: take_back
--- Dropped: those who were at the slot before leave no room.
-with others as materialized (
-    select member.id, member.state, member.slot_limit, member.turn
-    from unnest(array['running', 'ready', 'blocked', 'scheduled']) as standing (state)
-    cross join lateral (
-        select
-            job.id,
-            job.state,
-            job.slot_limit,
-            row(job.position, -job.priority, job.run_at, job.id) as turn
-        from dibs_jobs job
-        where job.slot = :name
-          and job.state = standing.state
-          and job.position is not null
-          and job.id <> all (cast(:later as uuid[]))
-        order by job.position, job.priority desc, job.run_at, job.id
-        limit cast(:most as bigint)
-    ) member
-),
-dropped as (
-    delete from dibs_jobs job
-    where job.id = :id and (select count(*) from others) >= least(
-        cast(:most as bigint), (select min(others.slot_limit) from others)
-    )
-    returning job.id
-)
-select others.id as holder
-from others
-cross join dropped
-order by others.state <> 'running', others.turn
-limit 1
+-- name: slot_members
+-- The first jobs of a slot in each state, without these.
+select member.*
+from unnest(array['running', 'ready', 'blocked', 'scheduled']) as standing (state)
+cross join lateral (
+    select {>at_gate}
+    from dibs_jobs job
+    where job.slot = :name
+      and job.state = standing.state
+      and job.position is not null
+      and job.id <> all (cast(:later as uuid[]))
+    order by {>turn}
+    limit cast(:most as bigint)
+) member
 
 -- name: supersede
 with waiting as materialized (
@@ -615,7 +455,7 @@ ended as (
 select ended.id from ended
 
 -- name: replace
--- Arguments and time of a job that waits; where that leads to is for its gate to say, if it has one.
+-- A waiting job gets other arguments and another time; its gate, if it has one, decides what follows.
 update dibs_jobs job
 set
     args = given.args,
@@ -635,20 +475,13 @@ where job.id = :holder and job.state in ('scheduled', 'blocked', 'ready')
 returning job.state
 
 -- name: overtake
--- A job that is behind its slot may be claimed by name while there is room among those who run.
 update dibs_jobs job
 set state = 'ready'
-where job.id = cast(:job as uuid)
-  and job.state = 'blocked'
-  and job.position is not null
-  and (select count(*) from dibs_jobs other where other.slot = job.slot and other.state = 'running') < least(
-      job.slot_limit,
-      (select min(other.slot_limit) from dibs_jobs other where other.slot = job.slot and other.state = 'running')
-  )
+where job.id = cast(:job as uuid) and {>waits}
 returning job.id
 
 -- name: behind_slot
-select job.slot
+select job.slot, job.slot_limit
 from dibs_jobs job
 where job.id = cast(:job as uuid) and job.slot is not null and job.position is not null
 
@@ -665,7 +498,7 @@ from unnest(cast(:ids as uuid[]), cast(:positions as bigint[])) as given (id, po
 where job.id = given.id
 
 -- name: close_trains
--- Who comes from another store may be before who is ready here: that is the first but for them.
+-- A job from another store may be before the one that is ready here.
 update dibs_jobs job
 set state = 'blocked'
 where job.id = any (
@@ -705,15 +538,6 @@ from (
 where gate.sort = 'train' and gate.name = before.name
 returning before.held_by is not null as was_held
 
--- name: gates_after
-select gate.sort, gate.name
-from dibs_gates gate
-where cast(:after_sort as text) is null
-   or (gate.sort, gate.name) > (cast(:after_sort as text), cast(:after_name as text))
-order by gate.sort, gate.name
-limit :limit
-for update skip locked
-
 -- name: drop_stale_holds
 update dibs_gates gate
 set held_by = null
@@ -723,7 +547,7 @@ where gate.sort = 'train'
   and not exists (select 1 from dibs_finished job where job.id = gate.held_by)
 
 -- name: restless_slots
--- Slots with a job that is due, and those whose offer is over.
+-- Slots with a job that is due, and slots with an offer that is over.
 select due.slot as name, false as is_over
 from (
     select job.slot
@@ -755,51 +579,11 @@ set state = 'blocked'
 where job.id = any (array(select due.id from due))
 returning job.id
 
--- name: pass_on
--- Who is ready and gives way goes behind all who had no turn yet. The same rule stands in states.giving_way.
-with over as materialized (
-    select gate.name as key, {>gate_name}, gate.last_position
-    from dibs_gates gate
-    where gate.sort = 'slot' and gate.name = any (cast(:names as text[])) and gate.offer_ends <= {now}
-),
-passed as materialized (
-    select
-        job.id,
-        over.key,
-        over.last_position + row_number() over (
-            partition by over.key order by job.position, job.priority desc, job.run_at, job.id
-        ) as position
-    from over
-    cross join lateral (
-        select ready.id, ready.position, ready.priority, ready.run_at, ready.queue, ready.kind
-        from dibs_jobs ready
-        where ready.slot = over.name and ready.state = 'ready'
-        order by ready.position, ready.priority desc, ready.run_at, ready.id
-    ) job
-    where (
-        select count(*) = :looked_at or bool_or((waiting.queue, waiting.kind) <> (job.queue, job.kind))
-        from (
-            select blocked.queue, blocked.kind
-            from dibs_jobs blocked
-            where blocked.slot = over.name and blocked.state = 'blocked' and blocked.position is not null
-            order by blocked.position, blocked.priority desc, blocked.run_at, blocked.id
-            limit :looked_at
-        ) waiting
-    )
-),
-ended as (
-    update dibs_gates gate
-    set
-        offer_ends = null,
-        last_position = greatest(
-            gate.last_position, (select max(passed.position) from passed where passed.key = gate.name)
-        )
-    where gate.sort = 'slot' and gate.name = any (array(select over.key from over))
-)
-update dibs_jobs job
-set position = (select passed.position from passed where passed.id = job.id)
-where job.id = any (array(select passed.id from passed))
-returning job.slot as name
+-- name: end_offers
+update dibs_gates gate
+set offer_ends = null
+where gate.sort = 'slot' and gate.name {in_texts:names} and gate.offer_ends <= {now}
+returning gate.name, gate.last_position
 
 -- name: expired_at_gates
 select distinct dead.train, dead.slot
@@ -849,165 +633,13 @@ set state = 'ready'
 where job.id = any (array(select due.id from due))
 returning job.id
 
--- name: recover
-update dibs_jobs
-set
-    state = case when slot is null then 'ready' else 'blocked' end,
-    attempts = 0,
-    worker = null,
-    lease_until = null,
-    cancel_reason = null,
-    errors = :errors
-where id = cast(:job as uuid) and token = :token and lease_until <= {now_minus:stale_after}
-returning id
-
--- name: delete_live
-delete from dibs_jobs
-where id {in_ids:ids} and state <> 'running'
-returning id
-
--- name: prune
--- Not who holds a train, nor whose key still lasts.
-delete from dibs_finished
-where id = any (
-    array(
-        select old.id
-        from dibs_finished old
-        where old.id < :before
-          and old.finished_at < {now_minus:older_than}
-          and old.state {in_texts:states}
-          and (old.unique_until is null or old.unique_until <= {now})
-          and not exists (
-              select 1
-              from dibs_gates gate
-              where gate.sort = 'train' and gate.name = old.train and gate.held_by = old.id
-          )
-        order by old.id
-        limit :limit
-        for update of old skip locked
-    )
-)
-returning id
-
 -- name: walk_by_index
--- For this transaction. A planner that takes the table for small reads all of it at each step: 2 s for 500 names
--- among 25,000 jobs, else 4 ms.
+-- For this transaction: a planner that takes the table for small reads all of it at each step, 2 s for 500 names
+-- among 25,000 jobs instead of 4 ms.
 select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)
 
--- name: slots_named
--- Names that jobs have, one after another: one step into the index for each, however many jobs there are. Whose
--- gate is not there, though somebody has a place, was deleted by hand.
-with recursive named (name, nth) as (
-    (
-        select job.slot, 1
-        from dibs_jobs job
-        where job.slot > cast(:after as text)
-        order by job.slot, job.state, job.position, job.priority desc, job.run_at, job.id
-        limit 1
-    )
-    union all
-    select following.slot, named.nth + 1
-    from named
-    cross join lateral (
-        select job.slot
-        from dibs_jobs job
-        where job.slot > named.name
-        order by job.slot, job.state, job.position, job.priority desc, job.run_at, job.id
-        limit 1
-    ) following
-    where named.nth < :limit
-)
-select
-    named.name,
-    not exists (select 1 from dibs_gates gate where gate.sort = 'slot' and gate.name = named.name collate "C")
-    and exists (select 1 from dibs_jobs job where job.slot = named.name and job.position is not null) as is_lost
-from named
-order by named.nth
-
--- name: trains_named
-with recursive named (name, nth) as (
-    (
-        select job.train, 1
-        from dibs_jobs job
-        where job.train > cast(:after as text)
-        order by job.train, job.position
-        limit 1
-    )
-    union all
-    select following.train, named.nth + 1
-    from named
-    cross join lateral (
-        select job.train
-        from dibs_jobs job
-        where job.train > named.name
-        order by job.train, job.position
-        limit 1
-    ) following
-    where named.nth < :limit
-)
-select
-    named.name,
-    not exists (select 1 from dibs_gates gate where gate.sort = 'train' and gate.name = named.name collate "C")
-    and exists (select 1 from dibs_jobs job where job.train = named.name and job.position is not null) as is_lost
-from named
-order by named.nth
-
--- name: gates
-select
-    gate.name,
-    coalesce(
-        gate.held_by,
-        case gate.sort
-            when 'train' then (
-                select job.id
-                from dibs_jobs job
-                where job.train = gate.name collate "default" and job.position is not null
-                order by job.position
-                limit 1
-            )
-            else coalesce(
-                (
-                    select job.id
-                    from dibs_jobs job
-                    where job.slot = gate.name collate "default" and job.state = 'running'
-                    order by job.token desc
-                    limit 1
-                ),
-                (
-                    select job.id
-                    from dibs_jobs job
-                    where job.slot = gate.name collate "default"
-                      and job.state in ('ready', 'blocked')
-                      and job.position is not null
-                    order by job.position, job.priority desc, job.run_at, job.id
-                    limit 1
-                )
-            )
-        end
-    ) as head,
-    cast(gate.held_by is not null as integer) + case gate.sort
-        when 'train' then (
-            select count(*)
-            from dibs_jobs job
-            where job.train = gate.name collate "default" and job.position is not null
-        )
-        else (
-            select count(*)
-            from dibs_jobs job
-            where job.slot = gate.name collate "default" and job.position is not null
-        )
-    end as length,
-    gate.held_by is not null as held
-from dibs_gates gate
-where gate.sort = :sort
-  and (cast(:names as text[]) is null or gate.name {in_texts:names})
-  and (cast(:after as text) is null or gate.name > cast(:after as text))
-  and (gate.held_by is not null or not cast(:held as boolean))
-order by gate.name
-limit :limit
-
 -- name: current
--- Who started last, running or not.
+-- The job of each slot that started last, running or not.
 select distinct on (started.slot) started.slot, started.id, started.token
 from unnest(cast(:slots as text[])) as given (slot)
 cross join lateral (
@@ -1029,14 +661,6 @@ cross join lateral (
 ) started
 order by started.slot, started.token desc
 
--- name: upcoming
-select
-    {>overdue} as overdue,
-    exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
-    {>next_due} as next_due,
-    (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
-    {now} as now
-
 -- fragment: next_due
 least(
         (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled'),
@@ -1044,8 +668,8 @@ least(
     )
 
 -- fragment: overdue
--- By the first of each index. Asked whether there is one, the planner may go through the table: with many
--- blocked jobs it takes the past for common, also among scheduled ones.
+-- Reads the first entry of each index. With `exists` the planner may read the table: many blocked jobs make it
+-- think that times in the past are common, also among scheduled jobs.
 (
         coalesce(
             (select due.run_at from dibs_jobs due where due.state = 'scheduled' order by due.run_at limit 1)
@@ -1064,3 +688,10 @@ least(
         )
         or exists (select 1 from dibs_gates offer where offer.offer_ends <= {now})
     )
+-- fragment: positions_in_use
+case
+    when given.sort = 'train' then coalesce(
+        (select max(job.position) from dibs_jobs job where job.train = given.name), 0
+    )
+    else coalesce((select max(abs(job.position)) from dibs_jobs job where job.slot = given.name), 0)
+end

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from dibs.jobs.states import LOOKED_AT, PATIENCE, JobState, doomed_by
+from dibs.jobs.gates import OFFER, WAITING_READ
+from dibs.jobs.states import JobState, doomed_by
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows
 
@@ -21,7 +22,7 @@ MODULES = ("gates", "pipelines")
 
 # Rules that Python has, as constants of the scripts.
 _RULES = f"""\
-local OFFER, MOST_COMPARED, STOP_HINT = {PATIENCE}, {LOOKED_AT}, '\\{ord(STOP_HINT)}'
+local OFFER, MOST_COMPARED, STOP_HINT = {OFFER}, {WAITING_READ}, '\\{ord(STOP_HINT)}'
 local PARENT_FAILED = '{doomed_by("%s", JobState.failed)}'
 local PARENT_CANCELLED = '{doomed_by("%s", JobState.cancelled)}'
 local PARENT_DELETED = '{doomed_by("%s", None)}'

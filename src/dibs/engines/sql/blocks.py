@@ -74,7 +74,7 @@ def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
 
 def _load(dialect: Dialect) -> dict[str, str]:
     folder = files("dibs.engines")
-    common = [folder.joinpath("sql", f"{part}.sql") for part in ("common", "pipelines")]
+    common = [folder.joinpath("sql", f"{part}.sql") for part in ("common", "gates", "pipelines")]
     own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "pipelines")]
     texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
     return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}

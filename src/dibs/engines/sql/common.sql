@@ -261,14 +261,25 @@ set queues = excluded.queues, kinds = excluded.kinds, running = excluded.running
 select
     {>overdue} as overdue,
     exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
-    (select min(due.run_at) from dibs_jobs due where due.state = 'scheduled') as next_due,
+    {>next_due} as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
     {now} as now
+
+-- fragment: next_due
+(
+        select min(due.at)
+        from (
+            select min(job.run_at) as at from dibs_jobs job where job.state = 'scheduled'
+            union all
+            select min(gate.offer_ends) from dibs_gates gate
+        ) due
+    )
 
 -- fragment: overdue
 (
         exists (select 1 from dibs_jobs due where due.state = 'scheduled' and due.run_at <= {now})
         or exists (select 1 from dibs_jobs dead where dead.state = 'running' and dead.lease_until <= {now})
+        or exists (select 1 from dibs_gates offer where offer.offer_ends <= {now})
     )
 
 -- name: leave
@@ -300,7 +311,7 @@ select name, last_tick from dibs_schedules
 
 -- name: stage
 update dibs_jobs
-set state = 'ready'
+set state = case when slot is null then 'ready' else 'blocked' end
 where id in (
     select due.id
     from dibs_jobs due
@@ -308,7 +319,7 @@ where id in (
     order by due.run_at
     limit :limit
 )
-returning id
+returning id, slot
 
 -- name: progress
 update dibs_jobs
@@ -319,7 +330,7 @@ returning id, token, lease_until, cancel_reason
 -- name: recover
 update dibs_jobs
 set
-    state = 'ready',
+    state = case when slot is null then 'ready' else 'blocked' end,
     attempts = 0,
     worker = null,
     lease_until = null,
@@ -327,12 +338,12 @@ set
     errors = :errors
 where id = cast(:job as {uuid})
   and token = :token and lease_until <= {now_minus:stale_after}
-returning id
+returning id, slot
 
 -- name: delete_live
 delete from dibs_jobs
 where id {in_ids:ids} and state <> 'running'
-returning id
+returning id, train, slot
 
 -- name: delete_finished
 delete from dibs_finished
@@ -340,6 +351,7 @@ where id {in_ids:ids}
 returning id
 
 -- name: prune
+-- Not a job that holds a train, nor one with a key that still lasts, nor one that a waiting child may read.
 delete from dibs_finished
 where id in (
     select old.id
@@ -347,6 +359,18 @@ where id in (
     where old.id < cast(:before as {uuid})
       and old.finished_at < {now_minus:older_than}
       and old.state {in_texts:states}
+      and (old.unique_until is null or old.unique_until <= {now})
+      and not exists (
+          select 1
+          from dibs_gates gate
+          where gate.sort = 'train' and gate.name = old.train and gate.held_by = old.id
+      )
+      and not exists (
+          select 1
+          from dibs_parents edge
+          join dibs_jobs child on child.id = edge.child
+          where edge.parent = old.id
+      )
     order by old.id
     limit :limit
 )

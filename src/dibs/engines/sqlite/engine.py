@@ -16,7 +16,8 @@ from dibs.engines.sql.engine import READS, Answer, Converters, Plan, Query, erro
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.pipelines import PipelineAnswers
 from dibs.engines.sqlite.doctor import about_file, about_nothing_kept
-from dibs.engines.sqlite.gates import Key, SqliteGates, gate_of, has_gate, slots_of
+from dibs.engines.sqlite.gates import SqliteGates, slots_of
+from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
@@ -40,6 +41,8 @@ SPELLINGS = {
     "by_id": "",
     "if_free": "",
     "true": "1",
+    "as_gate": "",
+    "as_job": "",
     "in_ids": "in (select value from json_each(:$1))",
     "is_in": "$1 in (select value from json_each(:$2))",
     "given": "$1 job",
@@ -59,7 +62,7 @@ _TIMES = (
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
     *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "unique_until"),
 )
-_IDS = ("id", "holder", "store", "pipeline_id", "parent_id", "head")
+_IDS = ("id", "holder", "store", "pipeline_id", "parent_id", "head", "held_by")
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_TIMES, from_micros),
     **dict.fromkeys(_IDS, UUID),
@@ -216,9 +219,9 @@ class SQLite(SqliteGates, MovingEngine):
     def _claim_job(self, job: UUID, look: bool, **wish: Any) -> Plan:
         rows = yield Query("wanted", {"job": str(job)})
         overtaking = [] if rows else (yield Query("wanted_of_slot", {"job": str(job)}))
-        if overtaking and not (yield from self._room_beside(overtaking[0])):
+        if overtaking and not (yield from self._has_room(overtaking[0])):
             overtaking = []
-        yield from self._move([{"id": job} for _ in overtaking], JobState.ready)
+        yield from self._set_states([job for _ in overtaking], JobState.ready)
         claimed = yield from self._leased([row["near"] for row in rows or overtaking], look, wish)
         yield from self._open_gates(slots_of(overtaking))
         return claimed
@@ -342,7 +345,7 @@ class SQLite(SqliteGates, MovingEngine):
     def _stage(self, limit: int) -> Plan:
         staged = yield Query("stage", {"limit": limit})
         yield from self._open_gates(slots_of(staged))
-        yield from self._pass_on(limit)
+        yield from self._end_offers(limit)
         return staged
 
     def _delete(self, ids: Sequence[UUID]) -> Plan:

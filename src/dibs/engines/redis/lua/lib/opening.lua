@@ -1,4 +1,4 @@
--- Decides which jobs of trains and slots may go: the rules of ADR 12.
+-- Decides which jobs of trains and slots may go: the rules of ADR 12, spelled out in jobs/gates.py.
 --
 -- A change at a gate only touches it. `open_gates` then lets the jobs through that may go; `save_gates` collects what
 -- is left to write.
