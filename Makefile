@@ -29,14 +29,14 @@ demo: $(STAMP) ## watch several processes share jobs on SQLite while one is kill
 	@$(BIN)/dibs demo
 
 test: $(STAMP) ## run every test on every engine, in one face, against private servers
-	$(MEMORY) $(BIN)/python -m pytest -m "not long" --numprocesses 4 --dist worksteal
+	$(MEMORY) $(BIN)/python -m pytest -m "not long" --numprocesses 5 --dist worksteal
 
 test-long: $(STAMP) ## the full product of engines, faces and connections, at full size
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 5 --dist worksteal
 	$(MAKE) test-pgbouncer
 
 test-pgbouncer: $(STAMP) ## what runs on PostgreSQL once more, behind PgBouncer in transaction mode
-	$(BIN)/python -m pytest --pgbouncer -k postgresql --numprocesses 4 --dist worksteal tests/conformance tests/worker
+	$(BIN)/python -m pytest --pgbouncer -k postgresql --numprocesses 5 --dist worksteal tests/conformance tests/worker
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.bare import KIND, WISH, succeeded
 from benchmarks.by_hand import bare_postgresql
 from benchmarks.measure import last_round, rates_table
-from dibs.engines.postgresql.poolers import SESSION
+from dibs.engines.postgresql.session import SESSION
 
 HERE = Path(__file__).parent
 SIDES = HERE / "sides"

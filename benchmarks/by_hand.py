@@ -14,8 +14,8 @@ from benchmarks.bare import KIND, QUEUE, Bare, rate
 from benchmarks.measure import Measured, Result, side_by_side
 from dibs import Dibs, NewJob
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.poolers import SESSION
 from dibs.engines.postgresql.pools import _asyncpg_query
+from dibs.engines.postgresql.session import SESSION
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
 from dibs.jobs.ids import new_id

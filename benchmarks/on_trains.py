@@ -13,8 +13,8 @@ from benchmarks.bare import KIND, QUEUE, WISH
 from benchmarks.by_hand import jobs
 from dibs import Dibs, NewJob, Worker
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql.engine import placeholders
+from dibs.engines.postgresql.session import SESSION
+from dibs.engines.sql.blocks import placeholders
 from dibs.operations.scripts import Step
 
 LENGTH = 2_000

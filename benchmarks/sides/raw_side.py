@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.bare import WISH, row
 from dibs import Dibs
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.poolers import SESSION
-from dibs.engines.sql.engine import placeholders
+from dibs.engines.postgresql.session import SESSION
+from dibs.engines.sql.blocks import placeholders
 from dibs.jobs.ids import new_id
 from dibs.operations.scripts import Step
 

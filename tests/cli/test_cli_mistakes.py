@@ -160,7 +160,7 @@ def test_the_doctor_quotes_the_name_of_a_paused_queue() -> None:
 def test_a_folder_that_is_not_there_is_said_with_what_to_do() -> None:
     said = complaint("jobs", "list", "--url", "sqlite:///nowhere/jobs.db")
 
-    assert "its folder must be there, and yours to write in" in said
+    assert "its folder must exist, and you must be allowed to write there" in said
 
 
 def test_a_file_that_is_no_store_is_not_touched() -> None:

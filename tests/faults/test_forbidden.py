@@ -166,7 +166,7 @@ REFUSED = {
     "redis, no password": r"Redis at .*password",
     "redis, password": r"Redis at .*password",
     "redis, database": r"Redis at .*, database 99.* out of range",
-    "sqlite, folder": r"SQLite can't open .*its folder must be there",
+    "sqlite, folder": r"SQLite can't open .*its folder must exist",
     "sqlite, no database": r"jobs\.db.*holds something else",
 }
 
@@ -372,5 +372,7 @@ def test_a_file_that_became_read_only_comes_with_advice(tmp_path: Path) -> None:
     with Dibs(f"sqlite:///{tmp_path}/jobs.db").sync as app:
         store_of(app)._file._opened().execute("pragma query_only = on")  # type: ignore[attr-defined]
 
-        with pytest.raises(StoreUnavailable, match=r"jobs\.db: .*readonly.*; it must be yours to write in"):
+        with pytest.raises(
+            StoreUnavailable, match=r"jobs\.db: .*readonly.*; you must be allowed to write to it"
+        ):
             app.enqueue(NewJob("greet"))

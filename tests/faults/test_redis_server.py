@@ -116,7 +116,7 @@ def test_an_error_that_passes_is_tried_again(error: Exception) -> None:
 
     assert isinstance(judged, TryAgain)
     assert not judged.unsure
-    assert "Redis at host:6379" in str(judged.final())
+    assert "Redis at host:6379" in str(judged.final(waited=1))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import dibs.integrations.alembic
 from dibs import BadRequest, Dibs, NewJob
-from dibs.engines.sql import migrations
-from dibs.engines.sql import schema_files as schema_folder
+from dibs.engines.sql import blocks, migrations
 from dibs.engines.sql.blocks import schema_files, schema_version, statements
 from tests.support.guides import write_project
 from tests.support.internals import store_of
@@ -244,7 +243,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
         yield from schema_files(dialect)
         yield NEWEST + 1, NEXT
 
-    for module in (schema_folder, migrations, dibs.integrations.alembic):
+    for module in (blocks, migrations, dibs.integrations.alembic):
         monkeypatch.setattr(module, "schema_files", with_next)
     return NEWEST + 1
 

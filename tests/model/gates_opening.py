@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dibs.jobs.states import FINISHED, JobState, fits, in_the_way
+from dibs.jobs.gates import fits
+from dibs.jobs.states import FINISHED, JobState
 from tests.model.gates_words import Job, Kind, Look, Mutant, World
 from tests.model.protocol import replaced
 
@@ -76,7 +77,7 @@ class Opening:
         stand = [(self.kinds[id].limit, jobs[id].place or 0, jobs[id].asked) for id in running]
         place = -len(jobs) if self.mutant == Mutant.older_preempts else jobs[waiting[0]].place or 0
         ready = [self.kinds[id].limit for id in chosen if self.mutant != Mutant.ready_uncounted]
-        for at in in_the_way(self.kinds[waiting[0]].limit, place, stand, ready):
+        for at in _in_the_way(self.kinds[waiting[0]].limit, place, stand, ready):
             world = with_job(world, running[at], world.jobs[running[at]]._replace(asked=True))
         return world
 
@@ -101,3 +102,16 @@ def with_look(world: World, look: Look) -> World:
 
 def without_look(world: World, look: Look) -> World:
     return world._replace(looks=tuple(one for one in world.looks if one != look))
+
+
+def _in_the_way(
+    limit: int, position: int, running: Sequence[tuple[int, int, bool]], ready: Sequence[int]
+) -> list[int]:
+    """Choose which running jobs (limit, position, asked), oldest first, a pre-empting one asks to stop."""
+    staying = [at for at, (_, _, asked) in enumerate(running) if not asked]
+    behind = [at for at in staying if running[at][1] > position]
+    asked: list[int] = []
+    while behind and not fits(limit, [*ready, *(running[at][0] for at in staying)]):
+        asked.append(behind.pop(0))
+        staying.remove(asked[-1])
+    return asked

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dibs.jobs.states import FINISHED, JobState, fits
+from dibs.jobs.gates import fits
+from dibs.jobs.states import FINISHED, JobState
 from tests.model.explorer import Explored, Rule, explore_all
 from tests.model.gates_protocol import Gates
 from tests.model.gates_words import Deed, Promise, World

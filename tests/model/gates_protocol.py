@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dibs.jobs.states import FINISHED, WAITING, JobState, fits, holds, put_back, swept
+from dibs.jobs.gates import fits, holds
+from dibs.jobs.states import FINISHED, WAITING, JobState, put_back, swept
 from tests.model.gates_opening import Opening, finished, with_job, with_look, without_look
 from tests.model.gates_words import (
     ENDS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dibs.engines.sql.engine import placeholders
+from dibs.engines.sql.blocks import placeholders
 from tests.support.outboxes import Box, beside, database_of, statements_of
 
 ROWS, KEYS, LIMIT = 20_000, 50, 100

@@ -165,7 +165,7 @@ def asked(*words: str) -> str:
 def test_a_server_that_does_not_answer_is_one_line_without_its_password() -> None:
     said = asked("tests.support.user_tables:Report", "--url", "postgresql://shopper:s3cret@127.0.0.1:1/shop")
 
-    assert "postgresql://shopper@127.0.0.1:1/shop can't be asked" in said
+    assert "postgresql://shopper@127.0.0.1:1/shop can't be reached" in said
     assert "s3cret" not in said
     assert "unexpected" not in said
 

@@ -224,7 +224,7 @@ class JobDecorator:
         return task
 
     def _instead(self, task: Task[..., Any]) -> Task[..., Any]:
-        """`@app.job(…)` above `@app.every(…)`: the schedules go to the task that has the options."""
+        """Give the schedules of `@app.every(…)` to the task that an `@app.job(…)` above it made."""
         core = self._app._core
         if task not in core.schedules.implied:
             raise BadRequest(f"{task.kind!r} is a job already; @app.job goes on a function")

@@ -16,7 +16,7 @@ from dibs.operations.queries import Queue, queues
 from dibs.operations.scripts import Script, Step
 from dibs.outbox import Outbox, OutboxEvent, Standing
 
-__all__ = ["CONTENT_TYPE", "AppOutbox", "HasStandings", "JobMetrics", "RelayMetrics", "merge_processes"]
+__all__ = ["CONTENT_TYPE", "AppOutbox", "JobMetrics", "OutboxSource", "RelayMetrics", "merge_processes"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)  # seconds
@@ -28,7 +28,7 @@ Ages = dict[str, float]
 Labels = tuple[tuple[str, str], ...]
 
 
-class HasStandings(Protocol):
+class OutboxSource(Protocol):
     """An outbox, as far as the metrics need one."""
 
     async def standings(self) -> Sequence[Standing]: ...
@@ -57,7 +57,7 @@ class AppOutbox:
 class JobMetrics:
     """Counters of what this process claims and settles from now on; `text` adds the backlog of the store."""
 
-    def __init__(self, app: Dibs, outbox: HasStandings | None = None) -> None:
+    def __init__(self, app: Dibs, outbox: OutboxSource | None = None) -> None:
         self._app = app
         self._outbox = outbox
         self._lock = threading.Lock()

@@ -180,7 +180,7 @@ def by_time(run_at: int, now: int) -> JobState:
 
 
 def doomed_by(id: object, state: str | None) -> str:
-    """Why a job is cancelled with one before it; that one ended in this state, or was deleted (None)."""
+    """Return the reason of a cancelled job: its parent ended in this state, or was deleted (None)."""
     words = {JobState.failed: "failed", JobState.cancelled: "was cancelled", None: "was deleted"}
     return f"job {id} before it {words[None if state is None else JobState(state)]}"
 

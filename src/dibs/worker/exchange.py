@@ -58,7 +58,7 @@ class Exchange:
         return exchanged
 
     async def settle(self, settlements: Sequence[SettleRequest], wait: Patience) -> Exchanged:
-        """Only settle, with this wait for locked gates."""
+        """Settle without a claim, with this wait for locked gates."""
 
         def script(tries: Tries) -> Script[Exchanged]:
             if tries.number:  # the wait for a lock has ended the try before

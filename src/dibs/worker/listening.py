@@ -129,7 +129,7 @@ class HintListener:
         return SHORTEST_POLL
 
     def store_lost(self) -> None:
-        """Don't count the time without a store as time without hints."""
+        """Ignore the time without a store: it is not time without hints."""
         self._deaf_since = None
 
     def _log_deafness(self) -> None:

@@ -166,7 +166,7 @@ class PostgresEnqueue(PostgresGates):
         return others
 
     def _chain(self, children: Sequence[Values], won: set[UUID], moment: datetime | None = None) -> Plan:
-        """Children without a key or a gate; `moment` is when all of them are due, else it is now."""
+        """Store children without a key or a gate; `moment` is when all of them are due, else now."""
         jobs = [child for child in children if child[_PARENT] in won]
         if not jobs:
             return []
@@ -188,7 +188,7 @@ def _position(job: Values, gates: LockedGates) -> int | None:
 
 
 def is_bare(job: Values) -> bool:
-    """Without a unique key, a train or a slot."""
+    """Return whether a job has no unique key, train or slot."""
     return job[_UNIQUE] is None and job[_TRAIN] is None and job[_SLOT] is None
 
 
@@ -241,6 +241,6 @@ def _key(train: str | None, slot: str | None) -> Key | None:
 
 
 def columns_of(jobs: Sequence[Values], moment: Any = None) -> dict[str, Any]:
-    """One array per column, and the time to use instead of the statement's own."""
+    """Return one array per column, and the time to use instead of the statement's own."""
     columns = dict(zip(NEW_JOB_COLUMNS, map(list, zip(*jobs, strict=True)), strict=True))
     return {**columns, "moment": moment}

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from dibs.engines.hints import Hints, hints_for
 from dibs.engines.redis.connection import read_info, server_facts
-from dibs.engines.redis.pipelines import PipelineAnswers
+from dibs.engines.redis.pipelines import RedisPipelineAnswers
 from dibs.engines.redis.rows import (
     MOST_AT_ONCE,
     READERS,
@@ -62,7 +62,7 @@ class Redis:
     def __init__(self, prefix: str = "dibs") -> None:
         self.scripts = Scripts(f"{{{prefix}}}")  # the hash tag: all keys of this store are in one slot
         self.channel = f"{self.scripts.key}:wake"
-        self.pipelines = PipelineAnswers(self.scripts)
+        self.pipelines = RedisPipelineAnswers(self.scripts)
         self._hints = Hints()
         self.answers = self._all_answers()
 

@@ -16,7 +16,7 @@ MOST_EDGES = 1000  # of one piece
 _BEFORE_ALL = 0.5  # the order of the pipeline itself, before every parent
 
 
-class PipelineAnswers:
+class RedisPipelineAnswers:
     """The answers about pipelines with jobs that wait for parents."""
 
     def __init__(self, scripts: Scripts) -> None:

@@ -22,7 +22,7 @@ from dibs.integrations.fastapi.streams import (
     event_id_of,
     summary,
 )
-from dibs.integrations.prometheus import CONTENT_TYPE, AppOutbox, HasStandings, JobMetrics
+from dibs.integrations.prometheus import CONTENT_TYPE, AppOutbox, JobMetrics, OutboxSource
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import slot_from_text
 from dibs.jobs.pipelines import Pipeline
@@ -76,7 +76,7 @@ def router(
     write: Permission | None = None,
     scope: Permission | None = None,
     shared: Collection[str] = (),
-    outbox: HasStandings | None = None,
+    outbox: OutboxSource | None = None,
     insecure: bool = False,
 ) -> APIRouter:
     """Return the routes of `app`: `read` protects the routes that read, `write` the routes that change.

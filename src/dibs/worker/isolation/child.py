@@ -329,7 +329,7 @@ def _checked(reply: Reply) -> Reply:
 
 
 def end_with(worker: int) -> None:
-    """On Linux, end a second after the worker did, whatever this process is busy with.
+    """End a second after the worker did, whatever this process is busy with; only on Linux.
 
     The thread that reads messages sees the worker's end at once and ends the whole group, but it can't run
     while C code holds the interpreter. So the kernel is asked for a signal then, and the handler of that
