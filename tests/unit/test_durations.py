@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dibs.cli.commands import serve, verify
-from dibs.cli.commands.demo import LineDisplay
+from dibs.cli.commands.demo import TextDisplay
 from dibs.cli.trial.records import Verdict
 from dibs.log_format import swept_line
 from dibs.text import numbered, spoken_size
@@ -38,7 +38,7 @@ def test_a_verification_that_met_one_of_each_says_so() -> None:
 
 
 def test_a_demo_of_many_jobs_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
-    display = LineDisplay(jobs=5000, workers=4)
+    display = TextDisplay(jobs=5000, workers=4)
     display.begin()
     display.killed(1, 1)
 

@@ -102,7 +102,7 @@ def choose_display(jobs: int, workers: int, *, silent: bool) -> "Display":
     if silent:
         return Display()
     plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return LineDisplay(jobs, workers) if plain else BarDisplay(jobs, workers)
+    return TextDisplay(jobs, workers) if plain else BarDisplay(jobs, workers)
 
 
 class Display:
@@ -114,7 +114,7 @@ class Display:
     def killed(self, worker: int, held: int) -> None: ...
 
 
-class LineDisplay(Display):
+class TextDisplay(Display):
     """A line for each thing that happens, for pipes and logs."""
 
     def __init__(self, jobs: int, workers: int) -> None:
