@@ -11,7 +11,7 @@ from tests.support.brokers import NatsTarget, RabbitTarget, RedisTarget, Target
 from tests.support.outboxes import Box, open_box
 from tests.support.servers import Nats, RabbitMQ
 
-ENGINES = ["sqlite", "postgresql", "mariadb"]
+ENGINES = ["sqlite", "postgresql", "mariadb", "mysql"]
 
 
 @pytest.fixture(params=ENGINES)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 
 from dibs import BadRequest, Retry
 from dibs.outbox import BrokerUnavailable, Outbox, Rejected, Relay
-from dibs.outbox.brokers import make_broker, nats, rabbitmq, redis
+from dibs.outbox.brokers import BrokerRefused, make_broker, nats, rabbitmq, redis
 from dibs.outbox.brokers.redis import RedisStreams
 from dibs.outbox.brokers.webhook import Webhook, signature
 from tests.support.brokers import Receiver, Target, until_arrived
@@ -131,6 +134,28 @@ def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
             redis: Redis = request.getfixturevalue("own_redis")
             assert redis.say("CONFIG SET requirepass secret") == "+OK\r\n"
             yield redis.url().replace("redis://", "redis://:s3cret@")
+
+
+@pytest.mark.parametrize("offer", [b"", b'"tls_available": true'], ids=["no-tls", "tls-if-wanted"])
+def test_a_password_for_tls_is_never_sent_in_the_clear(box: Box, offer: bytes) -> None:
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {" + offer + b"}\r\n")
+        heard.append(await reader.read(1000))
+        writer.close()
+
+    async def knock() -> None:
+        async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            broker = make_broker(f"tls://svc:hunter2@127.0.0.1:{port}", "default")
+            with pytest.raises(BrokerRefused, match=r"offers no TLS.*nats://"):
+                await broker.open()
+            await eventually_async(lambda: bool(heard))
+
+    box.run(knock())
+
+    assert heard == [b""]
 
 
 every_refusal = pytest.mark.parametrize("refusing", ["rabbitmq", "nats", "redis"], indirect=True)
@@ -349,6 +374,66 @@ def test_a_webhook_that_refuses_is_tried_again(url: str) -> None:
     [message] = outbox.sync.find_published()
     assert message.attempts == 4
     outbox.sync.close()
+
+
+def dripping(listener: socket.socket, ends: threading.Event) -> None:
+    """Send every client one byte of an endless response now and then."""
+    clients: list[socket.socket] = []
+    listener.settimeout(0.02)
+    while not ends.is_set():
+        with suppress(TimeoutError):
+            clients.append(listener.accept()[0])
+        for client in clients:
+            with suppress(OSError):
+                client.sendall(b"H")
+    for client in clients:
+        client.close()
+
+
+def test_a_webhook_that_drips_its_answer_keeps_no_other_waiting(box: Box) -> None:
+    box.publish("shop.paid", {"n": 1})
+    [message] = box.claim_batch("w1")
+    ends = threading.Event()
+
+    async def publish(slow: str, quick: str) -> list[Any]:
+        hook, other = Webhook(slow, timeout=1), Webhook(quick)
+        stuck = [asyncio.create_task(hook.publish(message)) for _ in range(40)]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(0.7):
+            await other.publish(message)
+        ended = await asyncio.gather(*stuck, return_exceptions=True)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("dibs-webhook")]
+        await hook.close()
+        await other.close()
+        await asyncio.to_thread(lambda: [thread.join(10) for thread in threads])
+        assert not any(thread.is_alive() for thread in threads)
+        return ended
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, Receiver().serving() as receiver:
+        drips = threading.Thread(target=dripping, args=(listener, ends))
+        drips.start()
+        try:
+            ended = box.run(publish(f"http://127.0.0.1:{listener.getsockname()[1]}", receiver.url))
+        finally:
+            ends.set()
+            drips.join()
+
+    assert {(type(each), "took longer than 1 s" in str(each)) for each in ended} == {(TimeoutError, True)}
+
+
+def test_a_webhooks_user_is_sent_and_its_path_is_no_part_of_errors(box: Box) -> None:
+    box.publish("shop.paid", {"n": 1}, headers={"authorization": "other"})
+    [message] = box.claim_batch("w1")
+    with Receiver().serving() as receiver:
+        receiver.answers.append(500)
+        url = receiver.url.replace("http://", "http://ann:p%40ss@").rstrip("/") + "/s3cret-path"
+        with pytest.raises(Rejected, match="answered 500") as refused:
+            box.run(Webhook(url).publish(message))
+
+    [(headers, _)] = receiver.posted
+    assert headers["authorization"] == f"Basic {base64.b64encode(b'ann:p@ss').decode()}"
+    assert "s3cret" not in str(refused.value)
+    assert "ann" not in str(refused.value)
 
 
 def test_a_webhook_that_is_slow_or_away(box: Box) -> None:

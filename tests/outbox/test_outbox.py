@@ -320,7 +320,7 @@ def test_no_message_is_claimed_twice_and_no_key_by_two(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", ["postgresql", "mariadb"], indirect=True
+    "engine", ["postgresql", "mariadb", "mysql"], indirect=True
 )  # SQLite has one writer at a time
 def test_a_lower_position_that_commits_later_is_found(box: Box) -> None:
     with _publishing_slowly(box, {"n": 0}) as commit:

@@ -16,7 +16,7 @@ from tests.support.outboxes import Box, eventually_async
 Send = Callable[[Message], Awaitable[None]]
 
 
-every_engine = pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+every_engine = pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 
 
 @pytest.fixture

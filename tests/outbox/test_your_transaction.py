@@ -240,7 +240,7 @@ def test_another_file_than_the_outbox_has_is_refused(box: Box, tmp_path: Path) -
         assert yours.execute("select count(*) from sqlite_master").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("server", ["postgresql", "mariadb", "mysql"])
 def test_a_database_without_the_tables_says_how_to_make_them(
     server: str, request: pytest.FixtureRequest
 ) -> None:

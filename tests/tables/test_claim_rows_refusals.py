@@ -124,7 +124,7 @@ def test_a_table_that_is_not_there_is_the_databases_to_say(desk: Desk, strategy:
 @pytest.mark.parametrize("model", [Employee, Manager])
 def test_joined_inheritance_is_refused(desk: Desk, model: Any) -> None:
     with pytest.raises(BadRequest, match=r"spread over several tables.*__table__"):
-        desk.claim(model, where=None, set={"kind": "x"}, limit=1)
+        desk.claim(model, where=READY, set={"kind": "x"}, limit=1)
 
 
 @one_driver
@@ -140,7 +140,7 @@ def test_joined_inheritance_is_refused(desk: Desk, model: Any) -> None:
 )
 def test_what_has_no_rows_of_its_own_is_refused(desk: Desk, model: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        desk.claim(model, where=None, set={"id": 1}, limit=1)
+        desk.claim(model, where=READY, set={"id": 1}, limit=1)
 
 
 @one_driver
@@ -169,7 +169,7 @@ def test_a_call_that_can_not_be_meant_is_refused(desk: Desk, how: dict[str, Any]
 def test_names_of_columns_will_do(desk: Desk) -> None:
     desk.add(Report(id=1, rank=1), Report(id=2, rank=2), Report(id=3, rank=0))
 
-    rows = desk.claim(Report, where=None, set=TAKEN, limit=2, order_by=["rank", "id"])
+    rows = desk.claim(Report, where=READY, set=TAKEN, limit=2, order_by=["rank", "id"])
 
     assert [row.id for row in rows] == [3, 1]
 

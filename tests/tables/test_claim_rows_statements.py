@@ -23,7 +23,7 @@ from tests.support.user_tables import Report, Seat, task
 READY = Report.status == "ready"
 TAKEN = {"status": "taken", "attempts": Report.attempts + 1}
 POSTGRESQL = ["postgresql+psycopg", "postgresql+psycopg_async", "postgresql+asyncpg"]
-MYSQL = ["mysql+pymysql", "mysql+asyncmy"]
+MYSQL = ["mariadb+pymysql", "mariadb+asyncmy", "mysql+pymysql", "mysql+asyncmy"]
 SQLITE = ["sqlite+pysqlite", "sqlite+aiosqlite"]
 
 
@@ -134,7 +134,7 @@ def test_a_row_that_somebody_has_locked_is_passed_by(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("level", [None, "AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("driver", ["mysql+pymysql"])
+@pytest.mark.parametrize("driver", ["mariadb+pymysql", "mysql+pymysql"])
 def test_between_lock_and_update_others_may_insert_and_nobody_may_claim(
     desk: Desk, level: str | None
 ) -> None:
@@ -240,7 +240,7 @@ def test_after_many_tries_the_servers_own_error_is_raised(
     assert desk.look(Report.status) == [("ready",)]
 
 
-@pytest.mark.parametrize("driver", ["mysql+pymysql"])
+@pytest.mark.parametrize("driver", ["mariadb+pymysql", "mysql+pymysql"])
 def test_a_lock_that_lasts_longer_than_the_server_waits_is_waited_for(desk: Desk) -> None:
     """Get 1205 from a real server: a guarded update meets a row that another transaction has locked."""
     desk.add(Report(id=1))

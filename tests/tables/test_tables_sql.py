@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from dibs.cli import app
 from dibs.doctor import Level
+from tests.support.matrix import MYSQLS
 from tests.support.table_databases import SYNC_DRIVERS, Desk
 from tests.support.user_tables import Parcel, Report
 
@@ -50,7 +51,7 @@ def old(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     with desk.home.begin() as connection:
         connection.execute(
             text("create table invoice (id integer primary key, status varchar(20), `rank` integer)")
-            if desk.database == "mysql"
+            if desk.database in MYSQLS
             else text("create table invoice (id integer primary key, status varchar(20), rank integer)")
         )
         connection.execute(text("insert into invoice values (1, 'ready', 2), (2, 'ready', 1)"))

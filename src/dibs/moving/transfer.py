@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,7 +15,7 @@ from dibs.moving.report import MoveOptions, MovePreview, MoveProgress, MoveRepor
 from dibs.moving.stores import MOST_AT_ONCE, Stores, sleep
 from dibs.operations import manage, queries, upkeep
 from dibs.operations.queries import Queue
-from dibs.operations.schedules import last_ticks
+from dibs.operations.schedules import copy_schedule, stored_schedules
 from dibs.operations.scripts import Rows, Script, Step
 from dibs.text import numbered
 
@@ -28,9 +29,9 @@ def transfer_all(stores: Stores, options: MoveOptions) -> Calls[MoveReport]:
     left = yield from stores.counts("source")
     progress = MoveProgress(source, target, sum(left.values()), options.told)
     queues = yield from _copy_settings(stores)
-    yield from _copy_ticks(stores)
+    yield from _copy_schedules(stores)
     yield from _transfer(stores, progress, options)
-    schedules = yield from _copy_ticks(stores)
+    schedules = yield from _copy_schedules(stores)
     return (yield from _compare(stores, progress, options, before, queues, schedules))
 
 
@@ -89,15 +90,14 @@ def _with_setting(queues: Sequence[Queue]) -> int:
     return sum(queue.paused or queue.limit is not None for queue in queues)
 
 
-def _copy_ticks(stores: Stores) -> Calls[int]:
-    """Copy the last ticks of schedules; a later one in the target stays."""
-    theirs = yield from stores.ask("target", last_ticks)
-    ours = yield from stores.ask("source", last_ticks)
-    for name, tick in ours.items():
-        since = theirs.get(name)
-        if since is None or since < tick:
-            ticks = {"schedule": name, "since": since, "tick": tick}
-            yield from stores.question("target", "enqueue_tick", **ticks, jobs=[])
+def _copy_schedules(stores: Stores) -> Calls[int]:
+    """Copy the schedules with their last ticks; one with a later tick in the target stays."""
+    theirs = yield from stores.ask("target", stored_schedules)
+    ours = yield from stores.ask("source", stored_schedules)
+    for name, one in ours.items():
+        found = theirs.get(name)
+        if found is None or found.last_tick < one.last_tick:
+            yield from stores.ask("target", partial(copy_schedule, name, found, one))
     return len(ours)
 
 
@@ -206,8 +206,7 @@ def _compare(
 
 def _waiting_at_gates(stores: Stores) -> Calls[ByQueueAndState]:
     """Count the jobs that wait in trains or for slots: they go only while their queue is paused."""
-    everything = dict.fromkeys(("queue", "kind", "train", "slot", "pipeline_id"))
-    wanted = {**everything, "states": sorted(WAITING), "tags": [], "limit": MOST_AT_ONCE}
+    wanted = {**queries.job_filter(state=sorted(WAITING)), "limit": MOST_AT_ONCE}
     gated: ByQueueAndState = Counter()
     after: UUID | None = None
     while rows := (yield from stores.question("source", "find", **wanted, after=after)):
@@ -273,7 +272,7 @@ def preview(stores: Stores) -> Calls[MovePreview]:
         running=running,
         staying=dict(_by_queue(staying)),
         queues=_with_setting(settings),
-        schedules=len((yield from stores.ask("source", last_ticks))),
+        schedules=len((yield from stores.ask("source", stored_schedules))),
         target=(yield from stores.counts("target")),
     )
 

@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 
 from dibs import faces
 from dibs.engines.mysql import errors as mysql
+from dibs.engines.mysql.session import TLS, tls_of
 from dibs.engines.postgresql import errors as postgresql
 from dibs.engines.retries import Tries, TryAgain
 from dibs.engines.sql.engine import Query
-from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries, check_same_file
+from dibs.engines.sql.own_database import check_same_file
+from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries
 from dibs.engines.sqlite import file as sqlite
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.faces import Call, Calls, make
@@ -32,6 +34,9 @@ DATABASES = {"postgresql": "postgresql", "postgres": "postgresql", "sqlite": "sq
 DATABASES |= {"mysql": "mysql", "mariadb": "mysql"}
 
 SQLITE_TIMEOUT = 30  # seconds for another writer to finish
+LIBPQ = frozenset(
+    f"ssl{name}" for name in ("rootcert", "cert", "key", "password", "crl", "_min_protocol_version")
+)
 NO_SUCH_TABLE = 1146  # as MySQL counts
 
 
@@ -230,7 +235,9 @@ class OutboxDatabase:
 
             if self._async is not None:
                 self._async.sync_engine.dispose(close=False)
-            self._async = create_async_engine(self._url_for(ASYNC_DRIVERS), **self._options())
+            self._async = create_async_engine(
+                self._url_for(ASYNC_DRIVERS), **self._options(), **self._creator()
+            )
             self._loop = loop
         return self._async
 
@@ -241,12 +248,30 @@ class OutboxDatabase:
         query = dict(self._url.query)
         if asked.endswith("asyncpg") and "sslmode" in query:
             query["ssl"] = query.pop("sslmode")  # libpq's name for it, common in URLs
+        if self.statements.database == "mysql":
+            query = {name: value for name, value in query.items() if name not in TLS}
         return self._url.set(drivername=asked, query=query)
 
     def _options(self) -> dict[str, Any]:
         if self._sqlite:
             return {"connect_args": {"timeout": SQLITE_TIMEOUT}}
-        return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True}
+        options: dict[str, Any] = {"isolation_level": "READ COMMITTED", "pool_pre_ping": True}
+        if self.statements.database == "mysql" and (asked := self._url.query.keys() & TLS):
+            options["connect_args"] = {"ssl": tls_of({name: self._url.query[name] for name in asked})}
+        return options
+
+    def _creator(self) -> dict[str, Any]:
+        """Return how asyncpg reads TLS from a URL: certificates are no parameters of its `connect`."""
+        if self._url.drivername.partition("+")[0] != "postgresql" or not self._url.query.keys() & LIBPQ:
+            return {}
+
+        async def connect() -> Any:
+            import asyncpg
+
+            url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+            return await asyncpg.connect(url)
+
+        return {"async_creator": connect}
 
     # -- errors ---------------------------------------------------------------------------------
 

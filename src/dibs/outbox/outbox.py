@@ -93,7 +93,7 @@ class OutboxVerbs:
         """
         request = BatchRequest(
             worker=checks.check_name(worker_id, "worker_id"),
-            limit=checks.check_whole(limit, "limit", -(10**9), MOST_CLAIMED),
+            limit=checks.check_whole(limit, "limit", None, MOST_CLAIMED),
             broker=_optional(target_broker, "target_broker"),
             lock=lease_micros(lock_for),
         )
@@ -253,7 +253,7 @@ class OutboxVerbs:
     def _find(
         self, block: str, limit: int, broker: Filter, topic: Filter, key: Filter, **more: Any
     ) -> Calls[list[Message]]:
-        most = checks.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        most = checks.check_whole(limit, "limit", None, MOST_FOUND)
         params = {**_filters(broker, topic, key), "limit": max(most, 0), **more}
         return (yield from self._database.call(lambda: operations.find(block, **params)))
 

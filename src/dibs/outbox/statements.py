@@ -72,6 +72,7 @@ SPELLINGS: dict[str, dict[str, str]] = {
         "is_held": "message.token = held.token",
         "returning": "",
         "unless_stored": "on duplicate key update message_id = message_id",
+        "of": "/*!80017 of $1 */",
         "positions": "json_table(:positions, '$[*]' columns (position bigint path '$'))",
     },
 }

@@ -54,8 +54,8 @@ async def claim_rows(
 ) -> list[Any]:
     """Claim up to `limit` rows that match `where`: apply `set`, and return them in the order of `order_by`.
 
-    No two callers get the same row, as long as `set` makes a row no longer match. The claim is durable when
-    this returns; in an open transaction it is refused with `ClaimInTransaction`.
+    No two callers get the same row: a `set` that leaves a row matching is refused, and changes nothing. The
+    claim is durable when this returns; in an open transaction it is refused with `ClaimInTransaction`.
     """
     return await run_async(claim_calls(on, row_claim(model, where, set, limit, order_by, strategy)))
 

@@ -92,7 +92,7 @@ def _mysql_sorts(connection: Connection, leases: Leases) -> bool:
 
 
 def _filesort(connection: Connection, statement: Select[Any]) -> bool:
-    plan = connection.execute(Explain(statement, "explain")).mappings().all()
+    plan = connection.execute(Explain(statement, "explain format = traditional")).mappings().all()
     return any("filesort" in (row["Extra"] or "") for row in plan)
 
 

@@ -2,12 +2,26 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import cached_property
+from typing import Any, Literal, NoReturn, cast
 
-from sqlalchemy import Column, ColumnElement, Table, UnaryExpression, and_, inspect, or_, true
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    SelectBase,
+    Table,
+    UnaryExpression,
+    and_,
+    case,
+    false,
+    inspect,
+    literal_column,
+    or_,
+    true,
+)
 from sqlalchemy.exc import ArgumentError, NoInspectionAvailable
 from sqlalchemy.orm import Mapper, QueryableAttribute
-from sqlalchemy.sql import operators
+from sqlalchemy.sql import operators, visitors
 
 from dibs.errors import BadRequest
 
@@ -139,7 +153,7 @@ def _key(name: str, columns: Iterable[Any]) -> tuple[Column[Any], ...]:
 # -- a claim --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowClaim:
     """Which rows to claim, what to write into them, how many, and in which order."""
 
@@ -149,6 +163,22 @@ class RowClaim:
     limit: int
     order_by: tuple[Expression, ...]
     strategy: Strategy = None
+
+    @cached_property
+    def matches_again(self) -> Expression:
+        """Return 1 for a claimed row that the next claim would get, too; 0 also where `where` is NULL.
+
+        A subquery would see the rows as they were: what it says of a changed row means nothing.
+        """
+        parts = visitors.iterate(self.where)
+        checked = false() if any(isinstance(part, SelectBase) for part in parts) else self.where
+        return case((checked, literal_column("1")), else_=literal_column("0")).label("dibs_again")
+
+    def refuse_again(self) -> NoReturn:
+        raise BadRequest(
+            f"set= leaves a claimed {self.target.name} matching where=, so the next claim would get it, too: "
+            "nothing was changed; let set= change something that ends where="
+        )
 
 
 def row_claim(
@@ -166,8 +196,13 @@ def row_claim(
 
 
 def _criteria(where: Any, target: UserTable) -> Expression:
+    if not (several := _several(where)):
+        raise BadRequest(
+            "where= is empty, which would give out rows that are claimed already: name the condition of a "
+            f"free {target.name}, one that set= ends"
+        )
     try:
-        return and_(true(), *_several(where), target.of_class())
+        return and_(true(), *several, target.of_class())
     except ArgumentError as error:
         raise BadRequest(f"where={where!r} is not a condition: {error}") from None
 

@@ -33,6 +33,8 @@ from sqlalchemy import (
     Update,
     Uuid,
     bindparam,
+    case,
+    cast,
     column,
     exists,
     false,
@@ -58,6 +60,7 @@ ClaimBy = Callable[[ClaimSession, RowClaim], list[Any] | None]
 T = TypeVar("T")
 
 KEYS_PER_STATEMENT = 500
+AGAIN = "dibs: matches again"  # in the error by which a statement undoes itself
 REFRESHED = {"populate_existing": True, "synchronize_session": False}
 
 
@@ -84,9 +87,11 @@ def one_statement(session: ClaimSession, claim: RowClaim) -> list[Any]:
     target, table = claim.target, claim.target.table
     # Materialized: PostgreSQL may run a plain subquery again for every row, and each run locks more.
     # Only tables have a tableoid, so a view fails before anything is locked.
+    # Labelled, so that plain text in `where=` can't mean two columns.
+    keys = [column.label(f"dibs_key_{number}") for number, column in enumerate(target.key)]
     selected = (
         _selected(claim)
-        .add_columns(literal_column("tableoid"))
+        .with_only_columns(*keys, literal_column("tableoid").label("dibs_table"))
         .with_for_update(skip_locked=True, of=table)
         .cte("dibs_selected")
         .prefix_with("MATERIALIZED")
@@ -94,11 +99,25 @@ def one_statement(session: ClaimSession, claim: RowClaim) -> list[Any]:
     numbered = select(selected, func.row_number().over().label("dibs_number")).cte("dibs_numbered")
     statement = (
         _update(claim)
-        .where(*(column == numbered.c[column.key] for column in target.key))
-        .returning(*table.c, numbered.c.dibs_number)
+        .where(*(column == numbered.c[label.name] for column, label in zip(target.key, keys, strict=True)))
+        .returning(*table.c, _raising(claim), numbered.c.dibs_number)
     )
-    with session.transaction() as connection:
-        return _checked(_read_numbered(session, connection, statement), claim)
+    try:
+        with session.transaction() as connection:
+            return _checked(_read_numbered(session, connection, statement), claim)
+    except DBAPIError as error:
+        if AGAIN in str(error.orig):
+            claim.refuse_again()
+        raise
+
+
+def _raising(claim: RowClaim) -> Any:
+    """Return an expression that fails for a claimed row that matches again.
+
+    The statement commits itself; only an error in it undoes it.
+    """
+    again = claim.matches_again.element
+    return cast(case((again == 1, literal_column(f"'{AGAIN}'")), else_=literal_column("'0'")), Integer)
 
 
 def _read_numbered(session: ClaimSession, connection: Connection, statement: Any) -> list[Any]:
@@ -106,17 +125,17 @@ def _read_numbered(session: ClaimSession, connection: Connection, statement: Any
     target = session.target
     if target.mapper is None:
         numbered = sorted(connection.execute(statement), key=itemgetter(-1))
-        return _rows(target.table, [tuple(row)[:-1] for row in numbered])
+        return _rows(target.table, [tuple(row) for row in numbered])
     claimed = statement.cte("dibs_claimed")
     instances = select(aliased(target.mapper, claimed)).order_by(claimed.c.dibs_number)
     return list(session.session.scalars(instances, execution_options=REFRESHED).unique())
 
 
 def _rows(table: Table, values: list[tuple[Any, ...]]) -> list[Any]:
-    """Return the values as rows that can be read by name and by column."""
+    """Return the values as rows that can be read by name and by column; more values are left out."""
     columns = list(table.c)
     described = SimpleResultMetaData([one.key for one in columns], extra=[(one,) for one in columns])
-    return list(IteratorResult(described, iter(values)))
+    return list(IteratorResult(described, (value[: len(columns)] for value in values)))
 
 
 # -- one statement, sorted here ---------------------------------------------------------------------
@@ -128,9 +147,13 @@ SORTED_ALIKE = (Integer, Numeric, Float, Double, DateTime, Date, Time, Boolean, 
 def update_and_sort(session: ClaimSession, claim: RowClaim) -> list[Any]:
     target = claim.target
     selected = _among(target, _selected(claim))
-    statement = _update(claim).where(selected, *_is_no_view(target.table)).returning(*target.table.c)
+    statement = (
+        _update(claim)
+        .where(selected, *_is_no_view(target.table))
+        .returning(*target.table.c, claim.matches_again)
+    )
     with session.transaction() as connection:
-        claimed = _checked(_read(session, connection, statement), claim)
+        claimed = _checked(_read(session, connection, statement, claim), claim)
     return _in_order(claimed, order_columns(target, claim.order_by) or [], target)
 
 
@@ -204,7 +227,7 @@ def lock_then_update(session: ClaimSession, claim: RowClaim) -> list[Any]:
         keys = [tuple(row) for row in connection.execute(selected)]
         for some in batches(keys):
             connection.execute(_update(claim).where(target.matching(some)))
-        return _read_by_key(session, connection, keys)
+        return _read_by_key(session, connection, claim, keys)
 
 
 def _begin_to_write(connection: Connection, target: UserTable) -> None:
@@ -242,7 +265,7 @@ def _win_all(session: ClaimSession, claim: RowClaim, candidates: list[Key]) -> l
     with session.transaction() as connection:
         won = sum(_update_guarded(connection, claim, some) for some in batches(candidates))
         if won == len(candidates):
-            return _read_by_key(session, connection, candidates)
+            return _read_by_key(session, connection, claim, candidates)
         if won:
             raise _SomeLost
         return None
@@ -252,7 +275,7 @@ def _win_each(session: ClaimSession, claim: RowClaim, candidates: list[Key]) -> 
     with session.transaction() as connection:
         # All callers update rows in the same order: crosswise updates would deadlock.
         won = {key for key in sorted(candidates, key=repr) if _update_guarded(connection, claim, [key])}
-        return _read_by_key(session, connection, [key for key in candidates if key in won]) or None
+        return _read_by_key(session, connection, claim, [key for key in candidates if key in won]) or None
 
 
 def _update_guarded(connection: Connection, claim: RowClaim, keys: list[Key]) -> int:
@@ -273,23 +296,31 @@ def _update(claim: RowClaim) -> Update:
     return update(claim.target.table).values(dict(claim.values))
 
 
-def _read_by_key(session: ClaimSession, connection: Connection, keys: list[Key]) -> list[Any]:
+def _read_by_key(
+    session: ClaimSession, connection: Connection, claim: RowClaim, keys: list[Key]
+) -> list[Any]:
     """Read the rows as they are now, in the order of the keys."""
     target = session.target
     found: dict[Key, Any] = {}
     for some in batches(keys):
-        statement = select(target.mapper or target.table).where(target.matching(some))
-        rows = _read(session, connection, statement)
+        statement = select(target.mapper or target.table, claim.matches_again).where(target.matching(some))
+        rows = _read(session, connection, statement, claim)
         found |= {target.key_of(row): row for row in rows}
     return [found[key] for key in keys if key in found]
 
 
-def _read(session: ClaimSession, connection: Connection, statement: Any) -> list[Any]:
+def _read(session: ClaimSession, connection: Connection, statement: Any, claim: RowClaim) -> list[Any]:
+    """Return the claimed rows; refuse the claim if one of them matches again, which undoes it."""
     target = session.target
     if target.mapper is None:
-        return list(connection.execute(statement))
-    entities = statement if isinstance(statement, Select) else select(target.mapper).from_statement(statement)
-    return list(session.session.scalars(entities, execution_options=REFRESHED).unique())
+        found = [tuple(row) for row in connection.execute(statement)]
+    else:
+        if not isinstance(statement, Select):
+            statement = select(target.mapper, claim.matches_again).from_statement(statement)
+        found = list(session.session.execute(statement, execution_options=REFRESHED).unique())
+    if any(again for *_, again in found):
+        claim.refuse_again()
+    return _rows(target.table, found) if target.mapper is None else [row for row, _ in found]
 
 
 def _checked(rows: list[Any], claim: RowClaim) -> list[Any]:

@@ -1,6 +1,7 @@
 """NATS JetStream: a message is published once its stream confirmed it; JetStream drops repeated ids."""
 
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from dibs.outbox.brokers import BrokerRefused, BrokerUnavailable, Rejected, missing, reason, without_password
@@ -8,6 +9,7 @@ from dibs.outbox.messages import Message
 
 CONNECT_TIMEOUT = 10
 ACK_TIMEOUT = 10
+NO_TLS = "the server offers no TLS; nats:// connects without"
 REFUSAL = "authorization violation"  # the server's only words for a wrong user, password or token
 
 
@@ -28,7 +30,7 @@ class NatsJetStream:
             import nats
         except ImportError:
             raise missing("nats-py") from None
-        self._client = nats.NATS()
+        self._client = (_encrypted() if self._url.lower().startswith("tls://") else nats.NATS)()
         try:
             # One try: the client would go on for two minutes, while the relay decides when to try again.
             await self._client.connect(
@@ -41,7 +43,7 @@ class NatsJetStream:
             )
         except Exception as error:
             await self.close()  # a failed connect leaves the connection open
-            if REFUSAL in str(error).lower():
+            if REFUSAL in str(error).lower() or NO_TLS in str(error):
                 raise BrokerRefused("NATS", self._url, error) from error
             raise BrokerUnavailable(
                 f"NATS at {without_password(self._url)} can't be used: {reason(error)}"
@@ -74,6 +76,24 @@ class NatsJetStream:
         if client is not None and not client.is_closed:
             with suppress(Exception):  # it may be gone already
                 await client.close()
+
+
+@cache
+def _encrypted() -> Any:
+    """Return a client that sends nothing to a server that does not require TLS.
+
+    nats-py takes `tls://` as a wish: it gave user and password in the clear to a server, or to an attacker
+    in between, that leaves `tls_required` out of its greeting.
+    """
+    import nats
+
+    class Encrypted(nats.NATS):  # type: ignore[misc]
+        async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+            if initial_connection and not info.get("tls_required"):
+                raise nats.errors.Error(NO_TLS)
+            await super()._process_info(info, initial_connection)
+
+    return Encrypted
 
 
 async def _ignore(_: Exception) -> None:

@@ -52,7 +52,7 @@ straight_join {outbox} as head force index (primary) on head.position = given.po
 where head.open_broker is not null
   and {free:head}
 limit :limit
-for update skip locked
+for update {of:head} skip locked
 
 -- name: followers
 -- Follow each key from its head, for its share of the limit.
