@@ -1,0 +1,103 @@
+"""One act on all jobs that match a search: how many it would change, said before; what it changed, after."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dibs.app.dibs import Dibs
+from dibs.app.scopes import OutOfScope
+from dibs.dashboard.sessions import Visitor
+from dibs.errors import BadRequest
+from dibs.jobs.search import parse_search
+from dibs.jobs.states import FINISHED, WAITING, JobState
+from dibs.operations.search import Count, Found
+
+MOST_UNTYPED = 100  # jobs that one click may change
+BulkAct = Literal["retry", "cancel", "delete"]
+CHANGES: dict[BulkAct, frozenset[JobState]] = {
+    "retry": frozenset((JobState.failed, JobState.cancelled, JobState.scheduled)),
+    "cancel": frozenset((*WAITING, JobState.running)),
+    "delete": frozenset((*WAITING, *FINISHED)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPreview:
+    """How many jobs an act would change."""
+
+    act: BulkAct
+    number: int | None
+    """None where there are more than a page counts to: ask for a preview."""
+
+    @property
+    def typed(self) -> bool:
+        """Whether the number has to be typed to confirm it."""
+        return self.number is None or self.number > MOST_UNTYPED
+
+
+def check_search(q: str, visitor: Visitor) -> None:
+    """Refuse a search in fields that the visitor may not see: finding is seeing."""
+    text = parse_search(q).text
+    if text.args and "args" not in visitor.fields:
+        raise OutOfScope("you may not see arguments, so you can't search in them")
+    if (text.errors or text.words) and "errors" not in visitor.fields:
+        raise OutOfScope("you may not see errors, so you can't search in them")
+
+
+async def count_found(
+    app: Dibs, q: str, found: Found, after: str | None, scope: Mapping[str, Any]
+) -> tuple[Count, list[BulkPreview]]:
+    """Return how many jobs match, and the acts that make sense for them, with their numbers.
+
+    If all that match are on the page, they are counted there, and the store is asked nothing.
+    """
+    if found.next is None and after is None:
+        here = {act: sum(job.state in states for job in found.jobs) for act, states in CHANGES.items()}
+        return Count(number=len(found.jobs), capped=False), _worth(here)
+    total = await app.count(q=q, **scope)
+    if parse_search(q).text:  # each count would read texts again
+        return total, _worth(dict.fromkeys(CHANGES))
+    running = await app.count(q=q, state="running", **scope)
+    numbers: dict[BulkAct, int | None] = {
+        "retry": _exact(await app.count(q=q, state=sorted(CHANGES["retry"]), **scope)),
+        "cancel": _exact(await app.count(q=q, state=sorted(CHANGES["cancel"]), **scope)),
+        "delete": None if total.capped else total.number - running.number,
+    }
+    return total, _worth(numbers)
+
+
+def _exact(count: Count) -> int | None:
+    return None if count.capped else count.number
+
+
+def _worth(numbers: Mapping[BulkAct, int | None]) -> list[BulkPreview]:
+    return [BulkPreview(act, number) for act, number in numbers.items() if number != 0]
+
+
+async def exact_preview(app: Dibs, act: str, q: str, scope: Mapping[str, Any]) -> BulkPreview:
+    """Return an act with the number of jobs that it would change now, however many."""
+    checked = check_act(act)
+    acted = await app.change_matching(checked, preview=True, q=q, **scope)
+    return BulkPreview(checked, acted.matched)
+
+
+async def change(app: Dibs, act: str, q: str, form: Mapping[str, str], scope: Mapping[str, Any]) -> str:
+    """Carry out an act that was previewed; refuse it if another number matches by now."""
+    expect = form.get("expect", "")
+    if not expect.isdecimal() or not q:
+        raise BadRequest("look at the jobs first, then act on what was found")
+    if int(expect) > MOST_UNTYPED and form.get("confirm", "").strip().replace(",", "") != expect:
+        raise BadRequest(f"type {expect} to confirm this; nothing was changed")
+    acted = await app.change_matching(check_act(act), expect=int(expect), q=q, **scope)
+    said = {"retry": "run again", "cancel": "cancelled or asked to stop", "delete": "deleted"}[act]
+    moved_on = acted.matched - acted.changed
+    return f"{acted.changed:,} of {acted.matched:,} {said}" + (
+        f"; {moved_on:,} had moved on" if moved_on else ""
+    )
+
+
+def check_act(act: str) -> BulkAct:
+    for known in CHANGES:
+        if known == act:
+            return known
+    raise BadRequest(f"there is no act {act!r} for all jobs that match")

@@ -1,0 +1,163 @@
+"""The page where people put it: below any path of any framework, behind a proxy, in `dibs serve`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urljoin
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from dibs import Dibs, NewJob
+from dibs.dashboard import Dashboard
+from dibs.integrations.service import Credentials, make_service
+from tests.support.django_project import set_up
+
+STATIC = Path(__file__).parents[2] / "src" / "dibs" / "dashboard" / "static"
+TOKEN = "a token for tests only"
+
+
+def in_fastapi(page: Dashboard) -> Any:
+    web = FastAPI()
+    web.mount("/jobs", page)
+    return web
+
+
+def in_starlette(page: Dashboard) -> Any:
+    web = Starlette()
+    web.mount("/jobs", page)
+    return web
+
+
+def in_django(page: Dashboard) -> Any:
+    """As the guide says it."""
+    set_up()
+    from django.core.asgi import get_asgi_application
+    from django.http import HttpResponse
+    from django.test import override_settings
+    from django.urls import path
+
+    urls = ModuleType("urls_of_the_page_test")
+    urls.urlpatterns = [path("own/", lambda _: HttpResponse("django's own"))]  # type: ignore[attr-defined]
+    sys.modules[urls.__name__] = urls
+    override_settings(ROOT_URLCONF=urls.__name__, ALLOWED_HOSTS=["*"]).enable()
+    django_app = get_asgi_application()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/jobs/"):
+            await page({**scope, "root_path": scope.get("root_path", "") + "/jobs"}, receive, send)
+        else:
+            await django_app(scope, receive, send)
+
+    return application
+
+
+def behind_a_proxy(page: Dashboard) -> Any:
+    """The proxy takes its prefix off, and the page never learns of it."""
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            assert scope["path"].startswith("/jobs/")
+            scope = {**scope, "path": scope["path"].removeprefix("/jobs"), "raw_path": b""}
+        await page(scope, receive, send)
+
+    return proxy
+
+
+PLACES: list[Callable[[Dashboard], Any]] = [in_fastapi, in_starlette, in_django, behind_a_proxy]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_pages_assets_and_acts_work_wherever_it_is_mounted(
+    app: Dibs, place: Callable[[Dashboard], Any]
+) -> None:
+    [job] = app.sync.enqueue(NewJob("greet"))
+    client = TestClient(place(Dashboard(app, insecure=True)))
+
+    for path, name in (("", "overview"), ("jobs", "jobs"), (f"jobs/{job.id}", "job")):
+        response = client.get(f"/jobs/{path}")
+        assert f'data-page="{name}"' in response.text
+        for link in re.findall(r'(?:href|src)="([^"#]+)"', response.text):
+            assert client.get(urljoin(f"/jobs/{path}", link.replace("&amp;", "&"))).status_code == 200, link
+
+    token = re.search(r'name="token_of_form" value="([^"]+)"', response.text)
+    assert token is not None
+    form = {"token_of_form": token[1], "back": f"jobs/{job.id}", "act": f"cancel job {job.id}"}
+    changed = client.post(urljoin(f"/jobs/jobs/{job.id}", "../act"), data=form)
+
+    assert changed.url.path == f"/jobs/jobs/{job.id}"
+    assert "greet is cancelled" in changed.text
+
+
+def test_the_rest_of_a_django_project_is_its_own(app: Dibs) -> None:
+    client = TestClient(in_django(Dashboard(app, insecure=True)))
+
+    assert client.get("/own/").text == "django's own"
+
+
+# -- dibs serve ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(app: Dibs, *, ui: bool = True) -> Iterator[TestClient]:
+    credentials = Credentials(token=TOKEN)
+    page = Dashboard(app, authorize=credentials.login()) if ui else None
+    web = make_service(app, credentials, page=page)
+    with TestClient(web, base_url="http://localhost:8000") as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/"])
+def test_its_address_leads_to_the_page(app: Dibs, path: str) -> None:
+    with served(app) as client:
+        response = client.get(path)
+
+    assert (response.status_code, response.url.path) == (200, "/ui/login")
+
+
+def test_the_page_can_be_left_out(app: Dibs) -> None:
+    with served(app, ui=False) as client:
+        assert [client.get(path).status_code for path in ("/", "/ui/", "/ui/login")] == [404, 404, 404]
+
+
+def test_wrong_tokens_count_for_the_page_and_the_routes_together(app: Dibs) -> None:
+    with served(app) as client:
+        for number in range(20):
+            client.post("/ui/login", data={"token": f"wrong {number}"})
+
+        assert client.get("/jobs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 429
+
+
+def test_a_session_of_the_page_does_not_open_the_routes(app: Dibs) -> None:
+    with served(app) as client:
+        assert 'data-page="overview"' in client.post("/ui/login", data={"token": TOKEN}).text
+
+        assert client.get("/jobs").status_code == 401
+
+
+# -- what is shipped ----------------------------------------------------------------------------
+
+
+def test_all_scripts_together_are_small() -> None:
+    assert sum(file.stat().st_size for file in STATIC.glob("*.js")) <= 120 * 1024
+
+
+def test_what_comes_from_elsewhere_has_its_licence_and_version() -> None:
+    table = (STATIC / "VENDORED.md").read_text()
+
+    assert "`idiomorph` 0.8.0" in table
+    assert "Zero-Clause BSD" in (STATIC / "idiomorph.LICENSE.txt").read_text()
+
+
+def test_scripts_and_styles_hold_nothing_that_the_policy_refuses() -> None:
+    for file in STATIC.glob("*.js"):
+        assert not re.search(r"\beval\(|new Function|\.cssText|\.style\.", file.read_text()), file
+    assert "url(" not in (STATIC / "dibs.css").read_text()

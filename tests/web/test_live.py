@@ -1,0 +1,116 @@
+"""Live pages: one look for all browsers that follow a page, within a budget of questions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dibs import Dibs, NewJob
+from dibs.app.scopes import Scope
+from dibs.dashboard import live
+from dibs.dashboard.checkup import Checkup
+from dibs.dashboard.live import Looks
+from dibs.dashboard.pages import PAGES, View
+from dibs.dashboard.sessions import Visitor
+from tests.support.internals import core_of
+
+FIELDS = frozenset(("args", "result", "errors", "meta"))
+
+
+def view_of(app: Dibs, name: str, id: str | None = None) -> View:
+    return View(app, PAGES[name], id, {}, Visitor("write", Scope({}), FIELDS), None, Checkup(app), None)
+
+
+@asynccontextmanager
+async def followers(looks: Looks, view: View, number: int) -> AsyncIterator[list[asyncio.Queue[str]]]:
+    """Follow a page as so many browsers do; each has a queue of what it was sent."""
+    news: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(number)]
+
+    async def follow(queue: asyncio.Queue[str]) -> None:
+        async for part in looks.stream(view, None).body_iterator:
+            queue.put_nowait(bytes(part).decode() if not isinstance(part, str) else part)
+
+    tasks = [asyncio.create_task(follow(queue)) for queue in news]
+    try:
+        yield news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        for look in looks._looks.values():
+            assert look.task is not None
+            look.task.cancel()
+
+
+async def event(queue: asyncio.Queue[str], name: str) -> str:
+    async with asyncio.timeout(30):
+        while f"event: {name}" not in (text := await queue.get()):
+            pass
+    return text
+
+
+def counted(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the questions that the app asks its store."""
+    store, asked = core_of(app).store, [0]
+    ask = store.run_async
+
+    async def count(*args: Any) -> Any:
+        asked[0] += 1
+        return await ask(*args)
+
+    monkeypatch.setattr(store, "run_async", count)
+    return asked
+
+
+def test_fifty_browsers_cost_no_more_questions_than_one(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        asked, looks = counted(app, monkeypatch), Looks()
+        async with followers(looks, view_of(app, ""), 50) as news:
+            for queue in news:
+                await event(queue, "changed")
+            before = asked[0]
+            await asyncio.sleep(4.5)
+
+        assert before < 40
+        assert asked[0] - before <= 26  # two looks of a page that asks a dozen
+
+    asyncio.run(scenario())
+
+
+def test_every_browser_learns_that_something_changed_and_only_then(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SHORTEST", 0.05)
+    monkeypatch.setattr(live, "QUESTIONS_PER_SECOND", 100.0)
+
+    async def scenario() -> None:
+        async with followers(Looks(), view_of(app, "jobs"), 3) as news:
+            seen = {await event(queue, "changed") for queue in news}
+            await asyncio.sleep(0.3)
+            assert all(queue.empty() for queue in news)
+            await app.enqueue(NewJob("greet"))
+
+            assert {await event(queue, "changed") for queue in news}.isdisjoint(seen)
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_ends_by_itself_so_that_the_right_to_it_is_asked_again(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "STREAM_LASTS", 0.2)
+
+    async def scenario() -> int:
+        looks = Looks()
+        parts = [part async for part in looks.stream(view_of(app, "jobs"), None).body_iterator]
+        for look in looks._looks.values():
+            assert look.task is not None
+            look.task.cancel()
+        return len(parts)
+
+    assert asyncio.run(scenario()) >= 1
