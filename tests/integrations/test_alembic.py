@@ -100,7 +100,7 @@ class Project:
         return self.printed.getvalue()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "mysql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return bare_store(request.param, request, tmp_path)
 
@@ -335,10 +335,11 @@ def test_an_index_that_was_made_beforehand_is_found_there(url: str) -> None:
     by_hand(url, f"create index dibs_finished_state on dibs_finished {columns}")
 
     _operate(engine, "dibs_upgrade", to=8)
+    app = Dibs(url).sync
+    app.migrate()
 
     engine.dispose()
-    app = Dibs(url).sync
-    assert (app.schema_version(), app.check_schema()) == (8, [])
+    assert app.check_schema() == []
     app.close()
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
@@ -34,6 +35,7 @@ from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worke
 from dibs.engines.sql.blocks import schema_version
 from dibs.integrations.django import app, store
 from dibs.integrations.django.backend import DibsBackend, dibs_backends
+from dibs.integrations.django.database_url import server_url
 from dibs.integrations.django.management.commands import dibs as command
 from dibs.settings import read_settings
 from dibs.testing.sync import run_pending
@@ -63,7 +65,7 @@ def _django_at(url: str) -> Iterator[None]:
     _point_django_at("sqlite:///:memory:")
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "mysql"])
 def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Point Django's database at one that is not migrated yet."""
     url = bare_store(request.param, request, tmp_path)
@@ -221,7 +223,7 @@ def test_times_are_right_in_a_project_without_time_zones(project: str) -> None:
 # -- Tasks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"])
 def test_a_task_enqueued_in_a_rolled_back_atomic_leaves_nothing_and_a_committed_one_runs(
     project: str,
 ) -> None:
@@ -420,6 +422,67 @@ def test_a_setting_that_does_not_exist_is_named() -> None:
         pytest.raises(ImproperlyConfigured, match=r"DIBS\['FOO'\].*DATABASE, URL, .*STALE_AFTER"),
     ):
         store._make()
+
+
+def _url(vendor: str, **options: Any) -> str:
+    about = {"NAME": "shop", "HOST": "db.example", "USER": "u", "PASSWORD": "p", "OPTIONS": options}
+    return server_url(vendor, about)
+
+
+@pytest.mark.parametrize(
+    ("options", "query"),
+    [
+        ({"ssl": {"ca": "/a.pem"}}, "ssl_ca=%2Fa.pem"),
+        (
+            {"ssl": {"ca": "/a", "cert": "/b", "key": "/c", "check_hostname": True}},
+            "ssl_ca=%2Fa&ssl_cert=%2Fb&ssl_key=%2Fc",
+        ),
+        ({"ssl_mode": "VERIFY_IDENTITY", "ssl": {"ca": "/a.pem"}}, "ssl_ca=%2Fa.pem"),
+        ({"ssl_mode": "VERIFY_IDENTITY"}, "ssl=verify"),
+        ({"ssl_ca": "/a.pem", "ssl_verify_cert": True}, "ssl_ca=%2Fa.pem"),
+        ({"ssl_verify_identity": True}, "ssl=verify"),
+        ({"ssl_disabled": True}, ""),
+        ({"ssl_mode": "PREFERRED", "charset": "utf8mb4", "init_command": "set @a = 1"}, ""),
+        ({"unix_socket": "/run/mysqld.sock"}, "unix_socket=%2Frun%2Fmysqld.sock"),
+    ],
+)
+def test_tls_to_mysql_is_the_same_for_django_and_the_worker(options: dict[str, Any], query: str) -> None:
+    url = _url("mysql", **options)
+
+    assert url == "mysql://u:p@db.example/shop" + (f"?{query}" if query else "")
+
+
+def test_tls_to_postgresql_is_the_same_for_django_and_the_worker() -> None:
+    tls = {"sslmode": "verify-full", "sslrootcert": "/a", "sslcrl": "/b", "passfile": "/c"}
+    tls |= {"ssl_min_protocol_version": "TLSv1.3", "sslpassword": "x"}
+
+    url = _url("postgresql", **tls, isolation_level=3, pool=True, connect_timeout=2)
+
+    assert dict(parse_qsl(urlsplit(url).query)) == tls
+
+
+@pytest.mark.parametrize(
+    ("vendor", "option", "value"),
+    [
+        ("mysql", "ssl_mode", "REQUIRED"),
+        ("mysql", "ssl", {"ca": "/a.pem", "capath": "/certs"}),
+        ("mysql", "ssl", True),
+        ("mysql", "ssl_cipher", "AES"),
+        ("mysql", "tls_version", "TLSv1.3"),
+        ("mysql", "read_default_file", "/etc/my.cnf"),
+        ("mysql", "auth_plugin", "x"),
+        ("postgresql", "channel_binding", "require"),
+        ("postgresql", "service", "shop"),
+        ("postgresql", "gssencmode", "require"),
+        ("postgresql", "require_auth", "scram-sha-256"),
+        ("postgresql", "sslcompression", "0"),
+    ],
+)
+def test_an_option_for_security_that_the_worker_would_lack_is_refused(
+    vendor: str, option: str, value: Any
+) -> None:
+    with pytest.raises(ImproperlyConfigured, match=rf"OPTIONS\['{option}.*DIBS\['URL'\]"):
+        _url(vendor, **{option: value})
 
 
 def test_options_that_do_not_exist_are_refused() -> None:

@@ -32,15 +32,34 @@ ROUTES: dict[tuple[str, str], tuple[int, int, int]] = {
     ("GET", "/queues"): LOOK,
     ("GET", "/workers"): LOOK,
     ("GET", "/metrics"): LOOK,
+    ("GET", "/doctor"): LOOK,
     ("GET", "/healthz"): OPEN,
     ("POST", "/jobs"): (401, 403, 201),
     ("POST", "/jobs/{id}/recover"): (401, 403, 409),
     ("POST", "/jobs/{id}/cancel"): CHANGE,
     ("POST", "/jobs/{id}/retry"): CHANGE,
+    ("POST", "/jobs/retry"): CHANGE,
+    ("POST", "/jobs/cancel"): CHANGE,
+    ("POST", "/jobs/delete"): CHANGE,
     ("GET", "/trains"): LOOK,
     ("POST", "/trains/{name:path}/release"): (401, 403, 404),
     ("POST", "/queues/{name:path}/pause"): CHANGE,
     ("POST", "/queues/{name:path}/resume"): CHANGE,
+    ("POST", "/queues/{name:path}/limit"): CHANGE,
+    ("DELETE", "/jobs/{id}"): (401, 403, 204),
+    ("PATCH", "/jobs/{id}"): CHANGE,
+    ("GET", "/slots"): LOOK,
+    ("GET", "/pipelines"): LOOK,
+    ("GET", "/schedules"): LOOK,
+    ("POST", "/schedules/{name:path}/pause"): CHANGE,
+    ("POST", "/schedules/{name:path}/resume"): CHANGE,
+    ("POST", "/schedules/{name:path}/run"): CHANGE,
+}
+BODIES = {
+    ("POST", "/jobs"): {"kind": "work"},
+    ("PATCH", "/jobs/{id}"): {"priority": 5},
+    ("POST", "/queues/{name:path}/limit"): {"limit": 5},
+    **{("POST", f"/jobs/{act}"): {"kind": "work"} for act in ("retry", "cancel", "delete")},
 }
 ENDLESS = {("GET", "/events")}  # one side must disconnect
 WHO = [{}, READER, WRITER]
@@ -66,10 +85,11 @@ def test_each_route_needs_the_right_permission(
     method, path = route
     state = "cancelled" if "retry" in path or "events" in path else "ready"
     [job] = app.sync.enqueue(NewJob("work", id=JOB, pipeline_id=JOB))
+    app.sync.schedules.put("mail", "0 0 * * *", NewJob("work"))
     if state == "cancelled":
         app.sync.cancel(job.id)
     with client_of(web, headers=WHO[who]) as client:
-        body = {"json": {"kind": "work"}} if route == ("POST", "/jobs") else {}
+        body = {"json": BODIES[route]} if route in BODIES else {}
         url = path.replace("{id}", str(JOB)).replace("{name:path}", "mail")
 
         answer = client.request(method, url, **body)
@@ -147,6 +167,50 @@ def test_a_tenant_finds_only_its_own_jobs(app: Dibs, by_tag: TestClient) -> None
     assert by_tag.get("/jobs?tag=tenant-8").json()["jobs"] == []
 
 
+@pytest.mark.parametrize("q", ["", "kind:work", "broken", "tag:tenant-8", "kind:*", "since:1h"])
+def test_a_tenant_searches_and_changes_only_its_own_jobs(app: Dibs, by_tag: TestClient, q: str) -> None:
+    mine, other = app.sync.enqueue(*(NewJob("work", tags=[f"tenant-{n}"]) for n in (7, 8)))
+    for job in (mine, other):
+        claim = app.sync.claim_job(job.id)
+        assert claim is not None
+        claim.fail("broken", retry=False)
+    own = q != "tag:tenant-8"
+
+    found = by_tag.get("/jobs", params={"q": q}).json()["jobs"]
+    acted = [by_tag.post(f"/jobs/{act}", json={"q": q}).json() for act in ("retry", "cancel", "delete")]
+
+    assert [job["id"] for job in found] == [str(mine.id)] * own
+    assert acted == [{"matched": own, "changed": own}] * 3
+    untouched = app.sync.get(other.id)
+    assert untouched is not None
+    assert untouched.state == "failed"
+
+
+def test_a_search_tells_nothing_of_parts_that_are_not_shown(app: Dibs) -> None:
+    [job] = app.sync.enqueue(NewJob("work", args={"card": 4111}))
+    claim = app.sync.claim_job(job.id)
+    assert claim is not None
+    claim.fail("no card", retry=False)
+    with client_of(make_web(app, fields=("result",))) as client:
+        refused = [client.get("/jobs", params={"q": q}) for q in ("args.card:4111", "error:card")]
+        preview = client.post("/jobs/delete", json={"q": "args.card:4111", "preview": True})
+        found = [client.get("/jobs", params={"q": q}).json()["jobs"] for q in ("card", "work")]
+
+    assert [answer.status_code for answer in (*refused, preview)] == [400] * 3
+    assert "can't search by args: they are not shown" in preview.json()["detail"]
+    assert [len(jobs) for jobs in found] == [0, 1]
+
+
+def test_a_search_cannot_name_another_queue(app: Dibs, by_queue: TestClient) -> None:
+    app.sync.enqueue(NewJob("work", queue="seven"), NewJob("work", queue="eight"))
+
+    assert by_queue.get("/jobs", params={"q": "queue:eight"}).status_code == 400
+    assert by_queue.get("/jobs", params={"queue": "eight"}).status_code == 403
+    assert by_queue.post("/jobs/delete", json={"queue": "eight"}).status_code == 403
+    assert by_queue.post("/jobs/delete", json={"q": "queue:e*"}).json() == {"matched": 0, "changed": 0}
+    assert by_queue.post("/jobs/delete", json={"q": "queue:*"}).json() == {"matched": 1, "changed": 1}
+
+
 @pytest.mark.parametrize("route", ["", "/why", "/events", "/recover", "/cancel", "/retry"])
 def test_the_jobs_of_others_are_unknown_to_a_tenant(app: Dibs, by_tag: TestClient, route: str) -> None:
     [theirs] = app.sync.enqueue(NewJob("work", tags=["tenant-8"], pipeline_id=JOB))
@@ -183,8 +247,8 @@ def test_what_a_tenant_enqueues_is_its_own(app: Dibs, by_tag: TestClient, by_que
 
 # Keys by which jobs of different tenants affect each other.
 PLACES: list[dict[str, Any]] = [
-    {"slot": "s1", "slot_policy": "replace"},
-    {"slot": ["csv", 7], "slot_policy": "preempt"},
+    {"slot": "s1", "slot_policy": "drop"},
+    {"slot": ["csv", 7]},
     {"train": "t1"},
     {"unique": "nightly"},
     {"pipeline_id": str(JOB)},
@@ -262,6 +326,48 @@ def test_a_slot_may_be_the_scope_however_it_is_written(app: Dibs, slot: Any) -> 
         assert client.get("/jobs", params={"slot": '["csv", 8]'}).status_code == 403
 
 
+@pytest.mark.parametrize("name", ["train", "slot"])
+def test_a_scope_of_the_text_none_has_no_job_without_a_name(app: Dibs, name: str) -> None:
+    [theirs] = app.sync.enqueue(NewJob("work"))
+    routes = ["", "/why", "/events", "/recover", "/cancel", "/retry"]
+
+    with client_of(make_web(app, scope=lambda: {name: str(None)})) as client:
+        answers = [
+            client.request("GET" if route in routes[:3] else "POST", f"/jobs/{theirs.id}{route}")
+            for route in routes
+        ]
+        again = client.post("/jobs", json={"kind": "work", "id": str(theirs.id)})
+        listed = client.get("/jobs").json()["jobs"]
+
+    assert [answer.status_code for answer in answers] == [404] * len(routes)
+    assert (again.status_code, listed, app.sync.get(theirs.id).state) == (409, [], "ready")
+
+
+@pytest.mark.parametrize(
+    "scope", [JOB, str(JOB), str(JOB).upper(), f"{{{JOB}}}"], ids=["id", "text", "capitals", "braces"]
+)
+def test_a_pipeline_may_be_the_scope_however_it_is_written(app: Dibs, scope: Any) -> None:
+    _, theirs, _ = app.sync.enqueue(*(NewJob("work", pipeline_id=id) for id in (JOB, new_id(), None)))
+    app.sync.cancel_many(state="ready")
+
+    with client_of(make_web(app, scope=lambda: {"pipeline_id": scope})) as client:
+        followed = [client.get(f"/pipelines/{id}/events") for id in (JOB, theirs.pipeline_id)]
+
+        assert len(client.get("/jobs").json()["jobs"]) == 1
+        assert client.post("/jobs", json={"kind": "work"}).json()["pipeline_id"] == str(JOB)
+        assert client.get(f"/jobs/{theirs.id}").status_code == 404
+    assert [answer.status_code for answer in followed] == [200, 404]
+
+
+@pytest.mark.parametrize("policy", ["wait", "drop", "replace", "preempt"])
+def test_a_shared_slot_ends_no_job_of_another_tenant(app: Dibs, policy: str) -> None:
+    web = make_web(app, scope=of_tenant, shared=["slot"])
+    with client_of(web, {**WRITER, "tenant": "7"}) as client:
+        answer = client.post("/jobs", json={"kind": "work", "slot": "s", "slot_policy": policy})
+
+    assert answer.status_code == (201 if policy in ("wait", "drop") else 403)
+
+
 def test_the_unique_key_of_another_tenants_job_shows_nothing_of_it(app: Dibs) -> None:
     app.sync.enqueue(NewJob("work", unique="nightly", tags=["tenant-8"], args={"secret": 1}))
 
@@ -311,6 +417,20 @@ def test_why_tells_a_tenant_nothing_of_another_tenants_parent(app: Dibs, by_tag:
     assert not any(told in why["text"] for told in (str(first.id), "their_kind"))
 
 
+def test_why_tells_a_tenant_not_how_many_jobs_of_others_run(
+    app: Dibs, by_tag: TestClient, by_queue: TestClient
+) -> None:
+    app.sync.limit("seven", 1)
+    [other] = app.sync.enqueue(NewJob("work", queue="seven"))
+    app.sync.claim_job(other.id)
+    [mine] = app.sync.enqueue(NewJob("work", queue="seven", tags=["tenant-7"]))
+
+    texts = [client.get(f"/jobs/{mine.id}/why").json()["text"] for client in (by_tag, by_queue)]
+
+    assert "runs 1 now" not in texts[0]
+    assert "runs 1 now" in texts[1]
+
+
 def test_why_names_what_is_the_tenants_own(app: Dibs, by_tag: TestClient) -> None:
     ahead, mine = app.sync.enqueue(*(NewJob("work", tags=["tenant-7"], train="t1") for _ in range(2)))
 
@@ -332,7 +452,7 @@ def test_a_released_train_shows_a_tenant_only_its_own_job(app: Dibs, by_tag: Tes
     assert by_tag.post("/trains/t1/release").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/queues", "/workers", "/metrics"])
+@pytest.mark.parametrize("path", ["/queues", "/workers", "/metrics", "/doctor"])
 def test_the_whole_store_is_not_for_a_tenant(by_tag: TestClient, path: str) -> None:
     assert by_tag.get(path).status_code == 403
 
@@ -352,7 +472,7 @@ def test_a_scope_may_refuse(app: Dibs) -> None:
 
 
 @pytest.mark.parametrize(
-    "filter", [{"colour": "red"}, {"queue": None}, {"tags": []}, {"tags": [None]}, None], ids=repr
+    "filter", [{"colour": "red"}, {"queue": None}, {"tags": []}, {"pipeline_id": "None"}, None], ids=repr
 )
 def test_a_scope_that_is_no_filter_is_the_apps_own_fault(app: Dibs, filter: Any) -> None:
     with (

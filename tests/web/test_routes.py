@@ -52,7 +52,9 @@ def test_a_job_is_shown_whole_and_as_the_document_says(app: Dibs, client: TestCl
     answer = client.get(f"/jobs/{claim.job.id}")
 
     assert answer.status_code == 200
-    assert answer.json() == msgspec.to_builtins(app.sync.get(claim.job.id))
+    stored = msgspec.to_builtins(app.sync.get(claim.job.id))
+    assert stored["errors"][0].pop("traceback") is None
+    assert answer.json() == stored
     shown = models.Job.model_validate(answer.json())
     assert (shown.state, shown.errors[0].message, shown.args) == ("failed", "broken", {"n": 1})
 
@@ -69,7 +71,7 @@ def test_jobs_are_found_page_by_page_newest_first(app: Dibs, client: TestClient)
 
     assert [job["id"] for job in first["jobs"] + second["jobs"]] == ids[::-1]
     assert second["next"] is None
-    assert "args" not in first["jobs"][0]
+    assert first["jobs"][0]["args"] == {}
     models.JobPage.model_validate(first)
 
 
@@ -152,6 +154,33 @@ def test_a_pipeline_is_counted_whole_however_many_jobs_it_has(app: Dibs, client:
 
     assert (answer["counts"]["ready"], answer["counts"]["cancelled"]) == (1002, 1)
     assert answer["progress"] == pytest.approx(1 / 1003)
+
+
+def test_a_filter_that_does_not_exist_is_named(client: TestClient) -> None:
+    answer = client.get("/jobs?state=failed&nonsense=1")
+
+    assert answer.status_code == 422
+    [mistake] = answer.json()["detail"]
+    assert mistake["loc"] == ["query", "nonsense"]
+    assert "kind" in mistake["msg"]
+
+
+def test_a_permission_may_have_a_parameter_of_its_own(app: Dibs) -> None:
+    async def by_key(key: str) -> str:
+        return key
+
+    with client_of(make_web(app, read=by_key)) as client:
+        assert client.get("/jobs?key=k").status_code == 200
+
+
+def test_the_doctors_findings_are_listed(app: Dibs, client: TestClient) -> None:
+    app.sync.enqueue(NewJob("stranger"))
+
+    findings = client.get("/doctor").json()["findings"]
+
+    said = {models.Finding.model_validate(each).topic for each in findings}
+    assert said == {each.topic for each in app.sync.doctor()}
+    assert any("start one: dibs work" in str(each["advice"]) for each in findings)
 
 
 def test_queues_and_workers_are_listed(app: Dibs, client: TestClient) -> None:
@@ -264,6 +293,55 @@ def test_jobs_are_cancelled_and_retried(app: Dibs, client: TestClient) -> None:
     assert cancelled.json()["message"] == "no need"
     assert (again.status_code, "already been cancelled" in again.json()["detail"]) == (409, True)
     assert (retried.status_code, retried.json()["state"]) == (200, "ready")
+
+
+def test_jobs_are_searched(app: Dibs, client: TestClient) -> None:
+    job = make(app, args={"order_id": 42})
+    make(app, args={"order_id": 43}), running(app, queue="slow")
+
+    found = client.get("/jobs", params={"q": "args.order_id:42 kind:w*"}).json()
+    at_pod = client.get("/jobs", params={"worker": "pod-a", "since": "2h"}).json()
+    bad = [client.get("/jobs", params=given) for given in ({"q": "colour:red"}, {"since": "soon"})]
+
+    models.JobPage.model_validate(found)
+    assert [each["id"] for each in found["jobs"]] == [str(job.id)]
+    assert (found["next"], found["searched"], found["complete"]) == (None, 3, True)
+    assert [(each["queue"], at_pod["searched"]) for each in at_pod["jobs"]] == [("slow", None)]
+    assert [answer.status_code for answer in bad] == [400, 400]
+    assert "it knows state, kind" in bad[0].json()["detail"]
+
+
+def test_all_that_match_are_changed(app: Dibs, client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dibs")
+    for _ in range(3):
+        make(app, "send", queue="mail")
+    make(app, "other")
+
+    preview = client.post("/jobs/cancel", json={"kind": "send", "preview": True})
+    assert "cancel" not in caplog.text
+    other = client.post("/jobs/cancel", json={"kind": "send", "expect": 2, "reason": "no need"})
+    done = client.post("/jobs/cancel", json={"q": "kind:send", "expect": 3, "reason": "no need"})
+    retried = client.post("/jobs/retry", json={"state": ["cancelled"], "queue": "mail", "since": "1h"})
+    gone = client.post("/jobs/delete", json={"q": "send queue:mail"})
+
+    assert preview.json() == {"matched": 3, "changed": 0}
+    assert (other.status_code, other.json()["detail"][:32]) == (409, "3 jobs match now, not 2: nothing")
+    assert [each.json() for each in (done, retried, gone)] == [{"matched": 3, "changed": 3}] * 3
+    assert app.sync.counts() == {**dict.fromkeys(app.sync.counts(), 0), "ready": 1}
+    assert '"q":"kind:send"' in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"reason": "x"}, {"colour": "red"}, {"q": "colour:red"}, {"expect": -1}]
+)
+def test_an_act_on_everything_must_be_meant(app: Dibs, client: TestClient, body: dict[str, Any]) -> None:
+    make(app)
+
+    answers = [client.post(f"/jobs/{act}", json=body) for act in ("retry", "cancel", "delete")]
+
+    assert {answer.status_code for answer in answers} <= {400, 422}
+    assert len(app.sync.find(state="ready")) == 1
+    assert client.post("/jobs/delete", json={"expect": 1}).json() == {"matched": 1, "changed": 1}
 
 
 @pytest.mark.parametrize("route", ["", "/why", "/events", "/recover", "/cancel", "/retry"])
@@ -392,7 +470,7 @@ def test_metrics_tell_how_far_behind_the_relay_is(app: Dibs) -> None:
     assert 'dibs_outbox_lag_seconds{broker="default"} 12.5' in lines
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["memory", "sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 def test_metrics_tell_of_the_outbox_that_lives_beside_the_jobs(engine: str, url: str) -> None:
     app = Dibs(url)
     app.sync.open()
@@ -424,6 +502,14 @@ def test_a_store_without_an_outbox_has_metrics_all_the_same(tmp_path: Path) -> N
     assert "dibs_outbox" not in tables
 
 
+def test_metrics_tell_of_held_trains(app: Dibs, client: TestClient) -> None:
+    assert "dibs_trains_held 0" in client.get("/metrics").text.splitlines()
+    held_train(app, "north")
+    held_train(app, "south")
+
+    assert "dibs_trains_held 2" in client.get("/metrics").text.splitlines()
+
+
 def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient) -> None:
     make(app, queue='say "hi"\\')
     claim = running(app, queue="mail")
@@ -444,3 +530,7 @@ def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient
     assert 'dibs_job_duration_seconds_count{queue="mail",kind="work"} 1' in lines
     [oldest] = [line for line in lines if line.startswith("dibs_oldest_ready_seconds{")]
     assert float(oldest.rpartition(" ")[2]) >= 10
+    app.sync.pause('say "hi"\\')
+    assert (
+        "\ndibs_oldest_ready_seconds{" not in client.get("/metrics").text
+    )  # no alert for what was asked for

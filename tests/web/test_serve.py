@@ -20,9 +20,10 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from dibs import Dibs, NewJob
+from dibs.app.secrets import MOST_ADDRESSES, MOST_WRONG, Throttle
 from dibs.cli import app as cli
 from dibs.clock import SECOND
-from dibs.integrations.service import MOST_ADDRESSES, MOST_WRONG, Credentials, Throttle, make_service
+from dibs.integrations.service import Credentials, make_service
 from dibs.operations import upkeep
 from tests.support.internals import run_script
 from tests.support.web_apps import EventReader
@@ -145,6 +146,7 @@ def test_a_host_name_that_is_not_ours_is_refused(client: TestClient, host: str, 
         ({"sec-fetch-site": "same-site"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
     ],
     ids=repr,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_pipeline_is_sent_with_the_jobs_that_join_it(app: Dibs, port: int) -> 
     heard = asyncio.run(follow())
 
     assert [job["kind"] for job in heard[0]["data"]["jobs"]] == ["first"]
-    assert "args" not in heard[0]["data"]["jobs"][0]
+    assert heard[0]["data"]["jobs"][0]["args"] == {}
     assert [event["event"] for event in heard[-2:]] == ["change", "end"]
     assert (heard[-2]["data"]["kind"], heard[-2]["data"]["state"]) == ("second", "succeeded")
 
@@ -217,7 +218,11 @@ def test_a_client_that_takes_nothing_is_dropped(app: Dibs, monkeypatch: pytest.M
         [job] = app.sync.enqueue(NewJob("work"))
         topic = watch_target(job.id, None, None)
         stream = streams.EventStream(
-            core_of(app).watching, topic, encode=encode_summary, allows=lambda _: True
+            core_of(app).watching,
+            topic,
+            encode=encode_summary,
+            allows=lambda _: True,
+            counted=nullcontext(),
         )
 
         async def send(message: Any) -> None:

@@ -14,7 +14,7 @@ if importlib.util.find_spec("opentelemetry") is None:
     )
 
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -27,6 +27,7 @@ from dibs.app.dibs import Dibs
 from dibs.app.registry import Registry
 from dibs.errors import BadRequest
 from dibs.events import NAMES, Event
+from dibs.faces import Calls
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job, NewJob
 from dibs.jobs.options import DEFAULTS
 from dibs.jobs.states import Outcome, Raised, Retry, settle
@@ -37,6 +38,8 @@ __all__ = ["instrument", "running"]
 KEY = "otel"  # in a job's meta
 META = NEW_JOB_COLUMNS.index("meta")
 SYSTEM = {"messaging.system": "dibs"}
+
+_Enqueue = Callable[[Sequence[NewJob], Any], Calls[list[Job]]]
 
 
 def instrument(
@@ -67,7 +70,7 @@ def instrument(
 
     def stop() -> None:
         core.registry, core.around = untraced, None
-        del app.enqueue, app.sync.enqueue
+        del app._enqueue, app.sync._enqueue
         stop_measuring()
 
     return stop
@@ -78,21 +81,19 @@ def instrument(
 
 def _trace_enqueue(app: Dibs, tracer: trace.Tracer) -> None:
     """Put a span around enqueue of both faces of this app; the class and other apps stay as they are."""
-    enqueue, enqueue_sync = app.enqueue, app.sync.enqueue
+    for face in (app, app.sync):
+        face._enqueue = _traced(tracer, face._enqueue)  # type: ignore[assignment,method-assign]
 
-    async def traced(*new_jobs: NewJob, within: Any = None) -> list[Job]:
+
+def _traced(tracer: trace.Tracer, enqueue: _Enqueue) -> _Enqueue:
+    def traced(new_jobs: Sequence[NewJob], within: Any) -> Calls[list[Job]]:
         with _enqueueing(tracer, new_jobs):
-            return await enqueue(*new_jobs, within=within)
+            return (yield from enqueue(new_jobs, within))
 
-    def traced_sync(*new_jobs: NewJob, within: Any = None) -> list[Job]:
-        with _enqueueing(tracer, new_jobs):
-            return enqueue_sync(*new_jobs, within=within)
-
-    app.enqueue = traced
-    app.sync.enqueue = traced_sync
+    return traced
 
 
-def _enqueueing(tracer: trace.Tracer, new_jobs: tuple[NewJob, ...]) -> Any:
+def _enqueueing(tracer: trace.Tracer, new_jobs: Sequence[NewJob]) -> Any:
     kinds = sorted({str(getattr(new, "kind", new)) for new in new_jobs})
     about: dict[str, Any] = {
         **SYSTEM,

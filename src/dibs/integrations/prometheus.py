@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from dibs.app.dibs import Dibs
+from dibs.doctor.facts import HELD_TRAINS
 from dibs.errors import SchemaOutdated, UnknownEngine
 from dibs.events import Event
 from dibs.jobs.states import FINISHED, JobState
@@ -82,10 +83,10 @@ class JobMetrics:
                             self._durations.add(labels, seconds)
 
     async def text(self) -> str:
-        depths, ages = await self._app._core.store.run_async(lambda _: _waiting())
+        depths, ages, held = await self._app._core.store.run_async(lambda _: _waiting())
         standings = [] if self._outbox is None else await self._outbox.standings()
         with self._lock:
-            lines = [*_store_lines(depths, ages), *_outbox_lines(standings), *self._process_lines()]
+            lines = [*_store_lines(depths, ages, held), *_outbox_lines(standings), *self._process_lines()]
         return "\n".join(lines) + "\n"
 
     def _process_lines(self) -> Iterator[str]:
@@ -130,24 +131,35 @@ class RelayMetrics:
         yield from self._durations.lines()
 
 
-def _waiting() -> Script[tuple[list[Queue], Ages]]:
+def _waiting() -> Script[tuple[list[Queue], Ages, int]]:
     found = yield from queues()
     backlog = yield Step("backlog", {})
+    held = len((yield Step("gates", HELD_TRAINS)))
     [clock] = yield Step("now", {})
-    return found, {row["queue"]: (clock["now"] - row["since"]) / timedelta(seconds=1) for row in backlog}
+    return (
+        found,
+        {row["queue"]: (clock["now"] - row["since"]) / timedelta(seconds=1) for row in backlog},
+        held,
+    )
 
 
-def _store_lines(depths: Iterable[Queue], ages: Ages) -> Iterator[str]:
+def _store_lines(depths: Iterable[Queue], ages: Ages, held: int) -> Iterator[str]:
     jobs: dict[Labels, int] = {
         (("queue", queue.name), ("state", state)): queue.counts.get(state, 0)
         for queue in depths
         for state in LIVE
     }
     paused: dict[Labels, int] = {(("queue", queue.name),): int(queue.paused) for queue in depths}
-    oldest: dict[Labels, float] = {(("queue", queue),): max(age, 0.0) for queue, age in ages.items()}
+    stopped = {queue.name for queue in depths if queue.paused}  # an alert must not tell what was asked for
+    oldest: dict[Labels, float] = {
+        (("queue", queue),): max(age, 0.0) for queue, age in ages.items() if queue not in stopped
+    }
     yield from _series("jobs", "gauge", "Live jobs.", jobs)
     yield from _series("queue_paused", "gauge", "1 if its jobs can not be claimed.", paused)
-    yield from _series("oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.", oldest)
+    about = "How long the oldest ready job has waited, unless its queue is paused."
+    yield from _series("oldest_ready_seconds", "gauge", about, oldest)
+    trains: dict[Labels, int] = {(): held}
+    yield from _series("trains_held", "gauge", "Trains that wait for an operator.", trains)
 
 
 def _outbox_lines(standings: Iterable[Standing]) -> Iterator[str]:
@@ -218,7 +230,7 @@ def _merge_one(
     found: dict[str, dict[str, str]], heads: dict[str, list[str]], process: str, text: str
 ) -> None:
     family, sort = "", ""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines(): names of queues may hold other ends of lines
         if line.startswith("# "):
             _, word, family, rest = line.split(" ", 3)
             sort = rest if word == "TYPE" else sort

@@ -2,13 +2,7 @@
 
 import base64
 import binascii
-import hashlib
-import hmac
-import ipaddress
-import math
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -17,10 +11,12 @@ from urllib.parse import urlsplit
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dibs.app.dibs import Dibs
-from dibs.clock import monotonic
+from dibs.app.secrets import REFUSAL, Throttle, is_cross_site, is_same
+from dibs.dashboard import Dashboard, TokenLogin
 from dibs.integrations.fastapi import lifespan, router
 from dibs.integrations.fastapi.requests import problem
 
@@ -30,12 +26,6 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 CHALLENGE = {"www-authenticate": 'Bearer realm="dibs", Basic realm="dibs"'}
 READER = "a reader"
-MOST_WRONG = 20  # secrets from one address within the window
-WINDOW = 60.0  # seconds
-MOST_ADDRESSES = 10_000  # remembered at a time: an attacker must not fill the memory
-
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-OWN_SITES = ("same-origin", "none")  # what browsers send for our own pages, and for a typed address
 
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; form-action 'none'",
@@ -44,11 +34,17 @@ SECURITY_HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
 }
 
 
-def make_service(app: Dibs, credentials: "Credentials", hosts: Collection[str] = LOOPBACK) -> FastAPI:
-    """Return the routes of `app` for requests with credentials, under these host names (`*` for any)."""
+def make_service(
+    app: Dibs, credentials: "Credentials", hosts: Collection[str] = LOOPBACK, page: Dashboard | None = None
+) -> FastAPI:
+    """Return the routes of `app` for requests with credentials, under these host names (`*` for any).
+
+    The page is at `/ui/`.
+    """
     read, write = Depends(credentials.may_read), Depends(credentials.may_write)
     service = FastAPI(
         title="dibs",
@@ -65,64 +61,32 @@ def make_service(app: Dibs, credentials: "Credentials", hosts: Collection[str] =
     async def document() -> dict[str, Any]:
         return service.openapi()
 
+    if page is not None:
+        _add_page(service, page)
     return service
 
 
+def _add_page(service: FastAPI, page: Dashboard) -> None:
+    @service.get("/", include_in_schema=False)
+    @service.get("/ui", include_in_schema=False)
+    async def to_the_page() -> RedirectResponse:
+        return RedirectResponse("ui/", 303)
+
+    service.mount("/ui", page)
+
+
 # -- credentials --------------------------------------------------------------------------------
-
-
-class Throttle:
-    """Counts of recent wrong secrets, by the address they came from."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._wrong: OrderedDict[str, tuple[float, int]] = OrderedDict()  # since when, how many
-
-    def wait(self, address: str | None) -> int:
-        """Return for how many seconds requests from this address are refused."""
-        with self._lock:
-            since, number = self._of(_network(address))
-        return math.ceil(since + WINDOW - self._clock()) if number >= MOST_WRONG else 0
-
-    def note(self, address: str | None) -> None:
-        """Count a wrong secret."""
-        network = _network(address)
-        with self._lock:
-            since, number = self._of(network)
-            self._wrong[network] = since, number + 1
-            if len(self._wrong) > MOST_ADDRESSES:
-                self._wrong.popitem(last=False)
-
-    def _of(self, network: str) -> tuple[float, int]:
-        now = self._clock()
-        since, number = self._wrong.get(network, (now, 0))
-        if now - since >= WINDOW:
-            del self._wrong[network]
-            return now, 0
-        return since, number
-
-
-def _network(address: str | None) -> str:
-    """Return the address; of IPv6 its /64 network, since one client has billions of addresses."""
-    try:
-        found = ipaddress.ip_address((address or "").partition("%")[0])
-    except ValueError:
-        return address or "unknown"
-    if found.version == 6 and found.ipv4_mapped is None:
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """The secrets that open the service."""
 
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """Allows everything."""
-    read_token: str | None = None
+    read_token: str | None = field(default=None, repr=False)
     """Allows only reading."""
-    basic: str | None = None
+    basic: str | None = field(default=None, repr=False)
     """`user:password`, allows everything."""
     throttle: Throttle = field(default_factory=Throttle, compare=False, repr=False)
 
@@ -130,6 +94,12 @@ class Credentials:
     def is_open(self) -> bool:
         """Whether there is no secret at all."""
         return self.token is None and self.read_token is None and self.basic is None
+
+    def login(self) -> TokenLogin:
+        """Return the login of the page, by the same secrets and with the same limit on wrong ones."""
+        return TokenLogin(
+            token=self.token, read_token=self.read_token, basic=self.basic, throttle=self.throttle
+        )
 
     async def may_read(self, request: Request) -> str:
         return self._user(request)
@@ -148,27 +118,16 @@ class Credentials:
             )
         sort, _, secret = authorization.partition(" ")
         match sort.lower():
-            case "bearer" if _same(secret, self.token):
+            case "bearer" if is_same(secret, self.token):
                 return "the holder of the token"
-            case "bearer" if _same(secret, self.read_token):
+            case "bearer" if is_same(secret, self.read_token):
                 return READER
-            case "basic" if _same(text := _decoded(secret), self.basic):
+            case "basic" if is_same(text := _decoded(secret), self.basic):
                 return text.partition(":")[0]
             case _:
                 if authorization:
                     self.throttle.note(address)
                 raise HTTPException(401, "give a bearer token, or a user and a password", CHALLENGE)
-
-
-def _same(given: str, wanted: str | None) -> bool:
-    """Compare in a time that reveals nothing of the secret."""
-    if wanted is None:
-        return False
-    return hmac.compare_digest(_digest(given), _digest(wanted))
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _decoded(text: str) -> str:
@@ -210,8 +169,8 @@ class SecurityMiddleware:
         # Health checks use an address that could not be listed before.
         if not self._is_listed(host) and scope["path"] != "/healthz":
             return 400, f"this service is not known as {host!r}; start it with --allow-host to change that"
-        if scope["method"] not in SAFE_METHODS and not _is_own_site(headers, host):
-            return 403, "a page of another site may not change anything here"
+        if is_cross_site(scope["method"], headers):
+            return 403, REFUSAL
         return None
 
     def _is_listed(self, host: str) -> bool:
@@ -223,10 +182,3 @@ def _name(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
-
-
-def _is_own_site(headers: Headers, host: str) -> bool:
-    origin = headers.get("origin")
-    if headers.get("sec-fetch-site", "none") not in OWN_SITES:
-        return False
-    return origin is None or urlsplit(origin).netloc == host

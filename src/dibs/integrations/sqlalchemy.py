@@ -223,10 +223,12 @@ class WorkerColumns:
 
 
 class ScheduleColumns:
-    """The columns of a schedule: its name and its last tick."""
+    """The columns of a schedule: its name, its last tick, and what else there is about it, as JSON text."""
 
     name: Mapped[str]
     last_tick: Mapped[datetime]
+    about: Mapped[str | None]
+    revision: Mapped[int]
 
 
 class GateColumns:

@@ -10,7 +10,6 @@ DIBS = {
 from dataclasses import replace
 from inspect import signature
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -19,12 +18,12 @@ from django.db import connections, transaction
 from dibs.app.dibs import Dibs
 from dibs.engines.connect import connect
 from dibs.integrations.django.apps import in_transaction
+from dibs.integrations.django.database_url import url_of
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job, NewJob
 from dibs.operations.queries import get as read
 
 KNOWN = ("DATABASE", "URL", *(name.upper() for name in signature(Dibs).parameters if name != "url"))
-TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 
 
 def alias() -> str:
@@ -42,43 +41,11 @@ def url() -> str:
     if not in_database():
         own: str = _setting()["URL"]
         return own
-    return _url_of(connections[alias()])
+    return url_of(connections[alias()])
 
 
 def _setting() -> dict[str, Any]:
     return getattr(settings, "DIBS", {})
-
-
-def _url_of(connection: Any) -> str:
-    database = connection.settings_dict
-    match connection.vendor:
-        case "sqlite" if _in_memory(str(database["NAME"])):
-            return "sqlite://"
-        case "sqlite":
-            return f"sqlite:///{quote(str(database['NAME']))}"
-        case "postgresql" | "mysql":
-            return _server_url(connection.vendor, database)
-    raise ImproperlyConfigured(
-        f"dibs can't keep jobs in {connection.vendor}: name another of DATABASES in DIBS['DATABASE'], "
-        "or a store of its own in DIBS['URL']"
-    )
-
-
-def _in_memory(name: str) -> bool:
-    return name == ":memory:" or "mode=memory" in name
-
-
-def _server_url(scheme: str, database: dict[str, Any]) -> str:
-    user, password = (quote(str(database.get(key) or ""), safe="") for key in ("USER", "PASSWORD"))
-    login = f"{user}{f':{password}' if password else ''}@" if user else ""
-    host, port = str(database.get("HOST") or ""), database.get("PORT")
-    options = {name: value for name, value in database.get("OPTIONS", {}).items() if name in TLS}
-    if host.startswith("/"):
-        host, options = "", {**options, "host": host}
-    where = f"{host or ('localhost' if scheme == 'mysql' else '')}{f':{port}' if port else ''}"
-    return f"{scheme}://{login}{where}/{quote(str(database['NAME']))}" + (
-        f"?{urlencode(options)}" if options else ""
-    )
 
 
 def _make() -> Dibs:

@@ -13,6 +13,7 @@ from dibs.jobs.states import JobState
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 LONGEST_DELAY = 100 * 365 * 24 * 3600.0  # seconds
+Span = Annotated[float, Field(ge=0, le=LONGEST_DELAY)]
 
 
 class Problem(BaseModel):
@@ -44,11 +45,11 @@ class JobError(BaseModel):
     worker: str | None
     type: str
     message: str
-    traceback: str | None = None
+    traceback: str | None = Field(None, description="Only if this service shows it.")
 
 
 class JobSummary(BaseModel):
-    """A job in a list: without its arguments, its result and its errors."""
+    """A job as the head of a train, or in `/events`: without its arguments, its result and its errors."""
 
     id: UUID
     kind: str
@@ -76,20 +77,22 @@ class JobSummary(BaseModel):
 
 
 class Job(JobSummary):
-    """A job with all its fields."""
+    """A job with the parts that this service shows: some of args, result, errors, meta."""
 
-    args: dict[str, Any]
-    result: Any
-    errors: list[JobError]
-    meta: dict[str, Any]
+    args: dict[str, Any] = {}
+    result: Any = None
+    errors: list[JobError] = []
+    meta: dict[str, Any] = {}
     is_new: bool
 
 
 class JobPage(BaseModel):
     """Jobs that match, newest first."""
 
-    jobs: list[JobSummary]
+    jobs: list[Job]
     next: UUID | None = Field(description="`after=` this id gives the next page; null on the last one.")
+    searched: int | None = Field(description="How many jobs were looked at for a text; null without one.")
+    complete: bool = Field(description="False when older jobs may match that were not looked at.")
 
 
 class NewJob(BaseModel):
@@ -115,6 +118,47 @@ class NewJob(BaseModel):
     meta: dict[str, Any] = {}
 
 
+class JobsToChange(BaseModel):
+    """A filter of jobs, as `find` takes it, or a search, or both; and what is to be done first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    q: Annotated[str, Field(max_length=2_000)] | None = Field(None, description="A search.")
+    state: JobState | list[JobState] | None = None
+    queue: Name | None = None
+    kind: Name | None = None
+    train: Name | None = None
+    slot: Name | list[Any] | None = None
+    pipeline_id: UUID | None = None
+    tags: Name | Annotated[list[Name], Field(max_length=20)] | None = None
+    worker: Name | None = None
+    since: Annotated[str, Field(max_length=20)] | Span | None = Field(
+        None, description="Only jobs enqueued in so many seconds, or in `30s`, `10m`, `2h`, `7d`."
+    )
+    preview: bool = Field(default=False, description="Only count; change nothing.")
+    expect: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Change nothing (409) unless exactly so many match."
+    )
+    reason: Annotated[str, Field(max_length=10_000)] | None = Field(None, description="Of a cancellation.")
+
+
+class Acted(BaseModel):
+    """How many jobs matched, and how many of them were changed."""
+
+    matched: int
+    changed: int
+
+
+class JobChange(BaseModel):
+    """What is to be another: the priority, or the time at which the job is due."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: int | None = Field(None, ge=-32_767, le=32_767)
+    run_at: AwareDatetime | None = None
+    delay: float | None = Field(None, ge=0, le=LONGEST_DELAY, description="Seconds from now.")
+
+
 class CancelReason(BaseModel):
     """The reason of a cancellation, kept with the job."""
 
@@ -136,6 +180,63 @@ class Pipeline(BaseModel):
     id: UUID
     counts: dict[str, int]
     progress: float
+
+
+class PipelineRow(Pipeline):
+    """A pipeline in a list."""
+
+    name: str | None = Field(description="Null of one that began by chaining.")
+
+
+class PipelinePage(BaseModel):
+    """Pipelines that have jobs, newest first."""
+
+    pipelines: list[PipelineRow]
+    next: UUID | None = Field(description="`after=` this id gives the next page; null on the last one.")
+
+
+class Slot(BaseModel):
+    """A key that jobs share, so that not all of them run at once."""
+
+    key: str
+    current: JobSummary | None = Field(description="The job that started last, running or not.")
+    running: int
+    waiting: int
+
+
+class SlotPage(BaseModel):
+    """Slots by key."""
+
+    slots: list[Slot]
+    next: str | None = Field(description="`after=` this key gives the next page; null on the last one.")
+
+
+class Schedule(BaseModel):
+    """A rule that enqueues a job at each of its ticks."""
+
+    name: str
+    kind: str | None
+    queue: str | None
+    args: dict[str, Any] | None
+    rule: str | None = Field(description="A cron expression, or how far its ticks are apart.")
+    tz: str
+    missed: Literal["latest", "all", "skip"]
+    origin: Literal["code", "store"] = Field(description="`code`: made by `@app.every`.")
+    paused: bool
+    last_tick: datetime | None
+    next_tick: datetime | None
+
+
+class Schedules(BaseModel):
+    schedules: list[Schedule]
+
+
+class QueueLimit(BaseModel):
+    """How many jobs of a queue may run at a time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, Field(ge=0, le=1_000_000)] | None
 
 
 class Queue(BaseModel):
@@ -181,6 +282,19 @@ class Worker(BaseModel):
 
 class Workers(BaseModel):
     workers: list[Worker]
+
+
+class Finding(BaseModel):
+    """One result of a check of the store, and what to do."""
+
+    level: Literal["ok", "note", "warning", "problem"]
+    topic: str
+    sentence: str
+    advice: str | None
+
+
+class Findings(BaseModel):
+    findings: list[Finding]
 
 
 class Event(BaseModel):

@@ -1,14 +1,18 @@
 """How a request is read, with a limit, and how errors of dibs become HTTP responses."""
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
 from fastapi import HTTPException, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
+from dibs.app.scopes import OutOfScope
+from dibs.app.secrets import REFUSAL, is_cross_site
 from dibs.errors import (
     BadRequest,
     DibsError,
@@ -22,8 +26,11 @@ from dibs.errors import (
 )
 from dibs.log_format import safe
 
+BODY_LIMIT = 30.0  # seconds for all of a body
+
 STATUS: dict[type[DibsError], int] = {
     BadRequest: 400,
+    OutOfScope: 403,
     NotFound: 404,
     Refused: 409,
     StoreUnavailable: 503,
@@ -45,14 +52,20 @@ def problem(status: int, detail: str) -> Response:
 
 
 class BoundedRoute(APIRoute):
-    """A route that reads at most `most` bytes of a body, and turns errors of dibs into responses."""
+    """A route that reads at most `most` bytes of a body, and turns errors of dibs into responses.
+
+    Unless `cross_site` is set, it lets no page of another site change something.
+    """
 
     most = 1024 * 1024
+    cross_site = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def respond(request: Request) -> Response:
+            if not self.cross_site and is_cross_site(request.method, request.headers):
+                return problem(403, REFUSAL)
             try:
                 return await handle(Request(request.scope, _bounded(request, self.most), request._send))
             except DibsError as error:
@@ -66,13 +79,32 @@ class BoundedRoute(APIRoute):
         return respond
 
 
+def refuse_unknown_filters(request: Request) -> None:
+    """Refuse query parameters that neither the route nor a permission has: a filter misspelt finds all."""
+    known = set(_query_names(request.scope["route"].dependant))
+    if unknown := [name for name in request.query_params if name not in known]:
+        msg = f"there is no such filter; there are {', '.join(sorted(known))}"
+        raise RequestValidationError([{"loc": ("query", unknown[0]), "msg": msg, "type": "extra_forbidden"}])
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for each in dependant.dependencies:
+        yield from _query_names(each)
+
+
 def _bounded(request: Request, most: int) -> Receive:
-    """Return a `receive` that counts the bytes, whatever length the client announced."""
-    received = 0
+    """Return a `receive` that counts the bytes, whatever length the client announced, and the seconds."""
+    received, ends_at, whole = 0, asyncio.get_running_loop().time() + BODY_LIMIT, False
 
     async def receive() -> Message:
-        nonlocal received
-        message = await request.receive()
+        nonlocal received, whole
+        try:
+            async with asyncio.timeout_at(None if whole else ends_at):
+                message = await request.receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body took longer than {BODY_LIMIT:.0f} s") from None
+        whole = not message.get("more_body", False)
         received += len(message.get("body", b""))
         if received > most:
             raise HTTPException(413, f"the body is longer than {most:,} bytes")

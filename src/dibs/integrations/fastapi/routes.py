@@ -7,31 +7,42 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Path, Request, Response
 
+from dibs.app.capacity import StreamLimit, file_limit
 from dibs.app.dibs import Dibs
+from dibs.app.scopes import USUAL_FIELDS, Scope, shown, why_shown
+from dibs.app.secrets import network_of
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
-from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, Scope, check_permissions
+from dibs.integrations.fastapi.collections import add_pipelines, add_schedules, add_slots
+from dibs.integrations.fastapi.finding import add_bulk_acts, add_search
+from dibs.integrations.fastapi.parameters import (
+    MOST_PER_PAGE,
+    REFUSED,
+    UNKNOWN,
+    Id,
+    Limit,
+    Named,
+    QueueName,
+    audit,
+)
+from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, check_permissions
 from dibs.integrations.fastapi.requests import BoundedRoute, json, problem
 from dibs.integrations.fastapi.streams import (
     EventStream,
     FindFirst,
-    encode_job,
+    encode_shown,
     encode_summary,
     event_id_of,
     summary,
 )
 from dibs.integrations.prometheus import CONTENT_TYPE, AppOutbox, JobMetrics, OutboxSource
 from dibs.jobs.job import Job, NewJob
-from dibs.jobs.options import slot_from_text
 from dibs.jobs.pipelines import Pipeline
-from dibs.jobs.states import JobState
 from dibs.operations.queries import Train
 from dibs.operations.watch import FIRST_SIGHT, LIVE, WatchTarget, watch_target
 
-MOST_PER_PAGE = 200
-MOST_STREAMS = 10_000  # per process
 BODY_ROOM = 64 * 1024  # bytes of a body beside the arguments
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -44,22 +55,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-Id = Annotated[UUID, Path(description="The job's id.")]
-QueueName = Annotated[str, Path(min_length=1, max_length=200)]
-Named = Annotated[str | None, Query(min_length=1, max_length=200)]
-Limit = Annotated[
-    int, Query(ge=1, description=f"How many per page, at most {MOST_PER_PAGE}; more is cut to that.")
-]
-Slot = Annotated[
-    str | None, Query(min_length=1, max_length=700, description="A name, or its parts as a JSON array.")
-]
-Tags = Annotated[list[str], Query(max_length=20, description="Only jobs with all of these tags.")]
-States = Annotated[list[JobState], Query(max_length=20)]
-
-REFUSED: dict[int | str, dict[str, Any]] = {
-    409: {"model": models.Problem, "description": "Refused; the detail has the reason"}
-}
-UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": models.Problem, "description": "Not found"}}
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"text/event-stream": {"schema": models.Event.model_json_schema()}},
@@ -76,7 +71,9 @@ def router(
     write: Permission | None = None,
     scope: Permission | None = None,
     shared: Collection[str] = (),
+    fields: Permission | Collection[str] = USUAL_FIELDS,
     outbox: OutboxSource | None = None,
+    cross_site: bool = False,
     insecure: bool = False,
 ) -> APIRouter:
     """Return the routes of `app`: `read` protects the routes that read, `write` the routes that change.
@@ -86,17 +83,29 @@ def router(
     too, returns filters of `find`, like `{"tags": ["tenant-7"]}`, and the request sees and changes only the
     jobs that match. It can't enqueue a job with a train, slot, unique key or pipeline that its scope does
     not name, since jobs outside of the scope could have the same, unless `shared` lists `"train"`, `"slot"`,
-    `"unique"` or `"pipeline_id"`.
+    `"unique"` or `"pipeline_id"`. `fields`, names or a dependency that returns them, says which of `args`,
+    `result`, `errors`, `traceback` and `meta` a response or event has. Requests of pages of other sites
+    change nothing, unless `cross_site` is set.
     """
-    permissions = check_permissions(read, write, scope, shared, insecure=insecure)
+    permissions = check_permissions(read, write, scope, shared, fields, insecure=insecure)
     most = app._core.settings.max_payload + BODY_ROOM
     api = APIRouter(
-        route_class=type("Route", (BoundedRoute,), {"most": most}),
+        route_class=type("Route", (BoundedRoute,), {"most": most, "cross_site": cross_site}),
         responses=RESPONSES,
         tags=["jobs"],
         generate_unique_id_function=lambda route: route.name,
     )
-    for add in (add_job_queries, add_job_changes, add_queues, add_trains, add_events):
+    for add in (
+        add_search,
+        add_job_queries,
+        add_job_changes,
+        add_bulk_acts,
+        add_queues,
+        add_trains,
+        add_events,
+    ):
+        add(api, app, permissions)
+    for add in (add_slots, add_pipelines, add_schedules):
         add(api, app, permissions)
     add_monitoring(api, app, permissions, JobMetrics(app, outbox or AppOutbox(app)))
     return api
@@ -104,40 +113,19 @@ def router(
 
 def add_job_queries(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
     InScope = Annotated[Scope, permissions.scope]
+    Fields = Annotated[frozenset[str], permissions.fields]
     read = [permissions.read]
 
-    @api.get("/jobs", response_model=models.JobPage, dependencies=read, summary="Find jobs, newest first")
-    async def find_jobs(
-        scope: InScope,
-        state: States = [],  # noqa: B006
-        queue: Named = None,
-        kind: Named = None,
-        train: Named = None,
-        slot: Slot = None,
-        pipeline_id: UUID | None = None,
-        tag: Tags = [],  # noqa: B006
-        limit: Limit = 50,
-        after: UUID | None = None,
-    ) -> Response:
-        most = min(limit, MOST_PER_PAGE)
-        key = None if slot is None else slot_from_text(slot)
-        asked = {"queue": queue, "kind": kind, "train": train, "slot": key, "pipeline_id": pipeline_id}
-        filter = scope.narrowed(state=state, tags=tag, **asked)
-        jobs = await app.find(limit=most, after=after, **filter)
-        next_page = jobs[-1].id if len(jobs) == most else None
-        return json({"jobs": [summary(job) for job in jobs], "next": next_page})
-
     @api.get("/jobs/{id}", response_model=models.Job, dependencies=read, responses=UNKNOWN)
-    async def get_job(id: Id, scope: InScope) -> Response:
-        return json(await job_within(app, scope, id))
+    async def get_job(id: Id, scope: InScope, fields: Fields) -> Response:
+        return json(shown(await job_within(app, scope, id), fields))
 
     @api.get("/jobs/{id}/why", response_model=models.Why, dependencies=read, responses=UNKNOWN)
-    async def why_not_running(id: Id, scope: InScope) -> Response:
+    async def why_not_running(id: Id, scope: InScope, fields: Fields) -> Response:
         """Explain why a job is not running, in one sentence and a code."""
         await job_within(app, scope, id)
         why = await app.why(id)
-        text = why.sentence if await _may_see(app, scope, why.others) else why.discreet
-        return json({"code": why.code, "text": text})
+        return json({"code": why.code, "text": await why_shown(app, why, scope, fields)})
 
     @api.get("/pipelines/{id}", response_model=models.Pipeline, dependencies=read, responses=UNKNOWN)
     async def get_pipeline(id: Annotated[UUID, Path()], scope: InScope) -> Response:
@@ -147,6 +135,7 @@ def add_job_queries(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
 
 def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
     InScope = Annotated[Scope, permissions.scope]
+    Fields = Annotated[frozenset[str], permissions.fields]
     By = Annotated[Any, permissions.write]
 
     @api.post(
@@ -156,7 +145,7 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
         responses={200: {"model": models.Job, "description": "It was there already"}, **REFUSED},
         summary="Enqueue a job",
     )
-    async def enqueue_job(new: models.NewJob, scope: InScope, by: By) -> Response:
+    async def enqueue_job(new: models.NewJob, scope: InScope, fields: Fields, by: By) -> Response:
         """Refuse (403) a train, slot, unique key or pipeline that jobs outside of your scope could have."""
         wanted = _new_job(new, scope)
         scope.may_enqueue(app._core.registry.prepare(wanted))
@@ -165,10 +154,28 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
             return problem(409, "another job has this id or this unique key")
         if job.is_new:
             audit(app, "enqueue", job.id, by)
-        return json(job, 201 if job.is_new else 200)
+        return json(shown(job, fields), 201 if job.is_new else 200)
+
+    @api.patch("/jobs/{id}", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
+    async def update_job(
+        id: Id, scope: InScope, fields: Fields, by: By, change: models.JobChange
+    ) -> Response:
+        """Change the priority of a waiting job, or when it is due; 409 once it runs or has finished."""
+        await job_within(app, scope, id)
+        job = await app.update(id, priority=change.priority, run_at=change.run_at, delay=change.delay)
+        audit(app, "update", id, by)
+        return json(shown(job, fields))
+
+    @api.delete("/jobs/{id}", status_code=204, responses={**UNKNOWN, **REFUSED})
+    async def delete_job(id: Id, scope: InScope, by: By) -> Response:
+        """Remove a job for good; 409 while it runs."""
+        await job_within(app, scope, id)
+        await app.delete(id)
+        audit(app, "delete", id, by)
+        return Response(status_code=204)
 
     @api.post("/jobs/{id}/recover", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
-    async def recover_job(id: Id, scope: InScope, by: By) -> Response:
+    async def recover_job(id: Id, scope: InScope, fields: Fields, by: By) -> Response:
         """Take a job back from a worker that is long dead, with all of its attempts.
 
         409 until its lease has been over for the app's `stale_after`, by default 30 minutes.
@@ -176,25 +183,29 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
         await job_within(app, scope, id)
         job = await app.recover(id)
         audit(app, "recover", id, by)
-        return json(job)
+        return json(shown(job, fields))
 
     @api.post("/jobs/{id}/cancel", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
     async def cancel_job(
-        id: Id, scope: InScope, by: By, why: Annotated[models.CancelReason | None, Body()] = None
+        id: Id,
+        scope: InScope,
+        fields: Fields,
+        by: By,
+        why: Annotated[models.CancelReason | None, Body()] = None,
     ) -> Response:
         """End a waiting job, ask a running one to stop."""
         await job_within(app, scope, id)
         job = await app.cancel(id, None if why is None else why.reason)
         audit(app, "cancel", id, by)
-        return json(job)
+        return json(shown(job, fields))
 
     @api.post("/jobs/{id}/retry", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
-    async def retry_job(id: Id, scope: InScope, by: By) -> Response:
+    async def retry_job(id: Id, scope: InScope, fields: Fields, by: By) -> Response:
         """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""
         await job_within(app, scope, id)
         job = await app.retry(id)
         audit(app, "retry", id, by)
-        return json(job)
+        return json(shown(job, fields))
 
 
 def add_queues(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
@@ -226,6 +237,14 @@ def add_queues(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None
         scope.only_queue(name)
         await app.resume(name)
         audit(app, "resume", name, by)
+        return json(await _queue(app, name))
+
+    @api.post("/queues/{name:path}/limit", response_model=models.Queue, responses=UNKNOWN)
+    async def limit_queue(name: QueueName, scope: InScope, by: By, to: models.QueueLimit) -> Response:
+        """Let at most this many jobs of the queue run at a time; null lifts the limit."""
+        scope.only_queue(name)
+        await app.limit(name, to.limit)
+        audit(app, "limit", name, by)
         return json(await _queue(app, name))
 
     @api.get("/workers", response_model=models.Workers, dependencies=read)
@@ -265,55 +284,62 @@ def add_trains(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None
 
 def add_events(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
     InScope = Annotated[Scope, permissions.scope]
-    read = [permissions.read]
+    Fields = Annotated[frozenset[str], permissions.fields]
+    Reader = Annotated[Any, permissions.read]
+    streams = StreamLimit(file_limit())
 
     def stream(
         request: Request,
+        reader: Any,
         scope: Scope,
         topic: WatchTarget,
         *,
-        whole: bool = False,
+        fields: frozenset[str] | None = None,
         find_first: FindFirst | None = None,
     ) -> Response:
-        watching = app._core.watching
-        if watching.watchers >= MOST_STREAMS:
-            return problem(503, f"{MOST_STREAMS} clients are connected already")
+        client = reader if isinstance(reader, str) else _network_of(request)
+        if (refusal := streams.refusal(client)) is not None:
+            return problem(503, refusal)
         return EventStream(
-            watching,
+            app._core.watching,
             topic,
-            encode=encode_job if whole else encode_summary,
+            encode=encode_summary if fields is None else partial(encode_shown, fields=fields),
             allows=scope.allows,
             last_event_id=request.headers.get("last-event-id"),
             find_first=find_first,
+            counted=streams.counted(client),
         )
 
     @api.get(
         "/jobs/{id}/events",
         response_class=Response,
-        dependencies=read,
         responses={**EVENTS, **SEEN_ALL, **UNKNOWN},
     )
-    async def follow_job(request: Request, id: Id, scope: InScope) -> Response:
+    async def follow_job(
+        request: Request, id: Id, reader: Reader, scope: InScope, fields: Fields
+    ) -> Response:
         """Stream the progress and every change of a job, until it has finished."""
         job = await job_within(app, scope, id)
         if job.is_finished and request.headers.get("last-event-id") == event_id_of(job):
             return Response(status_code=204)  # a browser then does not reconnect
-        return stream(request, scope, watch_target(id, None, None), whole=True)
+        return stream(request, reader, scope, watch_target(id, None, None), fields=fields)
 
     @api.get(
         "/pipelines/{id}/events",
         response_class=Response,
-        dependencies=read,
         responses={**EVENTS, **UNKNOWN},
     )
-    async def follow_pipeline(request: Request, id: Annotated[UUID, Path()], scope: InScope) -> Response:
+    async def follow_pipeline(
+        request: Request, id: Annotated[UUID, Path()], reader: Reader, scope: InScope, fields: Fields
+    ) -> Response:
         """Stream the changes of all jobs of a pipeline, until all have finished."""
-        if not await app.find(pipeline_id=id, limit=1, **scope.narrowed()):
+        is_outside = scope.filter.get("pipeline_id", id) != id
+        if is_outside or not await app.find(limit=1, **{**scope.filter, "pipeline_id": id}):
             raise NotFound(id, "pipeline")
-        return stream(request, scope, watch_target(None, id, None))
+        return stream(request, reader, scope, watch_target(None, id, None), fields=fields)
 
-    @api.get("/events", response_class=Response, dependencies=read, responses=EVENTS)
-    async def follow_store(request: Request, scope: InScope, queue: Named = None) -> Response:
+    @api.get("/events", response_class=Response, responses=EVENTS)
+    async def follow_store(request: Request, reader: Reader, scope: InScope, queue: Named = None) -> Response:
         """Stream the changes of all jobs, or of the jobs of a queue; first, the 200 newest live ones.
 
         These events have no id: a client that reconnects gets a new snapshot.
@@ -322,7 +348,7 @@ def add_events(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None
         topic = watch_target(None, None, filter.get("queue"))
         sees_all = set(filter) <= {"queue"}
         visible = partial(app.find, state=LIVE, limit=FIRST_SIGHT, **filter)
-        return stream(request, scope, topic, find_first=None if sees_all else visible)
+        return stream(request, reader, scope, topic, find_first=None if sees_all else visible)
 
 
 def add_monitoring(api: APIRouter, app: Dibs, permissions: RoutePermissions, metrics: JobMetrics) -> None:
@@ -341,6 +367,12 @@ def add_monitoring(api: APIRouter, app: Dibs, permissions: RoutePermissions, met
         if state is not None and not state.is_healthy:
             return json({"status": "unhealthy"}, 503)
         return json({"status": "ok"})
+
+    @api.get("/doctor", response_model=models.Findings, dependencies=[permissions.read])
+    async def examine_store(scope: Annotated[Scope, permissions.scope]) -> Response:
+        """Check the store; each finding says what to do about it."""
+        scope.only_all()
+        return json({"findings": await app.doctor()})
 
     @api.get("/metrics", dependencies=[permissions.read], response_class=Response, responses=_METRICS)
     async def show_metrics(scope: Annotated[Scope, permissions.scope]) -> Response:
@@ -363,14 +395,6 @@ async def job_within(app: Dibs, scope: Scope, id: UUID) -> Job:
     return job
 
 
-async def _may_see(app: Dibs, scope: Scope, ids: Collection[UUID]) -> bool:
-    """Return whether the scope has all of these jobs; a deleted job may have been outside of it."""
-    if not scope.filter:
-        return True
-    jobs = [await app.get(id) for id in ids]
-    return all(job is not None and scope.allows(job) for job in jobs)
-
-
 async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
     """Return the pipeline with the jobs of the scope; other jobs are neither shown nor counted."""
     pipeline = await app.pipelines.get(id)
@@ -378,11 +402,6 @@ async def pipeline_within(app: Dibs, scope: Scope, id: UUID) -> Pipeline:
     if pipeline is None or not jobs:
         raise NotFound(id, "pipeline")
     return replace(pipeline, jobs=jobs)
-
-
-def audit(app: Dibs, verb: str, about: UUID | str, by: Any) -> None:
-    """Log a change as an event, with the user's name if the permission returned one."""
-    app._core.events.acted(verb, str(about), by if isinstance(by, str) else None)
 
 
 def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
@@ -396,6 +415,10 @@ def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
 def _visible(train: Train, scope: Scope) -> Train:
     """Return the train, without its head if that job is outside of the scope."""
     return train if train.head is None or scope.allows(train.head) else replace(train, head=None)
+
+
+def _network_of(request: Request) -> str:
+    return network_of(None if request.client is None else request.client.host)
 
 
 def _train(train: Train) -> dict[str, Any]:

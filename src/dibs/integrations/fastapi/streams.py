@@ -13,7 +13,8 @@ to the store.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dibs.app.scopes import shown
 from dibs.app.watching import Subscription, Watching, wake
 from dibs.errors import DibsError, NotFound
 from dibs.jobs.job import Job
@@ -49,12 +51,17 @@ class EventStream(Response):
         allows: Callable[[Job], bool],
         last_event_id: str | None = None,
         find_first: FindFirst | None = None,
+        counted: AbstractContextManager[None],
     ) -> None:
-        """Stream a topic; `find_first` finds the jobs for a client that may see only a part of it."""
+        """Stream a topic; `find_first` finds the jobs for a client that may see only a part of it.
+
+        `counted` is entered while the stream is open.
+        """
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._watching = watching
         self._find_first = find_first
+        self._counted = counted
         self._encoder = EventEncoder(topic, encode, allows, last_event_id, partial=find_first is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +71,10 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             topic, whole = self._encoder.topic, self._find_first is None
-            with self._watching.watched(topic, lambda: wake(loop, news), whole=whole) as subscription:
+            with (
+                self._counted,
+                self._watching.watched(topic, lambda: wake(loop, news), whole=whole) as subscription,
+            ):
                 await self._send_events(subscription, news, disconnect, send)
         except (OSError, TimeoutError):
             pass  # the client disconnected, or receives nothing
@@ -243,5 +253,5 @@ def encode_summary(job: Job) -> bytes:
     return msgspec.json.encode(summary(job))
 
 
-def encode_job(job: Job) -> bytes:
-    return msgspec.json.encode(job)
+def encode_shown(job: Job, fields: Collection[str]) -> bytes:
+    return msgspec.json.encode(shown(job, fields))
