@@ -9,21 +9,22 @@ import runpy
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dibs import Dibs, Job, NewJob, SyncDibs
+from dibs import Dibs, Job, NewJob, ScheduleInfo, SyncDibs
 from dibs.cli import app
 from dibs.cli._support import changes
 from dibs.cli._support.options import duration
 from dibs.jobs.ids import new_id
+from dibs.operations import search
 from dibs.operations.upkeep import tick
 from tests.support.commands import CLOSED, UNKNOWN, answer, dibs, enqueue, failed, let_pass, lines, running
-from tests.support.internals import core_of, due_ticks, run_script
+from tests.support.internals import run_script
 from tests.support.servers import PostgreSQL
 
 ROOT = Path(__file__).parents[2]
@@ -231,6 +232,36 @@ def test_the_last_page_promises_no_other(store: SyncDibs) -> None:
     assert dibs("jobs", "list", "--limit", "2").stderr == ""
 
 
+def test_the_list_is_searched(store: SyncDibs, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, *_ = [enqueue(store, "bill", args={"order_id": n}) for n in (42, 43, 44)]
+    held = running(store)
+
+    found = answer("jobs", "list", "--search", "args.order_id:42 kind:b*", "--since", "2h")
+    at_work = answer("jobs", "list", "--worker", held.worker)
+    monkeypatch.setattr(search, "MOST_SEARCHED", 2)
+    first = dibs("jobs", "list", "--search", "args.order_id:42")
+
+    assert [[one["id"] for one in jobs] for jobs in (found, at_work)] == [[str(wanted.id)], [str(held.id)]]
+    looked, hint = lines(first.stderr)[-2:]
+    assert looked == "looked at the newest 2 jobs that match the rest; older ones may match, too"
+    assert hint.startswith("next page: dibs jobs list --search args.order_id:42 --after")
+    again = dibs(*hint.removeprefix("next page: dibs ").split())
+    assert str(wanted.id) in again.stdout
+
+
+def test_all_that_a_search_finds_are_changed(store: SyncDibs) -> None:
+    wanted = [failed(store, kind="bill", args={"n": 1}) for _ in range(2)]
+    failed(store, kind="bill", args={"n": 2})
+
+    asked = dibs("jobs", "retry", "--all", "--search", "args.n:1", "--since", "2h", input="y\n")
+    gone = answer("jobs", "delete", "--all", "--search", "bill", "--state", "ready", "--yes")
+
+    assert "retry 2 jobs enqueued in the last 2 h matching args.n:1? [y/N]" in asked.output
+    assert lines(asked.stdout)[-1] == "retried 2 jobs"
+    assert gone == {"deleted": 2}
+    assert not [job for job in wanted if store.get(job.id)]
+
+
 # -- jobs show and why --------------------------------------------------------------------------
 
 
@@ -245,6 +276,24 @@ def test_show_tells_all_fields_the_errors_and_why(store: SyncDibs) -> None:
     assert "attempt 1 failed at pod-a" in text
     assert "ValueError: no such order" in text
     assert "commands.py" in text
+
+
+def test_attempts_that_failed_alike_are_shown_once(store: SyncDibs) -> None:
+    job = enqueue(store, max_attempts=9)
+    for reason in ("no such order", "no such order", "no such order", "no memory", "no such order"):
+        let_pass(store, 4000)
+        store.sweep()
+        claim = store.claim_job(job.id, worker="pod-a")
+        assert claim is not None
+        claim.fail(ValueError(reason))
+
+    text = dibs("jobs", "show", job.id).stdout
+
+    assert text.count("ValueError: no such order") == 2
+    assert "attempts 1 to 3 failed alike, the last at pod-a" in text
+    assert "attempt 4 failed at pod-a" in text
+    assert "attempt 5 failed at pod-a" in text
+    assert len(answer("jobs", "show", job.id)["errors"]) == 5
 
 
 def test_show_answers_in_json_with_the_reason(store: SyncDibs) -> None:
@@ -594,76 +643,49 @@ def test_json_before_a_word_that_has_none_is_refused() -> None:
 
 # -- schedules ----------------------------------------------------------------------------------
 
-SCHEDULED = """
-from dibs import Dibs
-
-app = Dibs()
-
-@app.every("*/5 * * * *", name="roll up")
-@app.job
-async def count() -> None: ...
-"""
-
 
 @pytest.fixture
-def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Write an app with one schedule where the commands find it."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "scheduled_jobs.py").write_text(SCHEDULED)
-    yield "scheduled_jobs:app"
-    if (module := sys.modules.pop("scheduled_jobs", None)) is not None:
-        module.app.sync.close()
+def nightly(store: SyncDibs) -> ScheduleInfo:
+    new = NewJob("count", args={"n": 1}, queue="nights")
+    return store.schedules.put("roll up", "*/5 * * * *", new, tz="Europe/Berlin")
 
 
-def test_schedules_of_an_app_are_shown_before_and_after_their_first_tick(scheduled: str) -> None:
-    before = answer("schedules", scheduled)
-    tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
-    core = core_of(sys.modules["scheduled_jobs"].app)
-    core.store.run(due_ticks(sys.modules["scheduled_jobs"].app, tick))
+def test_schedules_are_shown_with_their_ticks(store: SyncDibs, nightly: ScheduleInfo) -> None:
+    head, line = lines(dibs("schedules").stdout)
+    [shown] = answer("schedules")
 
-    head, line = lines(dibs("schedules", scheduled).stdout)
-
-    about = {"name": "roll up", "kind": "count", "expression": "*/5 * * * *"}
-    assert before == [{**about, "last_tick": None, "next_tick": None}]
-    assert head.split("  ")[0] == "schedule"
+    assert re.split("  +", head) == ["schedule", "kind", "queue", "every", "last tick", "next tick"]
     assert re.split("  +", line) == [
-        *("roll up", "count", "*/5 * * * *", "2030-01-31 12:00:00 UTC", "2030-01-31 12:05:00 UTC")
+        *("roll up", "count", "nights", "*/5 * * * * Europe/Berlin", "-", f"{nightly.next_tick:%F %T} UTC")
     ]
+    assert (shown["name"], shown["args"], shown["paused"]) == ("roll up", {"n": 1}, False)
 
 
-def test_a_schedule_that_was_only_seen_has_no_last_tick(scheduled: str) -> None:
-    dibs("schedules", scheduled)
-    core = core_of(sys.modules["scheduled_jobs"].app)
-    seen_at = datetime(2030, 1, 31, 12, 0, 1, 500, tzinfo=UTC)
-    core.store.run(due_ticks(sys.modules["scheduled_jobs"].app, seen_at))
-
-    _, line = lines(dibs("schedules", scheduled).stdout)
-
-    assert re.split("  +", line) == ["roll up", "count", "*/5 * * * *", "-", "2030-01-31 12:05:00 UTC"]
+def test_a_schedule_is_paused_and_resumed(store: SyncDibs, nightly: ScheduleInfo) -> None:
+    assert dibs("schedules", "pause", "roll up").stdout == "roll up is paused\n"
+    assert lines(dibs("schedules").stdout)[1].endswith("  paused")
+    assert answer("schedules", "pause", "roll up")["paused"] is True
+    assert dibs("schedules", "resume", "roll up").stdout.startswith("roll up is not paused, next tick 20")
+    assert store.schedules.list() == [nightly]
 
 
-def test_schedules_without_their_app_have_a_name_and_a_last_tick(store: SyncDibs, scheduled: str) -> None:
-    tick = datetime(2030, 1, 31, 12, tzinfo=UTC)
-    dibs("schedules", scheduled)
-    core = core_of(sys.modules["scheduled_jobs"].app)
-    core.store.run(due_ticks(sys.modules["scheduled_jobs"].app, tick))
+def test_a_schedule_is_run_by_hand(store: SyncDibs, nightly: ScheduleInfo) -> None:
+    said = dibs("schedules", "run", "roll up").stdout
 
-    [schedule] = answer("schedules")
-
-    assert (schedule["name"], schedule["kind"]) == ("roll up", None)
-    assert (schedule["last_tick"], schedule["next_tick"]) == ("2030-01-31T12:00:00Z", None)
+    [job] = store.find(queue="nights")
+    assert said == f"{job.id} ready\n"
+    assert answer("schedules", "run", "roll up")["kind"] == "count"
 
 
-def test_an_app_names_its_store_itself(scheduled: str) -> None:
-    done = dibs("schedules", scheduled, "--url", "sqlite:///other.db")
-
-    assert done.exit_code == 2
-    assert "leave --url out" in done.stderr
+def test_a_schedule_is_deleted(store: SyncDibs, nightly: ScheduleInfo) -> None:
+    assert dibs("schedules", "delete", "roll up").stdout == "deleted roll up\n"
+    assert store.schedules.list() == []
 
 
 # -- what goes wrong ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("words", BY_ID, ids=words_of)
 def test_an_unknown_id_is_one_line_and_exit_code_1(words: list[str]) -> None:
     done = dibs(*words, UNKNOWN)
@@ -690,6 +712,7 @@ def test_what_is_no_id_is_one_line_and_exit_code_2_and_reaches_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("name", ["", "a\x07b", "x" * 201])
 @pytest.mark.parametrize(
     "words",
@@ -729,6 +752,7 @@ def test_a_stopped_server_is_one_line_and_exit_code_1(
     assert len(lines(done.stderr)) == 1
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("words", LOOKING, ids=words_of)
 def test_an_empty_store_is_no_error(words: list[str]) -> None:
     done = dibs(*words)
@@ -757,6 +781,9 @@ def test_all_of_nothing_is_nothing(words: list[str]) -> None:
         ["enqueue", "greet", "--priority", "high"],
         ["jobs", "list", "--state", "done"],
         ["jobs", "list", "--limit", "0"],
+        ["jobs", "list", "--search", "colour:red"],
+        ["jobs", "list", "--since", "soon"],
+        ["jobs", "delete", "--all", "--yes", "--state", "running"],
         ["jobs", "show"],
         ["jobs", "retry"],
         ["jobs", "retry", UNKNOWN, "--all"],
@@ -921,7 +948,8 @@ def test_a_stopped_server_shows_no_traceback() -> None:
 
 
 def test_a_bug_is_one_line_too_unless_one_asks_for_more() -> None:
-    script = "import sys; sys.argv[1:] = ['queues']; import dibs.cli as c; c.queues.open_store = None; "
+    words = "import sys; sys.argv[1:] = ['queues', 'pause', 'q']"
+    script = f"{words}; import dibs.cli as c; c.queues.open_store = None; "
     broken = [sys.executable, "-c", f"{script} c.main()"]
 
     short = subprocess.run(broken, capture_output=True, text=True, check=False)
@@ -948,12 +976,22 @@ def test_a_reader_that_leaves_early_sees_no_traceback(store: SyncDibs) -> None:
 # -- help ---------------------------------------------------------------------------------------
 
 
-def reference() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "docs" / "reference" / "draw_cli.py"))
+def reference(name: str = "cli") -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "docs" / "reference" / f"draw_{name}.py"))
 
 
-def test_the_reference_page_is_up_to_date() -> None:
-    assert reference()["page"]() == (ROOT / "docs" / "reference" / "cli.md").read_text()
+@pytest.mark.parametrize("name", ["cli", "verbs"])
+def test_the_reference_page_is_up_to_date(name: str) -> None:
+    assert reference(name)["page"]() == (ROOT / "docs" / "reference" / f"{name}.md").read_text()
+
+
+def test_a_verb_that_the_table_lacks_is_an_error() -> None:
+    compare = reference("verbs")["_compare"]
+
+    compare("verb", {"cancel"}, {"cancel"})
+    for there, listed in (({"cancel", "new"}, {"cancel"}), ({"cancel"}, {"cancel", "gone"})):
+        with pytest.raises(SystemExit, match="verb"):
+            compare("verb", there, listed)
 
 
 def test_every_command_helps_with_an_example() -> None:

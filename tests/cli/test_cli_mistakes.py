@@ -109,6 +109,9 @@ def test_what_can_only_be_a_mistake_is_refused_and_reaches_no_store(
 
 
 def test_an_empty_list_names_the_store_that_was_searched() -> None:
+    for url in ("sqlite:///dibs.db", "sqlite:///other.db"):
+        dibs("migrate", "--url", url)
+
     assert dibs("jobs", "list").stderr == "no jobs in sqlite:///dibs.db\n"
     assert dibs("jobs", "list", "--queue", "mial").stderr == "no jobs like that in sqlite:///dibs.db\n"
     assert "in sqlite:///other.db" in dibs("queues", "--url", "sqlite:///other.db").stderr
@@ -126,7 +129,7 @@ def test_an_empty_list_names_the_store_that_was_searched() -> None:
         ("", "module 'shop_app' has no attribute 'app'"),
     ],
 )
-@pytest.mark.parametrize("words", [["work"], ["schedules"], ["tables", "sql"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["work"], ["tables", "sql"]], ids=" ".join)
 def test_an_app_that_does_not_load_is_their_affair(
     words: list[str], text: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +161,7 @@ def test_the_doctor_quotes_the_name_of_a_paused_queue() -> None:
 
 
 def test_a_folder_that_is_not_there_is_said_with_what_to_do() -> None:
-    said = complaint("jobs", "list", "--url", "sqlite:///nowhere/jobs.db")
+    said = complaint("enqueue", "greet", "--url", "sqlite:///nowhere/jobs.db")
 
     assert "its folder must exist, and you must be allowed to write there" in said
 
@@ -281,3 +284,56 @@ def test_every_time_in_a_table_says_that_it_is_utc() -> None:
         assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$", dibs(*words).stdout, re.MULTILINE), (
             words
         )
+
+
+# -- files that are not there -------------------------------------------------------------------
+
+LOOKING = [
+    *(["jobs", "list"], ["jobs", "show", UNKNOWN], ["jobs", "wait", UNKNOWN], ["why", UNKNOWN], ["queues"]),
+    *(["trains"], ["trains", "show", "t"], ["slots"], ["pipelines"], ["schedules"], ["workers"]),
+    *(["top", "--once"], ["doctor"], ["outbox", "list"]),
+]
+
+
+@pytest.mark.parametrize("words", LOOKING, ids=" ".join)
+def test_a_command_that_only_looks_makes_no_file(words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "typo.db"
+
+    assert f"there is no file {file}: name the store by --url" in complaint(
+        *words, "--url", f"sqlite:///{file}"
+    )
+    assert "no file dibs.db here, and no store was named" in complaint(*words)
+    assert not file.exists()
+    assert list(Path.cwd().iterdir()) == []
+
+
+# -- usage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("jobs list --state done", "invalid value for '--state': 'done' is not one of 'scheduled', "),
+        (
+            "jobs list --limit x",
+            "'--limit': 'x' is not a whole number; see dibs jobs list --help",
+        ),
+        ("jobs list --limit 0", "invalid value for '--limit': 0 is not in the range 1<=x<=1000; see"),
+        ("jobs list --nonsense", "no such option: --nonsense; see dibs jobs list --help"),
+        (
+            "jobs list --since x",
+            "'x' is not a duration: write 30, 30s, 10m, 2h or 7d; see",
+        ),
+        ("jobs list more", "got unexpected extra argument"),
+        ("jobs nonsense", "no such command 'nonsense'; see dibs jobs --help"),
+        ("nonsense", "no such command 'nonsense'; see dibs --help"),
+        ("--nonsense", "no such option: --nonsense; see dibs --help"),
+        ("why", "missing argument 'ID'; see dibs why --help"),
+        ("why x", "'x' is not a job id"),
+    ],
+)
+def test_a_mistake_in_what_was_typed_is_one_line_like_any_error(words: str, said: str) -> None:
+    line = complaint(*words.split(), code=2)
+
+    assert line.startswith("dibs: ")
+    assert said in line

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import cast
+from urllib.request import HTTPCookieProcessor, build_opener
 from uuid import UUID, uuid4
 
 import pytest
@@ -276,3 +277,27 @@ def test_what_goes_wrong_is_said_without_a_traceback(
 def test_help_and_version_are_there(tmp_path: Path) -> None:
     assert "migrate" in dibs("--help", cwd=tmp_path).stdout
     assert dibs("--version", cwd=tmp_path).stdout.startswith("dibs 0.")
+
+
+def test_sample_jobs_are_on_a_page_until_ctrl_c(tmp_path: Path) -> None:
+    whole = subprocess.Popen(
+        [*DIBS, "demo", "--serve", "--port", "0"],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_hear_ctrl_c,
+        text=True,
+    )
+    assert whole.stdout is not None
+    assert "sample jobs" in whole.stdout.readline()
+    link = whole.stdout.readline().split()[-1]
+    opener = build_opener(HTTPCookieProcessor())
+    assert b"What waits" in opener.open(link).read()
+
+    _wait_for(lambda: b"send_receipt" in opener.open(link.partition("login")[0] + "jobs").read())
+    whole.send_signal(signal.SIGINT)
+    _, errors = whole.communicate(timeout=30)
+
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+    _wait_for(lambda: not _processes_naming("dibs.cli.trial.samples"))

@@ -49,6 +49,10 @@ TABLE = {
     "top": Typed("top --once", says="no queue has live jobs"),
     "why": Typed(f"why {UNKNOWN}", code=1, says="it was never enqueued here", wrong="why nonsense"),
     "schedules": Typed("schedules", says="there are no schedules"),
+    **{
+        f"schedules {verb}": Typed(f"schedules {verb} report", code=1, says="no schedule 'report'")
+        for verb in ("pause", "resume", "run", "delete")
+    },
     "prune": Typed("prune --older-than 1h", says="pruned 0 jobs"),
     "migrate": Typed("migrate"),
     "move": Typed("move --from URL --to sqlite:///other.db", says="moved 0 jobs"),
@@ -72,6 +76,21 @@ TABLE = {
     "queues pause": Typed("queues pause mail", says="mail"),
     "queues resume": Typed("queues resume mail", says="mail"),
     "queues limit": Typed("queues limit mail 3", says="mail"),
+    "jobs wait": Typed(
+        f"jobs wait {UNKNOWN}", code=1, says="it was never enqueued here", wrong="jobs wait nonsense"
+    ),
+    "jobs update": Typed(
+        f"jobs update {UNKNOWN} --priority 1",
+        code=1,
+        says="it was never enqueued here",
+        wrong="jobs update --priority 1 nonsense",
+    ),
+    "workers": Typed("workers", says="no worker was heard of lately"),
+    "slots": Typed("slots", says="no job of a slot"),
+    "pipelines": Typed("pipelines", says="no pipeline has jobs"),
+    "pipelines show": Typed(
+        f"pipelines show {UNKNOWN}", code=1, says="no pipeline", wrong="pipelines show nonsense"
+    ),
     "trains": Typed("trains", says="no job is on a train"),
     "trains show": Typed("trains show north", code=1, says="north", wrong="trains show north"),
     "trains release": Typed("trains release north", code=1, says="north", wrong="trains release north"),

@@ -24,18 +24,16 @@ from dibs import Dibs, NewJob, SyncDibs
 from dibs.jobs.job import STORED_TYPES
 from tests.support.commands import answer, dibs, enqueue, lines
 from tests.support.internals import engine_of
+from tests.support.matrix import MYSQLS
 from tests.support.moves import ELSEWHERE, ask, ids, left_behind, settle, stored
-from tests.support.servers import MariaDB, PostgreSQL, mysql_connection
+from tests.support.servers import PostgreSQL, mysql_connection
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture
 def stop(
-    tmp_path: Path,
-    postgresql: PostgreSQL,
-    mariadb: MariaDB,
-    empty_redis: Callable[..., str],
+    tmp_path: Path, empty_redis: Callable[..., str], request: pytest.FixtureRequest
 ) -> Callable[[str], str]:
     """Return the URL of an empty store of an engine, with its tables."""
     numbers = itertools.count()
@@ -45,7 +43,7 @@ def stop(
             return empty_redis("redis")
         if engine == "sqlite":
             return f"sqlite:///{tmp_path}/{next(numbers)}.db"
-        url = {"postgresql": postgresql, "mariadb": mariadb}[engine].fresh_database()
+        url: str = request.getfixturevalue(engine).fresh_database()
         assert dibs("migrate", "--url", url).exit_code == 0
         return url
 
@@ -132,7 +130,7 @@ def around(stop: Callable[[str], str], engines: list[str], many: int) -> list[fl
 
 
 def test_from_engine_to_engine_and_back_everything_is_as_it_was(stop: Callable[[str], str]) -> None:
-    around(stop, ["sqlite", "postgresql", "mariadb", "redis", "postgresql", "sqlite"], 120)
+    around(stop, ["sqlite", "postgresql", "mariadb", "mysql", "redis", "postgresql", "sqlite"], 120)
 
 
 @pytest.mark.long
@@ -381,7 +379,7 @@ def test_what_a_lost_target_was_to_get_can_be_given_back(store: SyncDibs) -> Non
 # -- Nothing forgotten --------------------------------------------------------------------------
 
 # Columns that a store derives from the others, or needs only within one call.
-NOT_MOVED = {"mariadb": {"precedence", "due_at", "stored_by", "gate", "place", "key_is_free"}}
+NOT_MOVED = {one: {"precedence", "due_at", "stored_by", "gate", "place", "key_is_free"} for one in MYSQLS}
 
 
 def _columns(engine: str, url: str, table: str) -> set[str]:
@@ -398,12 +396,12 @@ def _columns(engine: str, url: str, table: str) -> set[str]:
 
 
 @pytest.mark.parametrize("table", ["dibs_jobs", "dibs_finished"])
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"])
 def test_every_column_that_a_store_keeps_of_a_job_is_moved(
     engine: str, table: str, request: pytest.FixtureRequest
 ) -> None:
-    fixture = {"sqlite": "migrated_file", "postgresql": "migrated_database", "mariadb": "migrated_mariadb"}
-    url = str(request.getfixturevalue(fixture[engine]))
+    fixture = {"sqlite": "migrated_file", "postgresql": "migrated_database"}
+    url = str(request.getfixturevalue(fixture.get(engine, f"migrated_{engine}")))
 
     kept = _columns(engine, url, table) - NOT_MOVED.get(engine, set())
 

@@ -100,6 +100,23 @@ def test_a_pipe_without_an_answer_changes_nothing(
     assert store.counts() == counts
 
 
+@pytest.mark.parametrize(("flags", "is_shown"), [([], True), (["--no-log-jobs"], False), (["-q"], False)])
+def test_a_worker_says_what_it_does_where_a_person_watches(
+    store: SyncDibs, tmp_path: Path, flags: list[str], is_shown: bool
+) -> None:
+    (tmp_path / "jobs.py").write_text("from dibs import Dibs\napp = Dibs()\n@app.job\ndef greet(): ...\n")
+    [job] = store.enqueue(NewJob("greet"))
+    words = ["work", "jobs:app", "--until-idle", *flags]
+
+    with typed(tmp_path, *words, columns=200) as terminal:
+        assert terminal.ended() == 0
+    piped = subprocess.run([sys.executable, "-m", "dibs.cli", *words], capture_output=True, check=True)
+
+    assert (str(job.id) in terminal.screen) is is_shown
+    assert "→" not in terminal.screen
+    assert str(job.id).encode() not in piped.stderr
+
+
 def test_a_locale_without_utf_8_is_no_reason_to_fail(tmp_path: Path) -> None:
     """Set a locale without UTF-8; for the locale C Python would use UTF-8."""
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}

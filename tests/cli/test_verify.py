@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dibs import Dibs
 from dibs.cli.commands import verify
+from dibs.cli.trial.processes import WorkerProcesses
 from dibs.cli.trial.records import Verdict
 from tests.support.commands import dibs, lines
+from tests.support.fault_stores import wait_until
 from tests.support.servers import MariaDB, PostgreSQL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -77,3 +80,27 @@ def test_a_store_of_one_process_is_refused() -> None:
 
     assert (done.exit_code, len(lines(done.stderr))) == (1, 1)
     assert "one process alone can use this store" in done.stderr
+
+
+def test_processes_that_ran_out_of_jobs_are_started_again_and_nothing_is_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze, tries = WorkerProcesses.freeze_while_holding, [0]
+
+    def freeze_too_late(workers: Any, choose: Any, meanwhile: Any, enough: int) -> Any:
+        tries[0] += 1
+        if tries[0] > 1:
+            return freeze(workers, choose, meanwhile, enough)
+        wait_until(lambda: not workers.alive())
+        meanwhile()  # more jobs, and no process is left to do them
+        return None
+
+    monkeypatch.setattr(WorkerProcesses, "freeze_while_holding", freeze_too_late)
+
+    done = dibs(
+        "verify", f"sqlite:///{tmp_path}/own.db", "--jobs", "50", "--kills", "1", "--freezes", "0", "--json"
+    )
+
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["problems"]) == (0, [])
+    assert (report["killed"], report["verdict"]["lost"]) == (1, 0)

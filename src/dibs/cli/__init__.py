@@ -9,17 +9,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dibs.cli._support.options import Url
+from dibs.cli._support.options import Url, mistakes_in_one_line
 from dibs.cli._support.printing import complain
 from dibs.cli.commands import (
     demo,
     enqueue,
     jobs,
+    lists,
     migrate,
     move,
     outbox,
     queries,
     queues,
+    schedules,
     serve,
     tables,
     top,
@@ -31,7 +33,9 @@ from dibs.errors import DibsError
 
 PANELS = {
     "Run jobs": ["work", "enqueue", "serve"],
-    "See and change": ["jobs", "why", "queues", "trains", "top", "schedules"],
+    "See and change": [
+        *("jobs", "why", "queues", "trains", "slots", "pipelines", "schedules", "workers", "top"),
+    ],
     "Maintain the store": ["doctor", "migrate", "prune", "move", "tables", "outbox"],
     "Try it": ["demo", "verify"],
 }
@@ -39,7 +43,7 @@ ORDER = [name for names in PANELS.values() for name in names]
 
 
 class Commands(TyperGroup):
-    """All commands. An error of dibs is one line on stderr and exit code 1."""
+    """All commands. An error is one line on stderr; exit code 1, or 2 for a mistake in what was typed."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -52,9 +56,14 @@ class Commands(TyperGroup):
         rest = [name for name in super().list_commands(ctx) if name not in ORDER]
         return [*(name for name in ORDER if name in self.commands), *rest]
 
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with mistakes_in_one_line():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with mistakes_in_one_line():
+                return super().invoke(ctx)
         except DibsError as error:
             complain(error)
             raise typer.Exit(1) from None
@@ -79,7 +88,10 @@ app.command("top", epilog=top.EXAMPLE)(top.command)
 app.command("why", epilog=queries.WHY_EXAMPLE)(queries.why)
 app.add_typer(queues.app, name="queues")
 app.add_typer(trains.app, name="trains")
-app.command("schedules", epilog=queries.SCHEDULES_EXAMPLE)(queries.schedules)
+app.add_typer(schedules.app, name="schedules")
+app.command("workers", epilog=lists.WORKERS_EXAMPLE)(lists.workers)
+app.command("slots", epilog=lists.SLOTS_EXAMPLE)(lists.slots)
+app.add_typer(lists.pipelines, name="pipelines")
 app.command("prune", epilog=jobs.PRUNE_EXAMPLE)(jobs.prune)
 app.add_typer(outbox.app, name="outbox")
 app.command("migrate", epilog=migrate.EXAMPLE)(migrate.command)

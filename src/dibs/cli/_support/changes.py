@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import typer
 
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import open_store
+from dibs.cli._support.ids import whole_id, with_whole_ids
 from dibs.cli._support.options import bad_usage
 from dibs.cli._support.printing import complain, print_json, print_result, progress_bar
 from dibs.errors import DibsError, NotFound, Refused
@@ -51,7 +52,7 @@ def change_each(
 
 def _attempt(store: SyncDibs, id: Name, change: Change[Name, T], json: bool) -> list[T]:
     try:
-        result, sentence = change(store, id)
+        result, sentence = change(store, whole_id(store, id))
     except (NotFound, Refused) as error:
         complain(error)
         return []
@@ -67,7 +68,7 @@ def _attempt(store: SyncDibs, id: Name, change: Change[Name, T], json: bool) -> 
 class BulkChange:
     """A change of many jobs at once, and the states of jobs that allow it."""
 
-    name: str
+    name: Literal["retry", "cancel", "delete"]
     past: str
     states: Sequence[JobState]
     change: Callable[..., int]
@@ -78,6 +79,10 @@ RETRY = BulkChange(
 )
 CANCEL = BulkChange(
     "cancel", "cancelled", [state for state in JobState if state not in FINISHED], SyncDibs.cancel_many
+)
+
+DELETE = BulkChange(
+    "delete", "deleted", [state for state in JobState if state != JobState.running], SyncDibs.delete_many
 )
 
 
@@ -95,11 +100,13 @@ def change_all(
     states: list[JobState] = filter.get("state") or list(bulk.states)
     refuse_states(bulk.name, states, bulk.states)
     with open_store(context, url) as store:
+        filter = with_whole_ids(store, filter)
         left = _countable(store, states, filter)
         before = left()
         if before != {} and not yes:
-            jobs = "job" if _sum(before) == 1 else "jobs"
-            refuse_unless_agreed(f"{bulk.name} {_what(states, before)} {jobs}{_where(filter)}?")
+            refuse_unless_agreed(
+                f"{bulk.name} {_how_many(store, bulk, states, before, filter)}{_where(filter)}?"
+            )
         with _bar(bulk.name, _sum(before), left):
             changed = bulk.change(store, **filter, **more)
     _print_number(bulk.past, changed, json)
@@ -211,6 +218,18 @@ def _ask(question: str) -> bool | None:
         typer.echo("please answer y or n", err=True)
 
 
+def _how_many(
+    store: SyncDibs,
+    bulk: BulkChange,
+    states: Sequence[JobState],
+    counts: dict[str, int] | None,
+    filter: dict[str, Any],
+) -> str:
+    if counts is None and "q" in filter:
+        return numbered(store.change_matching(bulk.name, preview=True, **filter).matched, "job")
+    return f"{_what(states, counts)} {'job' if _sum(counts) == 1 else 'jobs'}"
+
+
 def _what(states: Sequence[JobState], counts: dict[str, int] | None) -> str:
     if counts is None:
         return f"all {_and(states)}"
@@ -219,8 +238,10 @@ def _what(states: Sequence[JobState], counts: dict[str, int] | None) -> str:
 
 def _where(filter: dict[str, Any]) -> str:
     names = {"queue": "of queue", "kind": "of kind", "train": "of train", "slot": "of slot"}
-    names |= {"tags": "with tags", "pipeline_id": "of pipeline"}
+    names |= {"tags": "with tags", "pipeline_id": "of pipeline", "worker": "of worker"}
+    names |= {"since": "enqueued in the last", "q": "matching"}
     said = {name: filter[name] for name in names if name in filter}
+    said |= {"since": spoken(filter["since"])} if "since" in filter else {}
     return "".join(
         f" {names[name]} {', '.join(value) if name == 'tags' else value}" for name, value in said.items()
     )

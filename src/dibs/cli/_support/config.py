@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import typer
@@ -16,10 +16,10 @@ import typer
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.options import bad_request_is_bad_usage, bad_usage
-from dibs.cli._support.printing import without_password
-from dibs.errors import BadRequest
+from dibs.errors import BadRequest, Refused
 from dibs.jobs.payload import check_name
 from dibs.settings import Settings, read_settings
+from dibs.text import without_password
 
 TYPE_NAMES: dict[Any, str] = {
     str: 'a text, like "this"',
@@ -58,6 +58,38 @@ def open_store(context: typer.Context, url: str | None) -> Iterator[SyncDibs]:
             yield store
     finally:
         store.close()
+
+
+@contextmanager
+def look_at(context: typer.Context, url: str | None) -> Iterator[SyncDibs]:
+    """Open the store of a command that only looks, and so must not make a file."""
+    refuse_missing_file(context, url)
+    with open_store(context, url) as store:
+        yield store
+
+
+def refuse_missing_file(context: typer.Context, url: str | None) -> None:
+    """Refuse a SQLite file that is not there: its name may be a mistake."""
+    named = settings_of(context, url).url
+    if (file := file_of(named)) is not None and not file.exists():
+        which = (
+            f"no file {file}" if _is_named(context, url) else f"no file {file} here, and no store was named"
+        )
+        raise Refused(
+            f"there is {which}: name the store by --url or $DIBS_URL, or make its file with `dibs migrate`"
+        )
+
+
+def _is_named(context: typer.Context, url: str | None) -> bool:
+    return bool(given(context, url).get("url")) or _in_environment("url")
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a SQLite URL; None for other stores."""
+    if not url.startswith("sqlite"):
+        return None
+    path = unquote(urlsplit(url).path.removeprefix("/"))
+    return Path(path) if path else None
 
 
 def store_name(context: typer.Context, url: str | None) -> str:
@@ -120,6 +152,7 @@ class ToolDibsWork(msgspec.Struct, kw_only=True):
     concurrency: int | None = None
     processes: int | None = None
     grace: float | None = None
+    imports: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +164,7 @@ class WorkOptions:
     concurrency: int = 10
     processes: int = 1
     grace: float = 10.0
+    imports: list[str] | None = None
 
     @classmethod
     def chosen(
@@ -140,9 +174,11 @@ class WorkOptions:
         concurrency: int | None,
         processes: int | None,
         grace: float | None,
+        imports: str | None = None,
     ) -> Self:
         flags: dict[str, Any] = {"app": target, "queues": _queue_names(queues), "concurrency": concurrency}
         flags |= {"processes": processes, "grace": grace}
+        flags["imports"] = None if imports is None else _several(imports)
         said = {
             **_work_from_pyproject(Path.cwd()),
             **_work_from_environment(os.environ),
@@ -156,11 +192,15 @@ class WorkOptions:
         return cls(target=target, queues=queues_said, **said)
 
 
+def _several(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _queue_names(text: str | None) -> list[str] | None:
     if text is None:
         return None
     with bad_request_is_bad_usage():
-        return [check_name(name.strip(), "queue") for name in text.split(",") if name.strip()]
+        return [check_name(name, "queue") for name in _several(text)]
 
 
 def _work_from_pyproject(folder: Path) -> dict[str, Any]:
@@ -210,7 +250,7 @@ def _read(said: Mapping[str, Any], shape: type[msgspec.Struct], name: Callable[[
 def _from_text(text: str, wanted: Any, name: str) -> Any:
     """Return the value of a variable: a number has no type there, and a list has commas."""
     if _base_type(wanted) is list:
-        return [each.strip() for each in text.split(",") if each.strip()]
+        return _several(text)
     return _converted(text, wanted, name, strict=False)
 
 

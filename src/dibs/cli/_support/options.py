@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +16,18 @@ from uuid import UUID
 import msgspec
 import typer
 
-from dibs.cli._support.printing import complain, without_password
-from dibs.errors import BadRequest
+from dibs.cli._support.printing import complain
+from dibs.errors import BadRequest, DibsError
 from dibs.jobs.ids import parse_id
 from dibs.jobs.options import slot_from_text
+from dibs.jobs.search import parse_search
 from dibs.jobs.states import JobState
+from dibs.text import without_password
 
 T = TypeVar("T")
 
 MOST_LISTED = 1000
+OURS = str(Path(__file__).parents[2])  # the folder of dibs
 PAGE_LIMIT = 50
 
 
@@ -32,6 +35,32 @@ def bad_usage(line: str) -> NoReturn:
     """Print what is wrong with the command as typed, and end with exit code 2."""
     complain(line)
     raise typer.Exit(2)
+
+
+UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
+_PLAIN_WORDS = (
+    (re.compile(r"is not a valid int(eger)?( range)?\.?$"), "is not a whole number"),
+    (re.compile(r"is not a valid float( range)?\.?$"), "is not a number"),
+    (re.compile(r"Input should be a valid integer.*"), "it must be a whole number"),
+    (re.compile(r"Input should be "), "it must be "),
+    (re.compile(r"Value error, "), ""),
+    (re.compile(r"\.$"), ""),
+)
+
+
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """Print a mistake in what was typed as every other error, with the command that shows how to type it."""
+    try:
+        yield
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # it is the help
+            raise
+        text = error.format_message()
+        for pattern, words in _PLAIN_WORDS:
+            text = pattern.sub(words, text)
+        where = "dibs" if error.ctx is None else error.ctx.command_path
+        bad_usage(f"{text[:1].lower()}{text[1:]}; see {where} --help")
 
 
 @contextmanager
@@ -78,10 +107,28 @@ def as_typed(check: Callable[[str, str], T], what: str) -> Callable[[str], T]:
         except BadRequest as error:
             bad_usage(str(error))
 
+    read.__name__ = what  # shown by the help
     return read
 
 
-job_id, pipeline_id = as_typed(parse_id, "job"), as_typed(parse_id, "pipeline")
+class ShortId(str):
+    """The last characters of an id, as typed."""
+
+
+_TAIL = re.compile(r"[0-9a-f-]{8,35}")
+
+
+def _whole_or_short(text: str, what: str) -> UUID | ShortId:
+    short = text.strip().lower()
+    try:
+        return parse_id(text, what)
+    except BadRequest:
+        if _TAIL.fullmatch(short) is None:
+            raise
+    return ShortId(short)
+
+
+job_id, pipeline_id = as_typed(_whole_or_short, "job"), as_typed(_whole_or_short, "pipeline")
 
 
 def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
@@ -95,6 +142,11 @@ def json_object(text: str | bytes | None, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         bad_usage(f'{what} must be a JSON object of names and values, like {{"order_id": 42}}')
     return value
+
+
+def _checked_search(text: str, _: str) -> str:
+    parse_search(text)
+    return text
 
 
 def slot_key(text: str) -> str | tuple[Any, ...]:
@@ -111,12 +163,25 @@ def load(target: str, what: str, shape: str) -> Any:
     if not module or not name:
         bad_usage(f"{target!r} does not name {what}: write {shape}")
     sys.path.insert(0, str(Path.cwd()))
-    try:
+    with _users_code(f"can't load {target!r}"):
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadRequest(f"can't load {target!r}: {error}{_line_of(error)}") from None
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules by their names."""
+    for name in names:
+        with _users_code(f"can't import {name!r}"):
+            importlib.import_module(name)
+
+
+@contextmanager
+def _users_code(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ImportError, AttributeError, DibsError) as error:
+        raise BadRequest(f"{what}: {error}{_line_of(error)}") from None
     except Exception as error:  # a typo, a missing setting: a mistake of the user's code, not of dibs
-        raise BadRequest(f"can't load {target!r}: {type(error).__name__}: {error}{_line_of(error)}") from None
+        raise BadRequest(f"{what}: {type(error).__name__}: {error}{_line_of(error)}") from None
 
 
 def _line_of(error: Exception) -> str:
@@ -126,7 +191,7 @@ def _line_of(error: Exception) -> str:
 
 
 def _is_theirs(file: str) -> bool:
-    return file not in (__file__, importlib.__file__) and not file.startswith("<frozen ")
+    return not file.startswith((OURS, "<frozen ")) and file != importlib.__file__
 
 
 # -- shared options -----------------------------------------------------------------------------
@@ -158,8 +223,12 @@ HealthHost = Annotated[str, typer.Option(metavar="HOST", help="The address to se
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only what needs attention.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="The log as JSON, one object per line.")]
 Limit = Annotated[int, typer.Option(min=1, max=MOST_LISTED, metavar="N", help="How many at most.")]
-Id = Annotated[UUID, typer.Argument(parser=job_id, metavar="ID", help="The job's id.")]
-_Ids = typer.Argument(parser=job_id, metavar="ID", help="The ids of one or more jobs.")
+Id = Annotated[
+    UUID, typer.Argument(parser=job_id, metavar="ID", help="The job's id, or its last 8 characters.")
+]
+_Ids = typer.Argument(
+    parser=job_id, metavar="ID", help="The ids of one or more jobs, or their last 8 characters."
+)
 Ids = Annotated[list[UUID], _Ids]
 SomeIds = Annotated[list[UUID] | None, _Ids]
 
@@ -184,6 +253,20 @@ OfPipeline = Annotated[
     UUID | None,
     typer.Option("--pipeline-id", parser=pipeline_id, metavar="ID", help="Only of this pipeline."),
 ]
+
+Searched = Annotated[
+    str | None,
+    typer.Option(
+        "--search",
+        parser=as_typed(_checked_search, "search"),
+        metavar="TEXT",
+        help="Only what a search finds: 'kind:send_* args.order_id:42 error:Timeout since:2h words'.",
+    ),
+]
+Since = Annotated[
+    float | None, typer.Option(parser=duration, metavar="TIME", help="Only enqueued since then: 30m, 2h, 7d.")
+]
+OfWorker = Annotated[str | None, typer.Option("--worker", metavar="NAME", help="Only of this worker.")]
 
 
 def hand_on(context: typer.Context, url: str | None, json: bool) -> None:

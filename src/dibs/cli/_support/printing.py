@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -21,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dibs.jobs.states import JobState
-from dibs.log_format import NOTICE, SIGNS, LogLine, one_line, safe
+from dibs.log_format import DONE, NOTICE, SIGNS, LogLine, current_job, one_line, safe, safe_json
 
 Cell = str | int
 
@@ -63,14 +62,6 @@ def time_text(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def without_password(url: str) -> str:
-    """Return a URL that is safe to show: user, host and database, nothing more."""
-    parts = urlsplit(url)
-    user = f"{parts.username}@" if parts.username else ""
-    where = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
-    return f"{parts.scheme}://{user}{where}{parts.path}"
-
-
 def some(names: Sequence[str], most: int) -> str:
     """Return the first of these names, and how many more there are."""
     shown = ", ".join(names[:most])
@@ -81,9 +72,14 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print it on one line for programs, indented on a terminal; always in UTF-8, whatever the locale."""
+    """Print it on one line for programs, indented on a terminal; always in UTF-8, whatever the locale.
+
+    On a terminal, characters that it would obey are escaped.
+    """
     text = msgspec.json.encode(value)
-    typer.echo(msgspec.json.format(text, indent=2) if sys.stdout.isatty() else text)
+    if sys.stdout.isatty():
+        text = safe_json(msgspec.json.format(text, indent=2).decode()).encode()
+    typer.echo(text)
 
 
 def print_result(value: Any, text: str, json: bool) -> None:
@@ -169,8 +165,11 @@ def progress_bar(
 # -- the log of a worker, a relay or a service --------------------------------------------------
 
 
-def log_level(verbose: bool, quiet: bool) -> int:
-    return logging.DEBUG if verbose else NOTICE if quiet else logging.INFO
+def log_level(verbose: bool, quiet: bool, every_job: bool | None = None) -> int:
+    """Return the level of the log: with a line for every job that ends if asked for, or on a terminal."""
+    if verbose or quiet:
+        return logging.DEBUG if verbose else NOTICE
+    return DONE if (sys.stderr.isatty() if every_job is None else every_job) else logging.INFO
 
 
 def set_up_log(level: int, *, json: bool, stream: TextIO | None = None) -> None:
@@ -181,6 +180,7 @@ def set_up_log(level: int, *, json: bool, stream: TextIO | None = None) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger().setLevel(max(level, logging.INFO))
     logging.getLogger("dibs").setLevel(level)
+    current_job.is_wanted = True
 
 
 def _wants_colour(stream: TextIO) -> bool:
@@ -191,11 +191,21 @@ def _wants_colour(stream: TextIO) -> bool:
 
 
 class PlainFormatter(logging.Formatter):
-    """Log lines for people: `12:30:59 ✓ send_receipt …`; exceptions below, indented."""
+    """Log lines for people: `12:30:59 ✓ send_receipt …`; exceptions below, indented.
+
+    What handlers log has its level and logger before it, and its job after it.
+    """
 
     def __init__(self, *, coloured: bool) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
         self._coloured = coloured
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.name.partition(".")[0] == "dibs":
+            return super().formatMessage(record)
+        job = current_job.get()
+        about = "" if job is None else f"  ({job.kind} {job.id})"
+        return f"{record.asctime} {record.levelname} {record.name}: {record.message}{about}"
 
     def format(self, record: logging.LogRecord) -> str:
         text = safe(super().format(record)).replace("\n", "\n         ")
@@ -223,9 +233,14 @@ class JsonFormatter(logging.Formatter):
         line: LogLine | None = record.__dict__.get("line")
         if line is not None:
             return line.fields()
-        fields = record.__dict__.get("fields") or {"event": "log", "logger": record.name}
+        fields = record.__dict__.get("fields") or {"event": "log", "logger": record.name, **_job_fields()}
         trace = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
         return {**fields, "message": _without_sign(record.getMessage()), **trace}
+
+
+def _job_fields() -> dict[str, str]:
+    job = current_job.get()
+    return {} if job is None else {"job": str(job.id), "kind": job.kind}
 
 
 def _without_sign(text: str) -> str:

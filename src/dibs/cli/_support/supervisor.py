@@ -2,6 +2,8 @@
 
 A process reports through a pipe when it has come up. A process that came up and died is replaced. If several
 in a row never come up, the app or the store is broken, and retrying for ever would hide it.
+
+`dibs work --reload` runs one such process, and starts it anew when a Python file changes.
 """
 
 import asyncio
@@ -22,6 +24,8 @@ from dibs.text import spoken
 
 UP_PIPE = "DIBS_UP_PIPE"  # from a supervisor to its processes
 CHECK_EVERY = 0.1  # seconds
+RELOAD_CHECK = 0.3  # seconds between two looks at the files
+SKIPPED = ("__pycache__", "node_modules")
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a process that died is replaced
 RAN_WELL = 60.0  # seconds after which the pause starts again at its shortest
 TRIES = 3  # processes in a row that never came up
@@ -233,3 +237,88 @@ def _without(options: list[str], words: list[str]) -> list[str]:
         else:
             kept.append(word)
     return kept
+
+
+# -- dibs work --reload --------------------------------------------------------------------------
+
+
+class Reloader:
+    """The process of a worker in development, and the files that it is made of."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self._command = [sys.executable, "-m", "dibs.cli", *arguments]
+        self._folder = folder
+        self._signal: int | None = None
+
+    def run(self) -> int:
+        """Run until a signal, or until the process ends as it should; return the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_signal)
+        while True:
+            seen = _times(self._folder)
+            process = subprocess.Popen(self._command)  # noqa: S603
+            changed = self._change_after(process, seen)
+            if changed is None:
+                return self._end(process)
+            log.info("↻ %s changed: starting anew", changed.relative_to(self._folder))
+            process.terminate()
+            process.wait()
+
+    def _change_after(self, process: "subprocess.Popen[bytes]", seen: dict[Path, int]) -> Path | None:
+        """Wait for a change, also after a process that failed; None once this should end."""
+        has_failed = False
+        while self._signal is None:
+            time.sleep(RELOAD_CHECK)
+            if (changed := _first_change(seen, _times(self._folder))) is not None:
+                return changed
+            if process.poll() in (0, BAD_USAGE):
+                return None
+            if process.returncode is not None and not has_failed:
+                has_failed = True
+                log.warning("✗ it ended with exit code %s; waiting for a change", process.returncode)
+        return None
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> int:
+        """Pass the signal on, unless the terminal has sent it to all, and wait for the end."""
+        if self._signal == signal.SIGTERM and process.poll() is None:
+            process.terminate()
+        while process.poll() is None:
+            time.sleep(RELOAD_CHECK)
+        return process.returncode if self._signal is None else 0
+
+    def _note_signal(self, number: int, _: object) -> None:
+        self._signal = number
+
+
+def reload_on_change(arguments: list[str]) -> int:
+    """Run this command without --reload, again after every change below the current folder."""
+    return Reloader([word for word in arguments if word != "--reload"], Path.cwd()).run()
+
+
+def _times(folder: Path) -> dict[Path, int]:
+    """Return the Python files below a folder with the times of their last changes."""
+    found = {}
+    for file in _python_files(folder):
+        try:
+            found[file] = file.stat().st_mtime_ns
+        except OSError:  # removed meanwhile
+            continue
+    return found
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in SKIPPED
+            and not Path(path, name, "pyvenv.cfg").exists()
+        ]
+        yield from (Path(path, name) for name in files if name.endswith(".py"))
+
+
+def _first_change(before: dict[Path, int], now: dict[Path, int]) -> Path | None:
+    return next(
+        (file for file in sorted(before.keys() | now.keys()) if before.get(file) != now.get(file)), None
+    )

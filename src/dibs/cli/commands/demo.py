@@ -36,6 +36,10 @@ def command(
     seed: Annotated[
         int, typer.Option(metavar="N", help="Decides which worker is killed and how long each job takes.")
     ] = 1,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Keep sample jobs going instead, and show them on the page.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Of the page; 0: any.")] = 8000,
     json: AsJson = False,
 ) -> None:
     """Watch processes share jobs while one of them is killed.
@@ -44,7 +48,13 @@ def command(
     they begin and end each job. In the middle one of them is killed (SIGKILL) while it holds jobs.
     The counts at the end are taken from these records and from the store. The exit code is 1 if a
     job was lost, if a job ran twice at the same time, or if no job came back after the kill.
+
+    With --serve workers run sample jobs until Ctrl-C: trains, slots, a pipeline, failures, workers that are
+    killed or frozen; and the page shows them.
     """
+    if serve:
+        serve_samples(port)
+        return
     display = choose_display(jobs, workers, silent=json)
     with TemporaryDirectory(prefix="dibs-demo-", ignore_cleanup_errors=True) as folder:
         display.begin()
@@ -55,7 +65,24 @@ def command(
     fields = {**msgspec.to_builtins(counts), "seconds": round(seconds, 1)}
     fields["jobs_per_second"] = round(counts.succeeded / seconds)
     typer.echo(msgspec.json.encode(fields) if json else _as_lines(fields))
+    if not json:
+        typer.echo("\nto see jobs on a page: dibs demo --serve")
     raise typer.Exit(0 if counts.is_good else 1)
+
+
+def serve_samples(port: int) -> None:
+    """Run sample jobs and show them on the page, until a signal."""
+    from dibs.cli.commands.serve import serve_page
+
+    with TemporaryDirectory(prefix="dibs-demo-", ignore_cleanup_errors=True) as folder:
+        os.environ["DIBS_URL"] = (
+            f"sqlite:///{quote(str(Path(folder) / 'demo.db'))}"  # the workers' store, too
+        )
+        from dibs.cli.trial.samples import SampleWorkers, app
+
+        with app.sync, SampleWorkers():
+            typer.echo("sample jobs run until Ctrl-C")
+            serve_page(app, port)
 
 
 def _run(folder: Path, jobs: int, number: int, seed: int, display: "Display") -> tuple[Counts, float]:

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
+from msgspec import structs
 
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.config import open_store
+from dibs.cli._support.ids import whole_pipeline_id
 from dibs.cli._support.options import AsJson, Url, bad_usage, duration, json_object, slot_key, time_with_zone
 from dibs.cli._support.options import pipeline_id as read_pipeline_id
 from dibs.cli._support.printing import note, print_json
@@ -84,6 +86,7 @@ def command(
     """Store a job for a worker that knows its kind, and print its id."""
     if delay is not None and run_at is not None:
         bad_usage("give --delay or --run-at, not both")
+    words: dict[str, Any] = {"slot_policy": slot_policy, "on_cancelled": on_cancelled, "on_failed": on_failed}
     new = NewJob(
         kind,
         args=json_object(_from_stdin() if args == "-" else args, "the arguments"),
@@ -95,15 +98,14 @@ def command(
         unique=unique,
         train=train,
         slot=slot,
-        slot_policy=slot_policy,
         slot_limit=slot_limit,
-        on_cancelled=on_cancelled,
-        on_failed=on_failed,
         pipeline_id=pipeline_id,
         tags=tag or (),
         meta=json_object(meta, "--meta"),
+        **words,  # checked as every option is
     )
     with open_store(context, url) as store:
+        new = structs.replace(new, pipeline_id=whole_pipeline_id(store, new.pipeline_id))
         _print(_enqueue(store, new), new, json)
 
 

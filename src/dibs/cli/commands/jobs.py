@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import groupby
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -9,8 +10,9 @@ import msgspec
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli._support.changes import CANCEL, RETRY, change_all, change_each, prune_all, refuse_states
-from dibs.cli._support.config import open_store, store_name
+from dibs.cli._support.changes import CANCEL, DELETE, RETRY, change_all, change_each, prune_all, refuse_states
+from dibs.cli._support.config import look_at, store_name
+from dibs.cli._support.ids import whole_id, with_whole_ids
 from dibs.cli._support.options import (
     MOST_LISTED,
     PAGE_LIMIT,
@@ -24,27 +26,32 @@ from dibs.cli._support.options import (
     OfQueue,
     OfSlot,
     OfTrain,
+    OfWorker,
+    Searched,
+    Since,
     SomeIds,
     States,
     Tags,
     Url,
     Yes,
+    bad_request_is_bad_usage,
     bad_usage,
     duration,
     filter_of,
     hand_on,
     job_id,
     next_page,
+    time_with_zone,
 )
 from dibs.cli._support.printing import json_text, note, print_json, print_result, print_table, time_text
-from dibs.errors import NotFound
+from dibs.errors import NotFound, Refused
 from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line, safe
 from dibs.operations.why import Why
 
 app = typer.Typer(
-    help="List and show jobs; retry, cancel, recover or delete them.",
+    help="List and show jobs, wait for one; retry, cancel, update, recover or delete them.",
     epilog="Example: dibs jobs list --state failed",
     no_args_is_help=True,
 )
@@ -72,6 +79,9 @@ def list_(
     train: OfTrain = None,
     slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
+    worker: OfWorker = None,
+    since: Since = None,
+    search: Searched = None,
     limit: Limit = PAGE_LIMIT,
     after: Annotated[
         UUID | None, typer.Option(parser=job_id, metavar="ID", help="Only jobs older than this one.")
@@ -81,10 +91,12 @@ def list_(
 ) -> None:
     """List jobs, newest first, finished ones included."""
     gates = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
-    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **gates)
-    with open_store(context, url) as store:
-        found = store.find(**filter, limit=min(limit + 1, MOST_LISTED), after=after)
-    page, more = found[:limit], len(found) > limit or len(found) == MOST_LISTED
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, worker=worker, since=since, **gates)
+    with look_at(context, url) as store:
+        filter, after = with_whole_ids(store, filter), whole_id(store, after)
+        found = store.search(search or "", **filter, limit=min(limit + 1, MOST_LISTED), after=after)
+    filter |= filter_of(search=search)
+    page, more = found.jobs[:limit], len(found.jobs) > limit or len(found.jobs) == MOST_LISTED
     if json:
         print_json(page)
         return
@@ -92,9 +104,11 @@ def list_(
         print_table(COLUMNS, [_row(job) for job in page])
     else:
         note(f"no jobs{' like that' if filter or after else ''} in {store_name(context, url)}")
-    if more:
+    if not found.complete:
+        note(f"looked at the newest {found.searched:,} jobs that match the rest; older ones may match, too")
+    if more or not found.complete:
         words = ["dibs", "jobs", "list", *_flags(filter)]
-        note(f"next page: {next_page(words, url or context.obj, limit, page[-1].id)}")
+        note(f"next page: {next_page(words, url or context.obj, limit, page[-1].id if more else found.next)}")
 
 
 def _row(job: Job) -> list[str | int]:
@@ -120,7 +134,10 @@ def _flags(filter: dict[str, Any]) -> Iterator[str]:
     for name, given in filter.items():
         for value in given if isinstance(given, list) else [given]:
             text = json_text(value) if isinstance(value, tuple) else str(value)
-            yield from (f"--{'tag' if name == 'tags' else name.replace('_', '-')}", text)
+            yield from (f"--{_FLAG_OF.get(name, name).replace('_', '-')}", text)
+
+
+_FLAG_OF = {"tags": "tag", "q": "search"}
 
 
 # -- show ---------------------------------------------------------------------------------------
@@ -129,7 +146,8 @@ def _flags(filter: dict[str, Any]) -> Iterator[str]:
 @app.command("show", epilog="Example: dibs jobs show 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e")
 def show(context: typer.Context, id: Id, url: Url = None, json: AsJson = False) -> None:
     """Show all fields and errors of a job, and why it is not running."""
-    with open_store(context, url) as store:
+    with look_at(context, url) as store:
+        id = whole_id(store, id)
         job = store.get(id)
         if job is None:
             raise NotFound(id)
@@ -146,8 +164,8 @@ def _lines(job: Job, why: Why) -> Iterator[str]:
     for name in job.__struct_fields__:
         if name not in ("errors", "is_new"):
             yield f"{name:<14}{_shown(getattr(job, name))}"
-    for error in job.errors:
-        yield from _error_lines(error)
+    for _, alike in groupby(job.errors, key=lambda error: (error.type, error.message, error.traceback)):
+        yield from _error_lines(list(alike))
 
 
 def _shown(value: Any) -> str:
@@ -162,12 +180,40 @@ def _shown(value: Any) -> str:
             return one_line(str(value))
 
 
-def _error_lines(error: JobError) -> Iterator[str]:
+def _error_lines(alike: list[JobError]) -> Iterator[str]:
+    """Yield the lines of attempts that failed in the same way, one after another."""
     yield ""
+    first, error = alike[0], alike[-1]
     at = f" at {error.worker}" if error.worker else ""
-    yield f"attempt {error.attempt} failed{at}, {time_text(error.at)}"
+    if len(alike) == 1:
+        yield f"attempt {error.attempt} failed{at}, {time_text(error.at)}"
+    else:
+        yield f"attempts {first.attempt} to {error.attempt} failed alike, the last{at}, {time_text(error.at)}"
     for line in f"{error.type}: {error.message}\n{error.traceback or ''}".splitlines():
         yield f"  {safe(line)}"
+
+
+# -- wait ---------------------------------------------------------------------------------------
+
+
+@app.command("wait", epilog="Example: dibs jobs wait 1f2a3b4c5d6e --timeout 10m")
+def wait(
+    context: typer.Context,
+    id: Id,
+    timeout: Annotated[
+        float | None, typer.Option(parser=duration, metavar="TIME", help="Give up after this long: 30s, 10m.")
+    ] = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Wait until a job has finished, and print how it ended; exit code 1 unless it succeeded."""
+    with look_at(context, url) as store:
+        try:
+            job = store.wait(whole_id(store, id), timeout=timeout)
+        except TimeoutError as error:
+            raise Refused(str(error)) from None
+    print_result(job, one_line(f"{job.id} {job.state} {about(job)}"), json)
+    raise typer.Exit(0 if job.state == JobState.succeeded else 1)
 
 
 # -- change -------------------------------------------------------------------------------------
@@ -183,12 +229,16 @@ def retry(
     kind: OfKind = None,
     tag: Tags = None,
     pipeline_id: OfPipeline = None,
+    worker: OfWorker = None,
+    since: Since = None,
+    search: Searched = None,
     yes: Yes = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
     """Let failed or cancelled jobs run again with all their attempts, and scheduled jobs now."""
-    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
+    where = {"pipeline_id": pipeline_id, "worker": worker, "since": since, "q": search}
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **where)
     _check_ids_or_all(ids, all, filter)
     if all:
         change_all(context, url, RETRY, filter, yes=yes, json=json)
@@ -209,12 +259,16 @@ def cancel(
     kind: OfKind = None,
     tag: Tags = None,
     pipeline_id: OfPipeline = None,
+    worker: OfWorker = None,
+    since: Since = None,
+    search: Searched = None,
     yes: Yes = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
     """End waiting jobs now, and ask running ones to stop."""
-    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, pipeline_id=pipeline_id)
+    where = {"pipeline_id": pipeline_id, "worker": worker, "since": since, "q": search}
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **where)
     _check_ids_or_all(ids, all, filter)
     if all:
         change_all(context, url, CANCEL, filter, yes=yes, json=json, reason=reason)
@@ -243,10 +297,60 @@ def recover(
     )
 
 
-@app.command("delete", epilog="Example: dibs jobs delete 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e")
-def delete(context: typer.Context, ids: Ids, url: Url = None, json: AsJson = False) -> None:
+@app.command("update", epilog="Example: dibs jobs update 01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e --priority 5")
+def update(
+    context: typer.Context,
+    ids: Ids,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher goes first.")] = None,
+    run_at: Annotated[
+        datetime | None,
+        typer.Option(parser=time_with_zone, metavar="TIME", help="Due then, like 2030-01-31T12:00:00Z."),
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(parser=duration, metavar="TIME", help="Due this long from now: 30s, 2h.")
+    ] = None,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
+    """Change the priority of waiting jobs, or when they are due."""
+    if (priority, run_at, delay) == (None, None, None):
+        bad_usage("nothing to change: give --priority, --run-at or --delay")
+
+    def updated(store: SyncDibs, id: UUID) -> tuple[Job, str]:
+        job = store.update(id, priority=priority, run_at=run_at, delay=delay)
+        return job, f"updated {job.id}: it is {job.state}"
+
+    with bad_request_is_bad_usage():
+        change_each(context, url, ids, updated, json)
+
+
+@app.command(
+    "delete", epilog="Example: dibs jobs delete --all --search 'kind:send_* since:2h' --state failed"
+)
+def delete(
+    context: typer.Context,
+    ids: SomeIds = None,
+    all: All = False,
+    state: States = None,
+    queue: OfQueue = None,
+    kind: OfKind = None,
+    tag: Tags = None,
+    pipeline_id: OfPipeline = None,
+    worker: OfWorker = None,
+    since: Since = None,
+    search: Searched = None,
+    yes: Yes = False,
+    url: Url = None,
+    json: AsJson = False,
+) -> None:
     """Remove jobs that are not running, for good."""
-    change_each(context, url, ids, _delete, json)
+    where = {"pipeline_id": pipeline_id, "worker": worker, "since": since, "q": search}
+    filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **where)
+    _check_ids_or_all(ids, all, filter)
+    if all:
+        change_all(context, url, DELETE, filter, yes=yes, json=json)
+    else:
+        change_each(context, url, ids, _delete, json)
 
 
 def _check_ids_or_all(ids: list[UUID] | None, all: bool, filter: dict[str, Any]) -> None:

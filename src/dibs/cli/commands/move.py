@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import typer
 from rich.progress import MofNCompleteColumn
 
 from dibs.app.dibs import Dibs
 from dibs.cli._support.changes import refuse_unless_agreed
-from dibs.cli._support.config import given
+from dibs.cli._support.config import file_of, given
 from dibs.cli._support.options import AsJson, bad_usage, duration, not_empty
 from dibs.cli._support.printing import (
     complain,
@@ -20,11 +19,10 @@ from dibs.cli._support.printing import (
     print_json,
     print_result,
     progress_bar,
-    without_password,
 )
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import MovePreview, MoveReport, Told, give_back_sync, look_sync, move_sync
-from dibs.text import numbered
+from dibs.text import numbered, without_password
 
 EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
 
@@ -36,7 +34,17 @@ class RunningJobs(StrEnum):
     leave = "leave"
 
 
-From = Annotated[str, typer.Option("--from", metavar="URL", callback=not_empty, help="The store to empty.")]
+From = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        envvar="DIBS_FROM",
+        metavar="URL",
+        show_envvar=False,
+        callback=not_empty,
+        help="The store to empty. Default: $DIBS_FROM, which `ps` does not show.",
+    ),
+]
 To = Annotated[
     str | None,
     typer.Option(
@@ -142,9 +150,7 @@ def _instead(error: SchemaOutdated, url: str) -> str:
 
 def _refuse_missing_file(url: str) -> None:
     """Refuse a source that would only be created, empty, when it is opened."""
-    parts = urlsplit(url)
-    file = Path(unquote(parts.path.removeprefix("/")))
-    if parts.scheme.startswith("sqlite") and not file.is_file():
+    if (file := file_of(url)) is not None and not file.is_file():
         raise Refused(f"there is no file {file} to move from")
 
 

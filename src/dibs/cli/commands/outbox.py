@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 import typer
 
-from dibs.cli._support.config import settings_of
+from dibs.cli._support.config import refuse_missing_file, settings_of
 from dibs.cli._support.health import Answering, health_of_relay
 from dibs.cli._support.options import (
     AsJson,
@@ -35,7 +35,6 @@ from dibs.cli._support.printing import (
     print_table,
     set_up_log,
     time_text,
-    without_password,
 )
 from dibs.clock import monotonic
 from dibs.errors import NotFound, Refused, StoreRefused, StoreUnavailable
@@ -45,7 +44,7 @@ from dibs.outbox.events import log
 from dibs.outbox.outbox import DEFAULT_BROKER, SyncOutbox
 from dibs.outbox.statements import TableNames
 from dibs.settings import lease_micros
-from dibs.text import numbered, spoken
+from dibs.text import numbered, spoken, without_password
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -166,6 +165,8 @@ def show(
     json: AsJson = False,
 ) -> None:
     """List messages, and count all; without --status it lists messages that wait to be published."""
+    table = _table(context, url, table)
+    refuse_missing_file(context, url)
     with _opened(context, url, table) as outbox:
         find = outbox.find_unprocessed if status is None else getattr(outbox, f"find_{status.value}")
         messages = find(limit, target, topic=topic, key=key)
@@ -179,7 +180,7 @@ def show(
     else:
         note("no such messages")
     total = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
-    typer.echo(f"total: {total or 'no messages'}")
+    typer.echo(f"total: {total or 'no messages; this outbox was never published to, or was pruned'}")
 
 
 @app.command("redrive", epilog="Example: dibs outbox redrive --all --topic orders")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dibs.app.sync import SyncDibs
-from dibs.cli._support.config import open_store, store_name
+from dibs.cli._support.config import look_at, open_store, store_name
 from dibs.cli._support.options import AsJson, Url, as_typed, bad_usage, hand_on
 from dibs.cli._support.printing import note, print_json, print_table, some
 from dibs.jobs.payload import check_name
@@ -39,7 +39,7 @@ def show(context: typer.Context, url: Url = None, json: AsJson = False) -> None:
     hand_on(context, url, json)
     if context.invoked_subcommand is not None:
         return
-    with open_store(context, url) as store:
+    with look_at(context, url) as store:
         queues, counts = [_filled(queue) for queue in store.queues()], store.counts()
     if json:
         print_json(queues)

@@ -1,27 +1,37 @@
 """`dibs serve`: the HTTP API of a store, behind a token or a password."""
 
+import asyncio
 import ipaddress
 import logging
+import os
 import secrets
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dibs.app.capacity import file_limit, most_connections
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import given
 from dibs.cli._support.options import AsJson, LogJson, Url, bad_usage
-from dibs.cli._support.printing import note, print_json, set_up_log, without_password
+from dibs.cli._support.printing import note, print_json, set_up_log
 from dibs.errors import BadRequest
-from dibs.text import numbered
+from dibs.text import numbered, without_password
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from dibs.dashboard import Dashboard, TokenLogin
+    from dibs.dashboard.proof import Verify
     from dibs.integrations.service import Credentials
 
 EXAMPLE = "Example: dibs serve, or DIBS_TOKEN=… dibs serve --host 0.0.0.0 --allow-host jobs.example.org"
 SHORT = 16  # characters: a token that can be guessed
+BACKLOG = 128  # connections that are accepted in one go, and need files then
+SMALL = ("--jobs", "200", "--workers", "3", "--kills", "1", "--freezes", "1")  # a dozen seconds
 SHUTDOWN = 10  # seconds that requests get to end
 
 Host = Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")]
@@ -67,6 +77,11 @@ TrustProxy = Annotated[
         help="The address of a proxy in front, to trust its X-Forwarded-For; may be given again.",
     ),
 ]
+NoUi = Annotated[bool, typer.Option("--no-ui", help="Leave the page at /ui/ out; serve the HTTP API alone.")]
+
+AllowVerify = Annotated[
+    bool, typer.Option("--allow-verify", help="Let the page run `dibs verify`, in a queue of its own.")
+]
 
 
 def command(
@@ -78,14 +93,16 @@ def command(
     basic: Basic = None,
     allow_host: AllowHost = None,
     trust_proxy: TrustProxy = None,
+    no_ui: NoUi = False,
+    allow_verify: AllowVerify = False,
     log_json: LogJson = False,
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """Serve the HTTP API: read jobs, change them, watch them.
+    """Serve the page at /ui/ and the HTTP API: read jobs, change them, watch them.
 
     There are /healthz and /metrics, too. Without a token or password it listens only to this machine, and
-    prints a token for this one run.
+    prints a token for this one run. The printed link to the page logs in once, within 15 minutes.
 
     The log on stderr has a line for each requested change: ! what was done, and by which user.
     """
@@ -98,8 +115,51 @@ def command(
         said = {"url": where, "store": without_password(app._core.settings.url)}
         if token is None and credentials.token is not None:
             said["token"] = credentials.token
+        login = None if no_ui else credentials.login()
+        if login is not None:
+            said["page"] = f"{where}/ui/login?code={login.new_code()}"
         _announce(said, json)
-        _serve(app, credentials, listener, _hosts(host, allow_host or []), trust_proxy or [])
+        check = verify_lines(app) if allow_verify else None
+        page = None if login is None else _page(app, login, check)
+        _serve(_service(app, credentials, _hosts(host, allow_host or []), page), listener, trust_proxy or [])
+
+
+def serve_page(app: Dibs, port: int) -> None:
+    """Serve the page of an app to this machine, with a token for this one run, and print the link to it."""
+    credentials = _credentials(None, None, None, "127.0.0.1")
+    with _listening("127.0.0.1", port) as listener:
+        login = credentials.login()
+        typer.echo(f"the page: {_address(listener)}/ui/login?code={login.new_code()}")
+        typer.echo(f"to log in again: {credentials.token}")
+        page = _page(app, login, verify_lines(app))
+        _serve(_service(app, credentials, _hosts("127.0.0.1", []), page), listener, [])
+
+
+def _page(app: Dibs, login: "TokenLogin", check: "Verify | None") -> "Dashboard":
+    from dibs.dashboard import Dashboard
+
+    return Dashboard(app, authorize=login, verify=check)
+
+
+def verify_lines(app: Dibs) -> "Verify":
+    """Return a function that runs `dibs verify` with small sizes on the store of an app, line by line."""
+    settings = app._core.settings
+    environment = {**os.environ, "DIBS_URL": settings.url, "DIBS_PREFIX": settings.prefix}
+
+    async def lines() -> AsyncIterator[str]:
+        words = [sys.executable, "-m", "dibs.cli", "verify", *SMALL]
+        pipe, both = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+        process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=both, env=environment)
+        assert process.stdout is not None
+        try:
+            async for line in process.stdout:
+                yield line.decode(errors="replace").rstrip()
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+
+    return lines
 
 
 def _credentials(token: str | None, read_token: str | None, basic: str | None, host: str) -> "Credentials":
@@ -134,7 +194,7 @@ def _is_loopback(host: str) -> bool:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise BadRequest(f"can't listen on {host}:{port}: {error}; choose another --port or --host") from None
 
@@ -157,17 +217,26 @@ def _announce(said: dict[str, str], json: bool) -> None:
     typer.echo(f"serving {said['store']} on {said['url']}")
     if "token" in said:
         typer.echo(f"for this run: Authorization: Bearer {said['token']}")
+    if "page" in said:
+        typer.echo(f"the page, for one login: {said['page']}")
 
 
-def _serve(
-    app: Dibs, credentials: "Credentials", listener: socket.socket, hosts: list[str], proxies: list[str]
-) -> None:
-    import uvicorn
-
+def _service(app: Dibs, credentials: "Credentials", hosts: list[str], page: "Dashboard | None") -> "FastAPI":
     from dibs.integrations.service import make_service
 
+    file_limit(raised=True)
+    return make_service(app, credentials, hosts, page)
+
+
+def _serve(service: "FastAPI", listener: socket.socket, proxies: list[str]) -> None:
+    import uvicorn
+
+    from dibs.integrations.connections import limited_to
+
     config = uvicorn.Config(
-        make_service(app, credentials, hosts),
+        service,
+        http=limited_to(most_connections(file_limit())),
+        backlog=BACKLOG,
         log_config=None,  # its lines then look like ours
         log_level="warning",
         access_log=False,

@@ -7,8 +7,9 @@ import typer
 
 from dibs.app.dibs import Dibs
 from dibs.cli._support.options import AsJson, hand_on, load, not_empty
-from dibs.cli._support.printing import print_result, without_password
+from dibs.cli._support.printing import print_result
 from dibs.errors import BadRequest, Refused, StoreUnavailable, UnknownEngine
+from dibs.text import without_password
 
 EXAMPLE = "Example: dibs tables sql shop:Report --url postgresql://localhost/shop"
 DRIVERS = {

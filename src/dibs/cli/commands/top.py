@@ -23,7 +23,7 @@ from rich.text import Text
 
 from dibs.app.dibs import Dibs
 from dibs.app.sync import SyncDibs
-from dibs.cli._support.config import given, store_name
+from dibs.cli._support.config import given, refuse_missing_file, store_name
 from dibs.cli._support.options import AsJson, Url, duration
 from dibs.cli._support.printing import STYLES, print_json
 from dibs.clock import monotonic
@@ -90,6 +90,7 @@ def command(
     snapshot, also in a pipe, until Ctrl-C; with --once just one.
     """
     pause = max(interval, SHORTEST)
+    refuse_missing_file(context, url)
     store = Dibs(**given(context, url)).sync
     name = store_name(context, url)
     try:

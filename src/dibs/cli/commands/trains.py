@@ -8,7 +8,7 @@ import typer
 
 from dibs.app.sync import SyncDibs
 from dibs.cli._support.changes import change_each
-from dibs.cli._support.config import open_store
+from dibs.cli._support.config import look_at
 from dibs.cli._support.options import (
     MOST_LISTED,
     PAGE_LIMIT,
@@ -57,7 +57,7 @@ def list_(
     hand_on(context, url, json)
     if context.invoked_subcommand is not None:
         return
-    with open_store(context, url) as store:
+    with look_at(context, url) as store:
         found = store.trains.list(held=held, limit=min(limit + 1, MOST_LISTED), after=after)
     page, more = found[:limit], len(found) > limit or len(found) == MOST_LISTED
     if json:
@@ -72,7 +72,7 @@ def list_(
 @app.command("show", epilog="Example: dibs trains show dest_123")
 def show(context: typer.Context, name: Name, url: Url = None, json: AsJson = False) -> None:
     """Show one train: its head, the worker that runs it, how many jobs follow, and why it waits."""
-    with open_store(context, url) as store:
+    with look_at(context, url) as store:
         train = store.trains.get(name)
     if train is None:
         raise NotFound(name)

@@ -28,6 +28,7 @@ from dibs.text import numbered
 EXAMPLE = "Example: dibs verify postgresql://localhost/shop"
 LEASE = 1.5  # seconds
 READY_PER_WORKER = 20
+RESTARTS = 5  # times that processes are started again which ended because no job was left
 
 Where = Annotated[
     str | None,
@@ -154,8 +155,19 @@ class Trial:
             for number, fault in enumerate(self.faults, 1):
                 workers.wait(settled, self._jobs * number // (len(self.faults) + 2))
                 met[fault] += self._cause(fault, workers)
-            workers.wait(settled, len(self._enqueued))
+            for _ in range(RESTARTS):
+                workers.wait(settled, len(self._enqueued))
+                if not self._restart(workers):
+                    break
         return met
+
+    def _restart(self, workers: WorkerProcesses) -> bool:
+        """Start a process if none is left but jobs are: each ends when it finds no more."""
+        counts = self._store.counts(self._queue)
+        if workers.alive() or not any(counts[state] for state in ("ready", "running")):
+            return False
+        workers.start(1)
+        return True
 
     def _enqueue(self, jobs: int) -> None:
         new = [NewJob(KIND, queue=self._queue, max_attempts=100) for _ in range(jobs)]
@@ -169,8 +181,13 @@ class Trial:
 
     def _cause(self, fault: str, workers: WorkerProcesses) -> bool:
         """Kill a process that holds jobs and start another, or freeze it until others have its jobs."""
-        caught = workers.freeze_while_holding(self._dice.choice, self._keep_busy, 1)
-        if caught is None:
+        for _ in range(RESTARTS):
+            self._keep_busy()
+            self._restart(workers)
+            caught = workers.freeze_while_holding(self._dice.choice, self._keep_busy, 1)
+            if caught is not None:
+                break
+        else:
             return False
         if fault == "kill":
             caught[0].kill()

@@ -4,13 +4,14 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from dibs.app import signals
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import WorkOptions, given
 from dibs.cli._support.health import Answering, health_of_processes, health_of_worker
@@ -23,14 +24,21 @@ from dibs.cli._support.options import (
     Url,
     bad_usage,
     duration,
+    import_modules,
     load,
 )
-from dibs.cli._support.printing import log_level, set_up_log, some, without_password
-from dibs.cli._support.supervisor import is_supervised, report_up, signals_of_supervisor, supervise
+from dibs.cli._support.printing import log_level, set_up_log, some
+from dibs.cli._support.supervisor import (
+    is_supervised,
+    reload_on_change,
+    report_up,
+    signals_of_supervisor,
+    supervise,
+)
 from dibs.clock import monotonic
 from dibs.errors import BadRequest
 from dibs.events import Event, log
-from dibs.text import spoken
+from dibs.text import spoken, without_password
 from dibs.worker import Worker
 
 EXAMPLE = "Example: dibs work jobs:app --queues mail,slow --concurrency 20"
@@ -64,25 +72,43 @@ def command(
     ] = None,
     health_port: HealthPort = None,
     health_host: HealthHost = "127.0.0.1",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every job.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A line for every claim and every job.")
+    ] = False,
     quiet: Quiet = False,
+    log_jobs: Annotated[
+        bool | None,
+        typer.Option(
+            "--log-jobs/--no-log-jobs", help="A line for every job that ends. Default: on a terminal."
+        ),
+    ] = None,
     log_json: LogJson = False,
+    imports: Annotated[
+        str | None,
+        typer.Option("--import", metavar="A,B", help="Import these modules, too: they have jobs of the app."),
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start anew when a Python file here changes; for development.")
+    ] = False,
     url: Url = None,
 ) -> None:
     """Run the jobs of an app, until Ctrl-C or SIGTERM.
 
     Jobs that are running then have the time of --grace to end; a second Ctrl-C ends the worker at once.
 
-    The signs in the log on stderr: → a job was claimed (with -v), ✓ it succeeded (with -v), ↻ it will run
-    again, ✗ it failed for good or its lease was lost.
+    The signs in the log on stderr: → a job was claimed (with -v), ✓ it succeeded (on a terminal), ↻ it will
+    run again, ✗ it failed for good or its lease was lost.
     """
-    set_up_log(log_level(verbose, quiet), json=log_json)
-    options = WorkOptions.chosen(target, queues, concurrency, processes, grace)
+    set_up_log(log_level(verbose, quiet, log_jobs), json=log_json)
+    options = WorkOptions.chosen(target, queues, concurrency, processes, grace, imports)
+    if reload:
+        raise typer.Exit(reload_on_change(sys.argv[1:]))
     said = _name_store(context, url)
     if options.processes > 1:
         with health_of_processes(options.processes, health_host, health_port) as sockets:
             raise typer.Exit(supervise(sockets))
     app = load_app(options.target)
+    import_modules(options.imports or ())
     if said is not None and said != app._core.settings.url:
         bad_usage(
             f"{options.target} names a store of its own: leave --url out, or write Dibs() without a URL there"
@@ -95,7 +121,7 @@ def command(
     )
     answering = health_of_worker(app, worker, health_host, health_port)
     spare_the_collector()
-    asyncio.Runner(loop_factory=_fastest_loop()).run(_work(app, worker, options, until_idle, answering))
+    _run(_work(app, worker, options, until_idle, answering))
     sys.stdout.flush()
     sys.stderr.flush()
     # Without waiting for the loop or threads: a handler's thread that still runs must not keep the process
@@ -114,6 +140,22 @@ def spare_the_collector() -> None:
     young, *older = gc.get_threshold()
     if young:
         gc.set_threshold(max(young, YOUNG), *older)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run this to its end, although an asyncio task that a handler made may raise an interrupt.
+
+    Such an exception leaves the loop at once; the handler that waits for it gets it, too, and fails alone.
+    """
+    loop = asyncio.Runner(loop_factory=_fastest_loop()).get_loop()
+    task = loop.create_task(work)
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (KeyboardInterrupt, SystemExit) as error:
+            if task.done() or signals.may_raise_interrupt():
+                raise
+            log.error("an asyncio task of a handler raised %s; the worker goes on", type(error).__name__)
 
 
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
