@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("dibs_app", "where the app under test is, like jobs:app; see the fixture dibs_app")
+    parser.addini("dibs_forbid_store", "let no test reach the store that an app names", "bool", False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getini("dibs_forbid_store"):
+        from dibs.testing.stores import forbid_stores
+
+        config.add_cleanup(forbid_stores())
 
 
 @pytest.fixture

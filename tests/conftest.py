@@ -16,11 +16,19 @@ import pytest
 
 from dibs import Dibs
 from tests.support import servers
-from tests.support.empty_stores import emptied_mariadb, emptied_postgresql
+from tests.support.empty_stores import emptied_mysql, emptied_postgresql
 from tests.support.faces import Face, Make, open_face
 from tests.support.leaks import check_leaks
-from tests.support.matrix import ENGINES, all_tests, mark_the_rest
-from tests.support.servers import MariaDB, PgBouncer, PostgreSQL, Redis, RedisCluster
+from tests.support.matrix import ENGINES, MYSQLS, all_tests, mark_the_rest
+from tests.support.servers import (
+    MariaDB,
+    MissingServer,
+    MySQLServer,
+    PgBouncer,
+    PostgreSQL,
+    Redis,
+    RedisCluster,
+)
 
 _failed = pytest.StashKey[bool]()
 
@@ -69,6 +77,32 @@ def mariadb() -> Iterator[MariaDB]:
 def own_mariadb() -> Iterator[MariaDB]:
     """A server of the test's own, that it may kill."""
     with MariaDB() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running_mysql() -> Iterator[MySQLServer]:
+    """A MySQL; where there is none the test is skipped, and the end of the run says so."""
+    try:
+        server = MySQLServer()
+    except MissingServer as error:
+        servers.not_tested[MySQLServer.name] = str(error)
+        pytest.skip(f"no MySQL: {error}")
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[MySQLServer]:
+    """The server all tests share; never to be stopped by one of them."""
+    with _running_mysql() as server:
+        yield server
+
+
+@pytest.fixture
+def own_mysql() -> Iterator[MySQLServer]:
+    """A server of the test's own, that it may kill."""
+    with _running_mysql() as server:
         yield server
 
 
@@ -138,8 +172,8 @@ def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str
             return f"sqlite:///{tmp_path}/jobs.db"
         if engine in ("redis", "redis-cluster"):
             return request.getfixturevalue("empty_redis")(engine)
-        if engine == "mariadb":
-            return emptied_mariadb(request.getfixturevalue("migrated_mariadb"))
+        if engine in MYSQLS:
+            return emptied_mysql(request.getfixturevalue(f"migrated_{engine}"))
         return emptied_postgresql(request.getfixturevalue("migrated_database"))
 
     return emptied
@@ -168,7 +202,16 @@ def migrated_database(postgresql: PostgreSQL, request: pytest.FixtureRequest) ->
 
 @pytest.fixture(scope="session")
 def migrated_mariadb(mariadb: MariaDB) -> str:
-    url = mariadb.create_database("conformance")
+    return _migrated(mariadb)
+
+
+@pytest.fixture(scope="session")
+def migrated_mysql(mysql: MySQLServer) -> str:
+    return _migrated(mysql)
+
+
+def _migrated(server: MariaDB) -> str:
+    url = server.create_database("conformance")
     migrator = Dibs(url).sync
     migrator.migrate()
     migrator.close()
@@ -240,14 +283,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["servers"] = dict(servers.used)
+        output["not tested"] = dict(servers.not_tested)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    servers.used.update(getattr(node, "workeroutput", {}).get("servers", {}))
+    output = getattr(node, "workeroutput", {})
+    servers.used.update(output.get("servers", {}))
+    servers.not_tested.update(output.get("not tested", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     versions = {**servers.used, "SQLite": sqlite3.sqlite_version}
     line = ", ".join(f"{name} {version}" for name, version in versions.items())
     terminalreporter.write_line(f"servers: {line}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End with what could not be tested, below everything else that a run says."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workeroutput"):
+        for name, reason in servers.not_tested.items():
+            reporter.write_line(f"not tested: {name} ({reason})", red=True, bold=True)

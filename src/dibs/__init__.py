@@ -5,7 +5,6 @@ from dibs.app.claims import Claim, SyncClaim
 from dibs.app.collections import NewPipeline, SyncNewPipeline
 from dibs.app.context import Context, SyncContext
 from dibs.app.dibs import Dibs
-from dibs.app.running import Cancel, Fail, Snooze
 from dibs.app.sync import SyncDibs
 from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
@@ -14,6 +13,8 @@ from dibs.errors import (
     BadRequest,
     ClaimInTransaction,
     DibsError,
+    JobCancelled,
+    JobFailed,
     LeaseLost,
     NotFound,
     NotPermitted,
@@ -23,22 +24,30 @@ from dibs.errors import (
     StoreBusy,
     StoreRefused,
     StoreUnavailable,
+    UnfitArguments,
     UnknownEngine,
     UnsafeStore,
     UnsupportedConnection,
 )
 from dibs.jobs.job import Job, JobError, NewJob
+from dibs.jobs.minutes import Histogram, MinuteStats
+from dibs.jobs.outcomes import Cancel, Fail, Snooze
 from dibs.jobs.pipelines import Branch, Pipeline
 from dibs.jobs.states import JobState, Retry
-from dibs.operations.queries import Queue, Train
+from dibs.operations.manage import Acted
+from dibs.operations.pipelines import PipelineInfo
+from dibs.operations.queries import Queue, Slot, Train
 from dibs.operations.questions import Traits
+from dibs.operations.refusals import Refusal
 from dibs.operations.schedules import ScheduleInfo
+from dibs.operations.search import Count, Found
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Change
 from dibs.operations.why import Why
 from dibs.worker import Worker
 
 __all__ = [
+    "Acted",
     "BadRequest",
     "Branch",
     "Cancel",
@@ -46,28 +55,37 @@ __all__ = [
     "Claim",
     "ClaimInTransaction",
     "Context",
+    "Count",
     "Dibs",
     "DibsError",
     "Fail",
     "Finding",
+    "Found",
+    "Histogram",
     "Job",
+    "JobCancelled",
     "JobError",
     "JobEvent",
+    "JobFailed",
     "JobState",
     "LeaseLost",
     "Level",
+    "MinuteStats",
     "NewJob",
     "NewPipeline",
     "NotFound",
     "NotPermitted",
     "NotStale",
     "Pipeline",
+    "PipelineInfo",
     "Queue",
+    "Refusal",
     "Refused",
     "Retry",
     "ScheduleInfo",
     "SchemaOutdated",
     "SchemaProblem",
+    "Slot",
     "Snooze",
     "StoreBusy",
     "StoreRefused",
@@ -81,6 +99,7 @@ __all__ = [
     "Task",
     "Train",
     "Traits",
+    "UnfitArguments",
     "UnknownEngine",
     "UnsafeStore",
     "UnsupportedConnection",

@@ -2,13 +2,16 @@
 
 DibsError
 ├── BadRequest              the call itself is wrong; nothing was written
-├── NotFound                no job with this id, no train of this name
+│   └── UnfitArguments      a stored job has arguments that its handler does not take
+├── NotFound                no job with this id, no train or schedule of this name
 ├── Refused                 the job is not in a state that allows this
 │   └── NotStale            too early to recover: its lease may still be held
+├── JobFailed               the job that was waited for has failed; `.job` has its errors
+├── JobCancelled            the job that was waited for was cancelled
 ├── LeaseLost               this claim no longer holds its job; nothing was changed
 ├── StoreUnavailable        the store can't be reached or does not answer
 │   ├── StoreRefused        it does not let us in: wrong credentials, no such database
-│   └── StoreBusy           it answers, but another transaction holds a lock for too long
+│   └── StoreBusy           it answers, but what was asked waited for too long, mostly for a lock
 ├── NotPermitted            the store does not let this user do it
 ├── UnsafeStore             the store is set up so that it may lose jobs
 ├── SchemaOutdated          the store's tables are missing or too old
@@ -19,7 +22,11 @@ DibsError
 A message says what, which, and what to do. Losing a race is not an error: it is `None` or `[]`.
 """
 
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from dibs.jobs.job import Job
 
 
 class DibsError(Exception):
@@ -30,13 +37,19 @@ class BadRequest(DibsError):
     """The call can't be served as it stands; nothing was written."""
 
 
+class UnfitArguments(BadRequest):
+    """The arguments of a stored job don't fit its handler: no attempt would."""
+
+
 class NotFound(DibsError):
-    """No job (or pipeline, or message of an outbox) with this id is live or kept, or no such train."""
+    """No job, pipeline or message of this id is live or kept, or no train or schedule of this name."""
 
     def __init__(self, id: UUID | str, what: str = "job") -> None:
         if isinstance(id, UUID):
             put = "published" if what == "message" else "enqueued"
             super().__init__(f"no {what} {id}: it was never {put} here, or it was pruned or deleted")
+        elif what == "schedule":
+            super().__init__(f"no schedule {id!r}: `dibs schedules` lists the ones there are")
         else:
             super().__init__(f"no train {id!r}: no job is on it")
 
@@ -47,6 +60,30 @@ class Refused(DibsError):
 
 class NotStale(Refused):
     """The job's lease has not been over for long enough to take it from its holder by hand."""
+
+
+class JobFailed(DibsError):
+    """The job that was waited for has failed; its errors say why."""
+
+    def __init__(self, job: "Job") -> None:
+        error = f"{job.errors[-1].type}: {job.errors[-1].message}" if job.errors else "no reason was given"
+        tries = f"{job.attempts} of {job.max_attempts} attempts"
+        super().__init__(f"job {job.id} ({job.kind}) failed after {tries}: {error}")
+        self.job = job
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.job,)
+
+
+class JobCancelled(DibsError):
+    """The job that was waited for was cancelled."""
+
+    def __init__(self, job: "Job") -> None:
+        super().__init__(f"job {job.id} ({job.kind}) was cancelled: {job.message or 'no reason was given'}")
+        self.job = job
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.job,)
 
 
 class LeaseLost(DibsError):
@@ -62,7 +99,7 @@ class StoreRefused(StoreUnavailable):
 
 
 class StoreBusy(StoreUnavailable):
-    """The store answers, but another transaction has held a lock for longer than we wait. Try again."""
+    """The store answers, but a lock or a time limit of its own kept it from doing this. Try again."""
 
 
 class NotPermitted(DibsError):

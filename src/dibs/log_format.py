@@ -3,12 +3,14 @@
 → send_receipt                   mail      01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e
 ✓ send_receipt          120 ms   mail      01980c4e-7d60-7c52-b5c4-1f2a3b4c5d6e
 ↻ send_receipt           30 ms   mail      01980c4e-… again in 2 s, attempt 1 of 3: KeyError: 'name'
-✗ send_receipt           30 ms   mail      01980c4e-… failed, attempt 3 of 3: KeyError: 'name'
+✗ send_receipt           30 ms   mail      01980c4e-… failed, attempt 3 of 3: … (dibs jobs show …)
 """
 
+import json
 import logging
 import re
 from collections.abc import Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +19,21 @@ import msgspec
 from dibs.jobs.job import Job
 from dibs.text import spoken
 
-LONGEST = 300  # characters of an error; the whole of it is with the job
+LONGEST = 280  # characters of an error; the whole of it is with the job
 
 # What an operator wants to see is INFO. A job that failed is more than that, but it is its app's business:
 # below WARNING, so that a script that never set up logging prints nothing for it.
 NOTICE = 25
 logging.addLevelName(NOTICE, "NOTICE")
+# The end of an attempt that went well: for a person who watches, not for a log that is kept.
+DONE = 15
+logging.addLevelName(DONE, "DONE")
 
 LEVELS = {
     "enqueued": logging.DEBUG,
     "claimed": logging.DEBUG,
-    "succeeded": logging.DEBUG,
-    "snoozed": logging.DEBUG,
+    "succeeded": DONE,
+    "snoozed": DONE,
     "released": logging.INFO,
     "retried": logging.INFO,
     "cancelled": logging.INFO,
@@ -49,12 +54,45 @@ SIGNS = {
     "acted": "!",
 }
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# What a terminal obeys, and what hides text or turns it around: spaces of no width, joiners, bidi marks.
+_UNSEEN = (
+    r"\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f"
+)
+_DECEIVING = re.compile(rf"[\x00-\x08\x0b-\x1f{_UNSEEN}\ud800-\udfff]")
+_DECEIVING_IN_JSON = re.compile(f"[{_UNSEEN}]")
+
+
+class CurrentJob:
+    """The job that this asyncio task or thread works on, for the lines that its handler logs."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        """A log shows it; else it is not even noted."""
+        self._job: ContextVar[Job | None] = ContextVar("dibs_current_job", default=None)
+
+    def get(self) -> Job | None:
+        return self._job.get()
+
+    def set(self, job: Job | None) -> "Token[Job | None]":
+        """Note the job for this task or thread, and for what it starts."""
+        return self._job.set(job)
+
+    def reset(self, token: "Token[Job | None]") -> None:
+        self._job.reset(token)
+
+
+current_job = CurrentJob()
 
 
 def safe(text: str) -> str:
-    """Return the text with its control characters shown instead of obeyed; lines and tabs stay."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Return the text with control and invisible characters written out, not obeyed; lines and tabs stay."""
+    return _DECEIVING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def safe_json(text: str) -> str:
+    """Return the same JSON with these characters escaped."""
+    return _DECEIVING_IN_JSON.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
@@ -100,7 +138,7 @@ class LogLine:
             case "retried":
                 return f"again in {spoken(self.delay or 0)}, {attempt}: {self.error}"
             case "failed":
-                return f"failed, {attempt}: {self.error}"
+                return f"failed, {attempt}: {self.error}  (dibs jobs show {self.job.id})"
             case "snoozed":
                 return f"again in {spoken(self.delay or 0)}"
             case "lost":
@@ -147,4 +185,5 @@ def swept_line(moved: Mapping[str, int]) -> tuple[int, str]:
     }
     said = [f"{moved[name]:,} {what}" for name, what in words.items() if moved.get(name)]
     dead = moved.get("returned") or moved.get("failed") or moved.get("cancelled")
-    return (NOTICE if dead else logging.DEBUG), f"↻ jobs: {', '.join(said)}"
+    level, sign = (NOTICE, SIGNS["retried"]) if dead else (logging.DEBUG, SIGNS["enqueued"])
+    return level, f"{sign} jobs: {', '.join(said)}"

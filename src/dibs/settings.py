@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from dataclasses import field as member
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
 class Settings:
     """One app's settings, checked."""
 
-    url: str = DEFAULT_URL
+    url: str = member(default=DEFAULT_URL, repr=False)
     prefix: str = "dibs"
     pool_size: int = 10
     poll: float = 10
@@ -33,13 +34,15 @@ class Settings:
     keep: Keep = "all"
     keep_for: timedelta = timedelta(days=7)
     max_payload: int = MIB
-    listen_url: str | None = None
+    listen_url: str | None = member(default=None, repr=False)
     pooled: bool | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             if not isinstance(getattr(self, name), kinds) or isinstance(getattr(self, name), bool):
-                raise BadRequest(f"{name}={getattr(self, name)!r} is of the wrong type")
+                given = getattr(self, name)
+                shown = type(given).__name__ if name in _SECRET else repr(given)  # a URL may hold a password
+                raise BadRequest(f"{name}={shown} is of the wrong type")
         if self.pooled not in (None, True, False):
             raise BadRequest(f"pooled={self.pooled!r} is of the wrong type: use True, False or None")
         if not _PREFIX.fullmatch(self.prefix):
@@ -56,6 +59,7 @@ class Settings:
             raise BadRequest(f"keep_for={self.keep_for!r} must not be negative")
 
 
+_SECRET = ("url", "listen_url")
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("url", "prefix", "keep"), str),
     **dict.fromkeys(("pool_size", "max_payload"), int),
@@ -83,7 +87,7 @@ def micros(duration: Duration, *, what: str) -> int:
     if isinstance(duration, timedelta):
         value = round(duration.total_seconds() * SECOND)
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
-        if duration != duration or abs(duration) == float("inf"):  # noqa: PLR0124
+        if duration != duration or abs(duration) * SECOND == float("inf"):  # noqa: PLR0124
             raise BadRequest(f"{what}={duration!r} is not a time span")
         value = round(duration * SECOND)
     else:

@@ -1,4 +1,24 @@
-"""Durations, sizes and numbers as people say them."""
+"""Durations, sizes, numbers and URLs as people say them, and the word that was meant."""
+
+from collections.abc import Iterable
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean …?` for a word that is nearly one of these, else the words that there are."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(word, names, 1)
+    return f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
+
+
+def without_password(url: str) -> str:
+    """Return a URL that is safe to show: user, host and database, nothing more."""
+    scheme, mark, rest = url.partition("://")
+    place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    user, at, where = place.rpartition("@")
+    name = user.partition(":")[0]
+    return f"{scheme}{mark}{name}{name and at}{where}{slash}{path}"
 
 
 def spoken(seconds: float) -> str:

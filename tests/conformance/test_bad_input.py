@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NewType
+from uuid import UUID
 
 import pytest
 
@@ -94,6 +96,56 @@ def test_meta_that_can_not_be_stored_is_refused(app: Face, value: Any) -> None:
 def test_arguments_and_meta_must_be_mappings_of_names(app: Face, field: str, args: Any) -> None:
     with nothing_written(app), pytest.raises(BadRequest, match=field):
         app.enqueue(NewJob("send", **{field: args}))
+
+
+class Colour(Enum):
+    red = "red"
+
+
+TEXT_LIKE = [
+    b"x",
+    bytearray(b"x"),
+    datetime(2026, 1, 1, tzinfo=UTC),
+    date(2026, 1, 1),
+    timedelta(days=1),
+    UUID(int=7),
+    Decimal("1.5"),
+    Colour.red,
+]
+Name = NewType("Name", str)
+
+
+@pytest.mark.parametrize("value", TEXT_LIKE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("hint", [str, str | None, Annotated[str, "a name"], Name, "str"], ids=str)
+@pytest.mark.parametrize("engine", ["memory", "sqlite"], indirect=True)
+def test_what_would_become_text_is_refused_for_an_argument_that_is_text(
+    app: Face, hint: Any, value: Any
+) -> None:
+    def hello(name, n=1): ...  # type: ignore[no-untyped-def]
+
+    hello.__annotations__["name"] = hint
+    task = app.job(hello)
+
+    words = rf"argument 'name' of 'hello' is a str.*{type(value).__name__}"
+    with nothing_written(app), pytest.raises(BadRequest, match=words):
+        app.enqueue_task(task, value)
+    with nothing_written(app), pytest.raises(BadRequest, match=words):
+        app.enqueue(NewJob("hello", {"name": value}))
+    assert app.enqueue_task(task, "ann").args == {"name": "ann"}
+
+
+@pytest.mark.parametrize("engine", ["memory"], indirect=True)
+def test_what_the_annotation_names_beside_text_is_taken(app: Face) -> None:
+    @app.job
+    def hello(
+        name: str | UUID, when: datetime | str | None = None, any: Any = None, parts: str | list[str] = ""
+    ) -> None: ...
+
+    job = app.enqueue_task(hello, UUID(int=7), datetime(2026, 1, 1, tzinfo=UTC), b"x", ("a", "b"))
+
+    assert job.args["name"] == str(UUID(int=7))
+    with nothing_written(app), pytest.raises(BadRequest, match=r"'name'.*bytes"):
+        app.enqueue_task(hello, b"x")
 
 
 @pytest.mark.parametrize("number", [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 1e300, -0.0, 5e-324])

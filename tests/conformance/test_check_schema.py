@@ -10,10 +10,11 @@ import pytest
 
 from dibs import SchemaProblem
 from tests.support.faces import Face, open_face
+from tests.support.matrix import MYSQLS
 from tests.support.raw_sql import bare_store, by_hand
 from tests.support.servers import find_binary
 
-WITH_TABLES = ["sqlite", "postgresql", "mariadb"]
+WITH_TABLES = ["sqlite", "postgresql", "mariadb", "mysql"]
 
 # What a hurried person does to the tables, and the problem that is expected to be found.
 BREAKAGES = {
@@ -59,8 +60,10 @@ BREAKAGES = {
         "postgresql": ["alter table dibs_finished add column message varchar(10)"],
         "mariadb": ["alter table dibs_finished add column message varchar(10)"],
     },
-    "table dibs_schedules is missing": {engine: ["drop table dibs_schedules"] for engine in WITH_TABLES},
+    "table dibs_parents is missing": {engine: ["drop table dibs_parents"] for engine in WITH_TABLES},
 }  # fmt: skip
+for by_engine in BREAKAGES.values():
+    by_engine["mysql"] = by_engine["mariadb"]
 
 
 def _said(problems: list[SchemaProblem]) -> str:
@@ -122,10 +125,10 @@ def test_whatever_is_missing_or_wrong_is_found(
 
         assert "index dibs_jobs_due" not in _said(app.check_schema())
         found = [str(one) for one in app.doctor() if one.level == "problem"]
-        assert any("the table dibs_schedules is missing" in one for one in found)
+        assert any("the table dibs_parents is missing" in one for one in found)
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("engine", ["postgresql", "mariadb", "mysql"])
 def test_a_store_without_tables_is_told_to_migrate(
     engine: str, face: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -175,7 +178,7 @@ def test_what_others_added_and_what_has_another_prefix_is_no_problem(
 
         assert app.check_schema() == []
 
-        by_hand(url, f"drop index shop_jobs_due{' on shop_jobs' if engine == 'mariadb' else ''}")
+        by_hand(url, f"drop index shop_jobs_due{' on shop_jobs' if engine in MYSQLS else ''}")
 
         [problem] = app.check_schema()
         assert (problem.what, problem.table, problem.name) == ("index", "shop_jobs", "shop_jobs_due")

@@ -124,3 +124,40 @@ def test_a_span_that_is_none_is_refused(app: Face, make: Make, span: object) -> 
 
     with nothing_written(app), pytest.raises(BadRequest, match="older_than"):
         app.prune(span)
+
+
+# -- Many ---------------------------------------------------------------------------------------
+
+
+def test_all_that_match_are_deleted_but_running_ones(app: Face, make: Make) -> None:
+    held = make.running(queue="mail")
+    other = make.ready(queue="other")
+    for state in ("ready", "scheduled", "succeeded", "failed", "cancelled"):
+        getattr(make, state)(queue="mail")
+
+    assert app.delete_many(queue="mail") == 5
+    assert {job.id for job in app.find()} == {held.job.id, other.id}
+    assert app.delete_many(queue="mail", state="running") == 0
+
+
+def test_a_train_of_which_all_are_deleted_is_gone(app: Face, make: Make) -> None:
+    for _ in range(3):
+        make.ready(train="north")
+
+    assert app.delete_many(train="north") == 3
+    assert app.trains.get("north") is None
+
+
+def test_more_than_a_batch_is_deleted(app: Face) -> None:
+    app.enqueue(*(NewJob("work") for _ in range(1201)))
+
+    assert app.delete_many(state="ready") == 1201
+    assert app.delete_many() == 0
+
+
+def test_an_unknown_filter_deletes_nothing(app: Face, make: Make) -> None:
+    make.ready()
+
+    with pytest.raises(BadRequest, match="colour"):
+        app.delete_many(colour="red")
+    assert len(app.find()) == 1

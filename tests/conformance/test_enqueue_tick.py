@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from dibs import NewJob
-from dibs.operations.schedules import enqueue_due, last_ticks
+from dibs.operations.schedules import enqueue_due, stored_schedules
 from dibs.operations.scripts import Script, Step
 from tests.support.faces import Face, needs
-from tests.support.internals import core_of
+from tests.support.internals import begin_schedule, core_of
 
 START = datetime(2026, 5, 1, 10, tzinfo=UTC)
 
@@ -23,15 +23,21 @@ def at(seconds: float) -> datetime:
 
 
 def asking(
-    app: Face, since: datetime | None, tick: datetime, *jobs: NewJob, schedule: str = "rollup"
+    app: Face,
+    since: datetime | None,
+    tick: datetime,
+    *jobs: NewJob,
+    schedule: str = "rollup",
+    revision: int = 0,
 ) -> Callable[[], Script[Any]]:
-    """The question, with jobs that nobody stored before."""
+    """The question, with jobs that nobody stored before; without `since` the schedule is made."""
 
     def script() -> Script[Any]:
+        if since is None:
+            return [dict(row) for row in (yield from begin_schedule(schedule, tick))]
         rows = [core_of(app.app).registry.prepare(job) for job in jobs]
-        answer = yield Step(
-            "enqueue_tick", {"schedule": schedule, "since": since, "tick": tick, "jobs": rows}
-        )
+        move = {"schedule": schedule, "since": since, "revision": revision, "tick": tick, "jobs": rows}
+        answer = yield Step("enqueue_tick", move)
         return [dict(row) for row in answer]
 
     return script
@@ -41,6 +47,10 @@ def ask(app: Face, *given: Any, **named: Any) -> list[dict[str, Any]]:
     return app.ask(asking(app, *given, **named))
 
 
+def last_ticks(app: Face) -> dict[str, datetime]:
+    return {name: one.last_tick for name, one in app.ask(stored_schedules).items()}
+
+
 # -- One caller ---------------------------------------------------------------------------------
 
 
@@ -48,7 +58,7 @@ def test_a_schedule_begins_where_the_first_caller_says(app: Face) -> None:
     first, second = ask(app, None, at(0)), ask(app, None, at(5))
 
     assert (len(first), second) == (1, [])
-    assert app.ask(last_ticks) == {"rollup": at(0)}
+    assert last_ticks(app) == {"rollup": at(0)}
 
 
 def test_a_move_from_where_the_schedule_stands_stores_its_job(app: Face) -> None:
@@ -60,7 +70,7 @@ def test_a_move_from_where_the_schedule_stands_stores_its_job(app: Face) -> None
     stored = app.get(job.id)
     assert [row["is_new"] for row in answer[1:]] == [True]
     assert (stored.state, stored.run_at, stored.meta) == ("ready", at(60), {"tick": "first"})
-    assert app.ask(last_ticks) == {"rollup": at(60)}
+    assert last_ticks(app) == {"rollup": at(60)}
 
 
 @pytest.mark.parametrize("since", [None, -1, 1, 0.000001], ids=str)
@@ -71,12 +81,12 @@ def test_a_move_from_anywhere_else_stores_nothing(app: Face, since: float | None
 
     assert answer == []
     assert app.find() == []
-    assert app.ask(last_ticks) == {"rollup": at(0)}
+    assert last_ticks(app) == {"rollup": at(0)}
 
 
 def test_a_schedule_that_nobody_began_can_not_be_moved(app: Face) -> None:
     assert ask(app, at(0), at(60), NewJob("work")) == []
-    assert app.ask(last_ticks) == {}
+    assert last_ticks(app) == {}
 
 
 def test_a_tick_whose_job_has_long_finished_is_not_enqueued_again(app: Face) -> None:
@@ -106,13 +116,13 @@ def test_schedules_do_not_know_each_other(app: Face) -> None:
 
     assert ask(app, at(0), at(60), NewJob("work"))
     assert ask(app, at(30), at(60), NewJob("work"), schedule="another")
-    assert app.ask(last_ticks) == {"rollup": at(60), "another": at(60)}
+    assert last_ticks(app) == {"rollup": at(60), "another": at(60)}
 
 
 def test_the_moment_is_kept_to_the_microsecond(app: Face) -> None:
     ask(app, None, at(0.123457))
 
-    assert app.ask(last_ticks) == {"rollup": at(0.123457)}
+    assert last_ticks(app) == {"rollup": at(0.123457)}
     assert ask(app, at(0.123457), at(1))
 
 
@@ -124,7 +134,7 @@ def test_a_job_whose_unique_key_is_taken_is_not_stored_but_the_tick_is_over(app:
 
     assert [(row["is_new"], row["holder"]) for row in answer[1:]] == [(False, holder.id)]
     assert [job.id for job in app.find()] == [holder.id]
-    assert app.ask(last_ticks) == {"rollup": at(60)}
+    assert last_ticks(app) == {"rollup": at(60)}
 
 
 # -- Many callers -------------------------------------------------------------------------------
@@ -144,7 +154,7 @@ def test_of_many_who_begin_a_schedule_one_says_where(app: Face) -> None:
     answers = app.race_to_ask(*(asking(app, None, at(n)) for n in range(8)))
 
     assert sorted(map(len, answers)) == [*[0] * 7, 1]
-    assert app.ask(last_ticks) == {"rollup": at(next(n for n in range(8) if answers[n]))}
+    assert last_ticks(app) == {"rollup": at(next(n for n in range(8) if answers[n]))}
 
 
 @pytest.mark.parametrize("times", range(5))
@@ -171,7 +181,7 @@ def ticking(app: Face) -> Callable[[datetime], Any]:
 def _scheduled(app: Face, when: str) -> Callable[[datetime], Any]:
     app.every(when, tags=["ticking"])(app.job(lambda: None, name="work"))
     core = core_of(app.app)
-    return lambda now: app.ask(lambda: enqueue_due(list(core.schedules), core.registry.prepare, now))
+    return lambda now: app.ask(lambda: enqueue_due(core.schedules.definitions, now))
 
 
 def test_a_first_look_enqueues_nothing_and_knows_the_next_tick(ticking: Any) -> None:
@@ -214,14 +224,17 @@ def test_a_changed_expression_goes_on_from_the_last_tick(app: Face, open_app: An
 
 
 def test_schedules_are_listed_with_their_ticks(app: Face, ticking: Any) -> None:
-    before = app.schedules()
+    before = app.schedules.list()
     ticking(at(0))
+    seen = app.schedules.list()
+    ticking(at(1))
     ask(app, None, at(9), schedule="of another app")
 
-    known, unknown = sorted(app.schedules(), key=lambda one: one.name == "of another app")
+    unknown, known = app.schedules.list()
 
     assert [(one.name, one.last_tick, one.next_tick) for one in before] == [("work", None, None)]
-    assert (known.name, known.kind, known.expression) == ("work", "work", "* * * * * *")
-    assert (known.last_tick, known.next_tick) == (at(0), at(1))
+    assert [(one.last_tick, one.next_tick) for one in seen] == [(None, at(1))]
+    assert (known.name, known.kind, known.rule, known.origin) == ("work", "work", "* * * * * *", "code")
+    assert (known.last_tick, known.next_tick) == (at(1), at(2))
     assert (unknown.name, unknown.kind, unknown.last_tick) == ("of another app", None, at(9))
-    assert (unknown.expression, unknown.next_tick) == (None, None)
+    assert (unknown.rule, unknown.next_tick) == (None, None)

@@ -192,7 +192,7 @@ def test_the_rows_may_live_in_another_database(make: Make) -> None:
         assert connection.execute("select token from report").fetchall() == [(claim.token,)]
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("colour", ["plain", "async"])
 def test_a_handler_fences_through_its_context(
     app: Face, url: str, stored: Callable[[str], Any], colour: str

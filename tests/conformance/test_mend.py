@@ -15,12 +15,13 @@ import redis
 from dibs import JobState, NewJob
 from dibs.operations import upkeep
 from tests.support.faces import Face
+from tests.support.matrix import MYSQLS
 from tests.support.servers import mysql_connection
 
 DeleteByHand = Callable[[UUID], None]
 
 within_reach = pytest.mark.parametrize(
-    "engine", ["sqlite", "postgresql", "mariadb", "redis", "redis-cluster"], indirect=True
+    "engine", ["sqlite", "postgresql", "mariadb", "mysql", "redis", "redis-cluster"], indirect=True
 )
 
 
@@ -70,13 +71,13 @@ MARKS = {"sqlite": "?"}
 
 
 def _as_stored(engine: str, id: UUID) -> Any:
-    return {"sqlite": str(id), "mariadb": id.bytes}.get(engine, id)
+    return {"sqlite": str(id), **dict.fromkeys(MYSQLS, id.bytes)}.get(engine, id)
 
 
 def _connection(engine: str, url: str) -> Any:
     if engine == "sqlite":
         return sqlite3.connect(url.removeprefix("sqlite:///"))
-    return mysql_connection(url) if engine == "mariadb" else psycopg.connect(url)
+    return mysql_connection(url) if engine in MYSQLS else psycopg.connect(url)
 
 
 @within_reach

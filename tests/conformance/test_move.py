@@ -19,7 +19,7 @@ from dibs.moving import MoveReport, UnmovedJob, give_back_sync, look, look_sync,
 from dibs.moving.stores import Side, Stores
 from dibs.operations.scripts import Step
 from tests.support.faces import Face, Make
-from tests.support.internals import run_script, store_of
+from tests.support.internals import begin_schedule, run_script, store_of
 from tests.support.moves import (
     ELSEWHERE,
     ids,
@@ -113,8 +113,7 @@ def test_settings_of_queues_and_last_ticks_go_along(app: Face, make: Make, other
     other.sync.limit("slow", 3)
     other.sync.enqueue(NewJob("work", queue="mail"))
     for name in ("nightly", "hourly"):
-        tell = {"schedule": name, "since": None, "tick": tick, "jobs": []}
-        store_of(other).run(lambda _, tell=tell: _step("enqueue_tick", tell))
+        store_of(other).run(lambda _, name=name: begin_schedule(name, tick))
 
     done = carry(app, other, app.app)
     carry(app, other, app.app)
@@ -123,7 +122,7 @@ def test_settings_of_queues_and_last_ticks_go_along(app: Face, make: Make, other
         "mail": (True, None),
         "slow": (False, 3),
     }
-    assert {one.name: one.last_tick for one in app.schedules()} == {"nightly": tick, "hourly": tick}
+    assert {one.name: one.last_tick for one in app.schedules.list()} == {"nightly": tick, "hourly": tick}
     assert (done.queues, done.schedules) == (2, 2)
     assert app.claim() == []
     app.resume("mail")
@@ -135,17 +134,12 @@ def test_what_the_target_has_set_itself_stays(app: Face, other: Dibs) -> None:
     other.sync.limit("slow", 3)
     app.limit("slow", 8)
     for store, tick in ((other, early), (app.app, late)):
-        tell = {"schedule": "nightly", "since": None, "tick": tick, "jobs": []}
-        store_of(store).run(lambda _, tell=tell: _step("enqueue_tick", tell))
+        store_of(store).run(lambda _, tick=tick: begin_schedule("nightly", tick))
 
     carry(app, other, app.app)
 
     assert [queue.limit for queue in app.queues()] == [8]
-    assert [one.last_tick for one in app.schedules()] == [late]
-
-
-def _step(question: str, params: dict[str, Any]) -> Any:
-    return (yield Step(question, params))
+    assert [one.last_tick for one in app.schedules.list()] == [late]
 
 
 def test_a_later_claim_has_a_greater_token_also_in_another_store(app: Face, make: Make, other: Dibs) -> None:
@@ -225,7 +219,10 @@ def _succeed(app: Dibs, claims: list[Any]) -> None:
 
 
 def _ask(app: Dibs, question: str, **params: Any) -> Any:
-    return run_script(app, lambda: _step(question, params))
+    def script() -> Any:
+        return (yield Step(question, params))
+
+    return run_script(app, script)
 
 
 def test_a_job_whose_holder_died_is_not_waited_for_in_vain(app: Face, make: Make, other: Dibs) -> None:
@@ -368,7 +365,10 @@ def test_a_job_whose_unique_key_is_taken_stays_and_is_named(app: Face, make: Mak
 
 # -- From every engine to every other --------------------------------------------------------------
 
-FROM_ONE_TO_ANOTHER = list(itertools.permutations(["memory", "sqlite", "postgresql", "mariadb", "redis"], 2))
+FROM_ONE_TO_ANOTHER = [
+    *itertools.permutations(["memory", "sqlite", "postgresql", "mariadb", "redis"], 2),
+    *(pair for one in ("mariadb", "redis") for pair in itertools.permutations([one, "mysql"])),
+]
 
 
 @pytest.fixture

@@ -1035,3 +1035,64 @@ def test_whom_an_exchange_lets_go_waits_in_it_behind_who_is_ahead_at_its_gate(ap
 
     assert [job.kind for job in taken] == ["ahead", "younger"]
     assert pipeline.state("b") == "blocked"
+
+
+# -- Lists ----------------------------------------------------------------------------------------
+
+
+def test_pipelines_are_listed_newest_first(app: Face, make: Make) -> None:
+    old = app.pipeline("old")
+    head = old.add(NewJob("work"))
+    old.add(NewJob("work"), after=[head])
+    old.enqueue()
+    chained = make.running()
+    chained.succeed(then=[NewJob("work"), NewJob("work")])
+    new = app.pipeline("new")
+    new.add(NewJob("work"))
+    new.enqueue()
+    make.ready()
+    app.claim_job(head.id).succeed()
+    child = app.claim_job(app.find(pipeline_id=chained.job.id, state="ready")[0].id)
+    child.progress(0.5)
+
+    found = app.pipelines.list()
+
+    assert [one.id for one in found] == sorted([new.id, chained.job.id, old.id], reverse=True)
+    assert {one.name for one in found} == {"new", None, "old"}
+    for one in found:
+        whole = app.pipelines.get(one.id)
+        assert (one.counts, one.progress) == (whole.counts, pytest.approx(whole.progress))
+    assert [one.progress for one in found if one.name is None] == [pytest.approx(0.5)]
+
+
+def test_pipelines_are_listed_page_by_page(app: Face) -> None:
+    ids = [new_id() for _ in range(5)]
+    for id in ids:
+        app.enqueue(NewJob("work", pipeline_id=id), NewJob("work", pipeline_id=id))
+
+    first = app.pipelines.list(limit=2)
+    second = app.pipelines.list(limit=2, after=first[-1].id)
+    rest = app.pipelines.list(after=second[-1].id)
+
+    assert [one.id for one in (*first, *second, *rest)] == ids[::-1]
+    assert app.pipelines.list(limit=0) == []
+
+
+def test_a_pipeline_without_jobs_is_listed_no_more(app: Face) -> None:
+    id = new_id()
+    app.enqueue(NewJob("work", pipeline_id=id), NewJob("work", pipeline_id=id))
+    app.delete(app.find(pipeline_id=id)[0].id)
+    assert [one.counts["ready"] for one in app.pipelines.list()] == [1]
+
+    app.delete_many(pipeline_id=id)
+
+    assert app.pipelines.list() == []
+
+
+def test_a_large_pipeline_is_counted_whole(app: Face) -> None:
+    id = new_id()
+    app.enqueue(*(NewJob("work", pipeline_id=id) for _ in range(4500)))
+
+    [one] = app.pipelines.list()
+
+    assert (one.counts["ready"], one.progress) == (4500, 0.0)

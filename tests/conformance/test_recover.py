@@ -19,6 +19,16 @@ def test_a_job_whose_lease_is_long_over_is_ready_with_a_fresh_budget(app: Face, 
     assert answer == app.get(claim.job.id)
 
 
+def test_a_recovered_job_has_not_begun(app: Face, make: Make) -> None:
+    claim = make.running()
+    claim.progress(0.4, "row 4 of 10")
+    app.age(61)
+
+    answer = app.recover(claim.job.id, stale_after=0)
+
+    assert (answer.progress, answer.message) == (0.0, None)
+
+
 def test_what_a_recovered_job_died_of_is_kept(app: Face, make: Make) -> None:
     claim = make.running(lease=60, worker="pod-a")
     claim.fail("broken")

@@ -162,9 +162,9 @@ def test_progress_after_settling_is_refused(app: Face, make: Make) -> None:
     claim.succeed()
 
     with pytest.raises(LeaseLost):
-        claim.progress(0.9)
+        claim.progress(0.9, "late")
 
-    assert app.get(claim.job.id).progress == 0
+    assert app.get(claim.job.id).message is None
 
 
 # -- The holder learns --------------------------------------------------------------------------

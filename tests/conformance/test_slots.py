@@ -842,3 +842,47 @@ def test_a_key_of_several_parts_is_no_longer_than_one_of_one(app: Face, make: Ma
     assert [found.id for found in app.find(slot=longest.slot)] == [longest.id]
     with pytest.raises(BadRequest, match="200 characters as JSON, not 201"):
         make.ready(slot=("é" * 197,))
+
+
+# -- Lists ----------------------------------------------------------------------------------------
+
+
+def test_slots_are_listed_with_who_is_in_them(app: Face, make: Make) -> None:
+    first = make.running(slot="b", slot_limit=2)
+    second = make.running(slot="b", slot_limit=2)
+    make.ready(slot="b", slot_limit=2)
+    make.scheduled(slot="b", slot_limit=2)
+    waiting = make.ready(slot=("a", 1))
+    make.ready()
+    make.succeeded(slot="done")
+
+    b, a = sorted(app.slots.list(), key=lambda slot: slot.running, reverse=True)
+
+    assert (b.key, b.current.id, b.current.is_current) == ("b", second.job.id, True)
+    assert (b.running, b.waiting) == (2, 2)
+    assert (a.key, a.current, a.running, a.waiting) == ('["a",1]', None, 0, 1)
+    assert [app.slots.get("b"), app.slots.get(("a", 1)), app.slots.get("done")] == [b, a, None]
+    first.succeed()
+    assert app.slots.get("b").current.id == second.job.id
+    assert app.get(waiting.id).slot == a.key
+
+
+def test_a_slot_that_waits_shows_the_job_that_ran_last(app: Face, make: Make) -> None:
+    done = make.succeeded(slot="csv")
+    make.ready(slot="csv")
+
+    slot = app.slots.get("csv")
+
+    assert (slot.current.id, slot.current.is_current, slot.running, slot.waiting) == (done.id, True, 0, 1)
+
+
+def test_slots_are_listed_page_by_page(app: Face, make: Make) -> None:
+    for number in range(5):
+        make.ready(slot=f"s{number}")
+
+    first = app.slots.list(limit=2)
+    second = app.slots.list(limit=2, after=first[-1].key)
+
+    assert [slot.key for slot in (*first, *second)] == ["s0", "s1", "s2", "s3"]
+    assert [slot.key for slot in app.slots.list(after="s3")] == ["s4"]
+    assert app.slots.list(limit=0) == []

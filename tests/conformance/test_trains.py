@@ -601,7 +601,7 @@ def test_a_job_has_a_train_or_a_slot_but_not_both(app: Face) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", ["sqlite", "postgresql", "mariadb", "redis", "redis-cluster"], indirect=True
+    "engine", ["sqlite", "postgresql", "mariadb", "mysql", "redis", "redis-cluster"], indirect=True
 )
 @pytest.mark.parametrize("way", ["cancelled", "failed", "stopped", "swept", "claimed"])
 def test_a_train_that_must_hold_is_held_by_whoever_ends_its_head(app: Face, open_app: Any, way: str) -> None:

@@ -73,6 +73,37 @@ def test_a_watched_job_is_told_first_as_it_stands_and_then_at_every_step(app: Fa
     assert last[0].job == app.get(job.id)
 
 
+@pytest.mark.parametrize("how", ["succeed", "fail"])
+def test_the_last_event_says_what_the_store_says(app: Face, make: Make, how: str) -> None:
+    job = make.ready(slot=("report", 7), pipeline_id=new_id())
+    queue_watch, pipeline_watch = Watch(app), Watch(app, pipeline_id=job.pipeline_id)
+    with watching(app, job_id=job.id) as watch, closing(queue_watch), closing(pipeline_watch):
+        assert not [each.next() for each in (queue_watch, pipeline_watch, watch)][-1].job.is_current
+        claim = app.claim_job(job.id)
+        claim.progress(0.9, "row 9 of 10")
+        claim.succeed() if how == "succeed" else claim.fail("broken", retry=False)
+        told = [each.until(_is_over)[-1].job for each in (watch, pipeline_watch, queue_watch)]
+        rest = watch.rest()
+
+    assert told == [app.get(job.id)] * 3
+    assert told[0].is_current
+    assert told[0].progress == (1.0 if how == "succeed" else 0.9)
+    assert rest == []
+
+
+def _is_over(change: Change) -> bool:
+    return change.job is not None and change.job.is_finished
+
+
+def test_a_job_that_succeeded_is_all_done(app: Face, make: Make) -> None:
+    claim = make.running()
+    claim.progress(0.4, "parsing")
+    claim.succeed(7)
+
+    assert app.wait(claim.job.id, timeout=PATIENCE).progress == 1.0
+    assert [job.progress for job in app.find(state="succeeded")] == [1.0]
+
+
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_a_finished_job_is_told_once_and_that_is_all(app: Face, make: Make, state: str) -> None:
     job = make.finished(state)

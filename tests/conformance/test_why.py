@@ -1,5 +1,6 @@
 """Why: one sentence for people, one code for programs."""
 
+import time
 from datetime import UTC, timedelta
 
 import psycopg
@@ -44,6 +45,19 @@ def test_a_worker_that_learned_a_kind_since_it_came_knows_it(app: Face, make: Ma
 
     assert app.why(job.id).code == "ready"
     assert app.workers()[0].kinds == ["old", job.kind]
+
+
+def test_a_worker_is_as_busy_as_its_jobs_say(app: Face, make: Make) -> None:
+    """Its own report is as old as its last upkeep round."""
+    a_worker_is_there(app, "work")
+    claims = [make.running(worker="pod-a"), make.running(worker="pod-a", train="north")]
+    make.running(worker="pod-b")
+
+    assert [worker.running for worker in app.workers()] == [2]
+    claims[0].succeed()
+    assert [worker.running for worker in app.workers()] == [1]
+    claims[1].succeed()
+    assert [worker.running for worker in app.workers()] == [0]
 
 
 def test_a_worker_that_left_is_none(app: Face, make: Make) -> None:
@@ -168,6 +182,37 @@ def test_a_finished_job_says_how_it_ended(app: Face, make: Make, state: str, wor
 
     assert why.code == "finished"
     assert word in str(why)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("user_id"), ": KeyError: 'user_id'"),
+        (AssertionError(), ": AssertionError"),
+        (ValueError("one\n  two\n"), ": ValueError: one two"),
+        (ValueError("x" * 500), f": ValueError: {'x' * 188}…"),
+    ],
+    ids=["named", "without a message", "of two lines", "very long"],
+)
+def test_a_failed_job_gives_the_error_in_one_sentence(
+    app: Face, make: Make, error: Exception, said: str
+) -> None:
+    claim = make.running(max_attempts=1)
+    with pytest.raises(type(error)), claim:
+        raise error
+
+    why = app.why(claim.job.id)
+
+    assert str(why).endswith(f" after 1 of 1 attempts{said}")
+    assert why.without_errors.endswith(" after 1 of 1 attempts")
+
+
+def test_an_expired_lease_is_not_swept_by_its_dead_holder(app: Face, make: Make) -> None:
+    a_worker_is_there(app, "work")
+    job = make.running(worker="pod-a", lease=0.1).job
+    time.sleep(0.2)
+
+    assert "no other worker has been heard of lately that would sweep" in str(app.why(job.id))
 
 
 def test_a_cancelled_job_gives_the_reason(app: Face, make: Make) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session
 
 from dibs import Context as JobContext
-from dibs import DibsError, LeaseLost, NewJob, UnsupportedConnection
+from dibs import Dibs, DibsError, LeaseLost, NewJob, UnsupportedConnection
 from tests.support.django_project import connected
 from tests.support.faces import Face, Make, needs, nothing_written, open_face
 from tests.support.param_names import named
@@ -495,6 +495,7 @@ def test_a_zombie_can_not_succeed_within_either(app: Face, make: Make, yours: Yo
         with pytest.raises(LeaseLost):
             zombie.succeed(then=[NewJob("child")], within=yours.given)
         yours.commit()
+    assert app.refusals(zombie.job.id) == []  # the transaction is left as it is
 
 
 @every_connection
@@ -674,12 +675,17 @@ def test_another_database_is_refused(app: Face, postgresql: PostgreSQL) -> None:
             app.enqueue(NewJob("work"), within=connection)
 
 
+@pytest.mark.parametrize("tables", ["with our tables", "without"])
 @pytest.mark.parametrize(("engine", "face"), [("mariadb", "sync")], indirect=True)
-def test_another_database_of_mariadb_is_refused(app: Face, mariadb: MariaDB) -> None:
+def test_another_database_of_mariadb_is_refused(app: Face, mariadb: MariaDB, tables: str) -> None:
     other = mariadb.fresh_database()
+    if tables != "without":
+        beside = Dibs(other).sync
+        beside.migrate()
+        beside.close()
 
     with contextlib.closing(mysql_connection(other, autocommit=False)) as connection:
-        with nothing_written(app), pytest.raises(UnsupportedConnection, match="no dibs tables"):
+        with nothing_written(app), pytest.raises(UnsupportedConnection, match="leads to the database"):
             app.enqueue(NewJob("work"), within=connection)
 
 

@@ -39,9 +39,9 @@ def test_a_cell_says_what_tests_and_traits_say() -> None:
     drawn = DRAWING["page"](PAGE, {"test_nothing_is_lost": EVERYWHERE - {"redis-cluster"}})
 
     assert row(drawn, "[Nothing is lost](#nothing-is-lost)") == [
-        *("no: not `durable`", "✓", "✓", "✓", "✓, but `may_rewind`", "as Redis, but `may_rewind`"),
+        *("no: not `durable`", "✓", "✓", "✓", "✓", "✓, but `may_rewind`", "as Redis, but `may_rewind`"),
     ]
-    assert row(drawn, "Nothing is lost") == ["`test_nothing_is_lost`", "✓", "✓", "✓", "✓", "✓", ""]
+    assert row(drawn, "Nothing is lost") == ["`test_nothing_is_lost`", "✓", "✓", "✓", "✓", "✓", "✓", ""]
     assert "an old table" not in drawn
     assert DRAWING["page"](drawn, {"test_nothing_is_lost": EVERYWHERE - {"redis-cluster"}}) == drawn
 

@@ -13,7 +13,7 @@ import pytest
 
 from dibs import Dibs
 from tests.support.fault_stores import Place, Places
-from tests.support.servers import MariaDB, PostgreSQL, mysql_connection
+from tests.support.servers import MariaDB, MySQLServer, PostgreSQL, mysql_connection
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +46,8 @@ class Databases:
         self._clean.append(place.url)
 
 
-class MariadbDatabases:
-    """The same on MariaDB, which has no templates."""
+class MysqlDatabases:
+    """The same on MariaDB and MySQL, which have no templates."""
 
     def __init__(self, server: MariaDB) -> None:
         self._server = server
@@ -71,8 +71,13 @@ class MariadbDatabases:
 
 
 @pytest.fixture(scope="session")
-def mariadb_databases(mariadb: MariaDB) -> MariadbDatabases:
-    return MariadbDatabases(mariadb)
+def mariadb_databases(mariadb: MariaDB) -> MysqlDatabases:
+    return MysqlDatabases(mariadb)
+
+
+@pytest.fixture(scope="session")
+def mysql_databases(mysql: MySQLServer) -> MysqlDatabases:
+    return MysqlDatabases(mysql)
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +106,8 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
                 case "redis":
                     emptied = request.getfixturevalue("empty_redis")
                     place = Place(engine, emptied("redis", next(databases_of_redis)))
-                case "mariadb":
-                    others: MariadbDatabases = request.getfixturevalue("mariadb_databases")
+                case "mariadb" | "mysql":
+                    others: MysqlDatabases = request.getfixturevalue(f"{engine}_databases")
                     place = Place(engine, others.take())
                     stack.callback(others.give_back, place)
                 case "sqlite":
@@ -135,18 +140,18 @@ def memory(places: Places) -> Place:
     return places("memory")
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", "mariadb", "mysql"])
 def locking(request: pytest.FixtureRequest, places: Places) -> Place:
     """A store that locks single rows."""
     return places(request.param)
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "redis"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", "mysql", "redis"])
 def shared(request: pytest.FixtureRequest, places: Places) -> Place:
     """A store that several processes may work on."""
     return places(request.param)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "mysql", "redis"])
 def place(request: pytest.FixtureRequest, places: Places) -> Place:
     return places(request.param)

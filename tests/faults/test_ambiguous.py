@@ -18,13 +18,14 @@ from dibs.engines.mysql import pools as mysql_pools
 from dibs.engines.postgresql import errors as postgresql_trouble
 from dibs.engines.postgresql import pools as postgresql_pools
 from dibs.engines.redis import connection as redis_nodes
-from dibs.engines.redis import pools as redis_pools
+from dibs.engines.redis import protocol as redis_protocol
 from dibs.engines.redis.scripts import lua_script
 from dibs.engines.retries import TryAgain
 from dibs.operations.questions import QUESTIONS
 from tests.support import proxy as proxies
 from tests.support.fault_stores import Driven, Place, Places, face_of, together
 from tests.support.internals import age, due_ticks, store_of
+from tests.support.matrix import MYSQLS
 from tests.support.proxy import FaultProxy
 from tests.support.servers import MariaDB, PostgreSQL, Redis
 
@@ -62,7 +63,7 @@ class Trouble:
         """
         self._look, self._seen, self._looks = sees or (lambda: None), [], sees is not None
         before = self._before = self._look()
-        if self.place.kind == "mariadb" and not alone:
+        if self.place.kind in MYSQLS and not alone:
             patterns = (MYSQL_COMMIT,)
         for pattern in patterns:
             arm = self.proxy.cut_after if self.moment == "after" else self.proxy.cut_before
@@ -96,16 +97,16 @@ def face(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["postgresql", "mariadb", "redis"])
+@pytest.fixture(params=["postgresql", "mariadb", "mysql", "redis"])
 def store(request: pytest.FixtureRequest, places: Places) -> tuple[Place, FaultProxy]:
     """A place, and a proxy to its server that still has to be entered."""
     if request.param == "postgresql":
         postgresql: PostgreSQL = request.getfixturevalue("postgresql")
         return places("postgresql"), FaultProxy(postgresql.port)
-    if request.param == "mariadb":
-        mariadb: MariaDB = request.getfixturevalue("mariadb")
+    if request.param in MYSQLS:
+        mariadb: MariaDB = request.getfixturevalue(request.param)
         mariadb.make_user(KEEPER, "s3cret")
-        return places("mariadb"), FaultProxy(mariadb.port)
+        return places(request.param), FaultProxy(mariadb.port)
     server: Redis = request.getfixturevalue("redis_server")
     assert server.say(f"ACL SETUSER {KEEPER} on >s3cret ~* &* +@all") == "+OK\r\n"
     with closing(redis.Redis.from_url(server.url())) as client:
@@ -383,7 +384,7 @@ def test_a_recover_that_was_cut_is_done_and_not_refused(trouble: Trouble) -> Non
 # -- The store goes away ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["postgresql", "mariadb", "mysql"], indirect=True)
 def test_calls_succeed_after_the_server_was_killed_and_came_back(
     engine: str, face: str, request: pytest.FixtureRequest
 ) -> None:
@@ -448,7 +449,7 @@ def test_a_store_that_is_gone_for_good_is_reported_clearly_and_soon(trouble: Tro
 def test_a_server_that_takes_connections_and_never_greets_is_not_waited_for(
     trouble: Trouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (postgresql_pools, mysql_pools, redis_pools):
+    for module in (postgresql_pools, mysql_pools, redis_protocol):
         monkeypatch.setattr(module, "CONNECT_TIMEOUT", 0.2)
     trouble.proxy.blackhole()
 

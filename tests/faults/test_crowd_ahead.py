@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import fault_cases
 from tests.support.fault_stores import Place, Places
+from tests.support.matrix import MYSQLS
 
 CLAIMS = 30
 MEASURED = 3  # times at most
@@ -55,7 +56,7 @@ def test_a_claim_costs_the_same_with_a_crowd_ahead(
 
 
 @pytest.mark.parametrize("many", SIZES)
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql", "redis"])
 def test_a_claim_of_anything_costs_the_same_with_a_paused_queue_ahead(
     places: Places, engine: str, many: int
 ) -> None:
@@ -78,12 +79,12 @@ def _let_in(place: Place, many: int, analyzed: bool) -> None:
     place.app().sync.counts()
     if place.kind == "postgresql":
         place.sql("alter table dibs_jobs set (autovacuum_enabled = off)")
-    if place.kind == "mariadb":
+    if place.kind in MYSQLS:
         place.sql("alter table dibs_jobs stats_auto_recalc = 0")
     fault_cases.crowd(place, many // 2, state="ready", priority=9, **OTHER_KIND)
     fault_cases.crowd(place, many // 2, state="ready", priority=9, **PAUSED_QUEUE)
     if analyzed:
-        place.sql("analyze table dibs_jobs" if place.kind == "mariadb" else "analyze")
+        place.sql("analyze table dibs_jobs" if place.kind in MYSQLS else "analyze")
 
 
 def _is_fast(with_crowd: float, without: float) -> bool:

@@ -15,6 +15,7 @@ from dibs import Dibs, NewJob, NotPermitted, StoreRefused, StoreUnavailable, Wor
 from dibs.cli import app as cli
 from dibs.outbox import Message, Outbox, Relay
 from tests.support.internals import store_of
+from tests.support.matrix import MYSQLS
 from tests.support.servers import MariaDB, PostgreSQL, Redis, mysql_connection
 
 Places = Callable[[str], str]
@@ -37,13 +38,14 @@ def forbidding(request: pytest.FixtureRequest, template: str) -> Iterator[Places
                     connection.execute("drop role if exists clerk")
                     connection.execute("create role clerk login")
                 return _as(url, "clerk")
-            case "mariadb":
-                mariadb: MariaDB = request.getfixturevalue("mariadb")
+            case "mariadb" | "mysql":
+                mariadb: MariaDB = request.getfixturevalue(engine)
                 url = mariadb.fresh_database()
                 Dibs(url).sync.migrate()
                 name = url.rpartition("/")[2]
                 with mysql_connection(url) as connection, connection.cursor() as cursor:
-                    cursor.execute("create or replace user clerk@'%' identified by 'secret'")
+                    cursor.execute("drop user if exists clerk@'%'")
+                    cursor.execute("create user clerk@'%' identified by 'secret'")
                     cursor.execute(f"grant select, create temporary tables on {name}.* to clerk@'%'")
                 return _as(url, "clerk:secret")
         redis: Redis = request.getfixturevalue("own_redis")
@@ -63,12 +65,13 @@ def _as(url: str, who: str) -> str:
     return f"{scheme}://{who}@{rest.rpartition('@')[2]}"
 
 
-SERVERS = ["postgresql", "mariadb", "redis"]
+SERVERS = ["postgresql", "mariadb", "mysql", "redis"]
 GRANT = {
     "postgresql": r"PostgreSQL at .*permission denied for .*grant select, insert, .* to clerk",
     "mariadb": r"MySQL at .*denied to user 'clerk'.*grant select, insert, update, delete",
     "redis": r"Redis at .*clerk.*ACL SETUSER",
 }
+GRANT["mysql"] = GRANT["mariadb"]
 
 
 @pytest.mark.parametrize("engine", SERVERS)
@@ -112,7 +115,7 @@ def test_a_worker_that_may_not_claim_ends_instead_of_trying_for_ever(engine: str
 @pytest.mark.parametrize("engine", SERVERS)
 def test_at_the_command_line_it_is_one_line_and_no_bug(engine: str, forbidding: Places) -> None:
     done = CliRunner().invoke(cli, ["jobs", "list", "--url", url := forbidding(engine)])
-    if engine == "mariadb":  # looking is allowed there
+    if engine in MYSQLS:  # looking is allowed there
         assert done.exit_code == 0
         done = CliRunner().invoke(cli, ["enqueue", "greet", "--url", url])
 
@@ -163,6 +166,8 @@ REFUSED = {
     "postgresql, database": r"PostgreSQL at .*nowhere",
     "mariadb, password": r"MySQL at .*Access denied for user 'clerk'",
     "mariadb, database": r"MySQL at .*nowhere",
+    "mysql, password": r"MySQL at .*Access denied for user 'clerk'",
+    "mysql, database": r"MySQL at .*nowhere",
     "redis, no password": r"Redis at .*password",
     "redis, password": r"Redis at .*password",
     "redis, database": r"Redis at .*, database 99.* out of range",
@@ -180,8 +185,8 @@ def refusing(request: pytest.FixtureRequest, tmp_path: Path) -> Refusing:
             case ["postgresql", wrong]:
                 server: PostgreSQL = request.getfixturevalue("postgresql")
                 return _as(server.url(), "nobody") if wrong == "user" else server.url("nowhere")
-            case ["mariadb", wrong]:
-                mariadb: MariaDB = request.getfixturevalue("mariadb")
+            case ["mariadb" | "mysql" as engine, wrong]:
+                mariadb: MariaDB = request.getfixturevalue(engine)
                 mariadb.make_user("clerk", "secret")
                 return _as(mariadb.url(), "clerk:s3cret") if wrong == "password" else mariadb.url("nowhere")
             case ["redis", "database"]:

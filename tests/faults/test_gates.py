@@ -11,9 +11,10 @@ import pytest
 
 from dibs import Dibs, NewJob
 from dibs.engines import retries
+from dibs.engines.hints import hint_of
 from dibs.engines.postgresql import enqueue as postgresql_enqueue
 from dibs.engines.postgresql import gates as postgresql_gates
-from dibs.operations.questions import STOP_HINT, hint_of
+from dibs.operations.questions import STOP_HINT
 from tests.faults.test_mutants import ENOUGH_TRIES, FENCE, LOCK, Mutant, Places
 from tests.support import fault_cases
 from tests.support import gate_fault_cases as gates

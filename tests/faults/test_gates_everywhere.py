@@ -24,7 +24,9 @@ PLAIN, ROUNDS = 10_000, 5
 GATES, CLAIMS = 5000, 200
 
 many_producers = pytest.mark.parametrize("producers", PRODUCERS)
-every_engine = pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql", "mariadb", "redis"])
+every_engine = pytest.mark.parametrize(
+    "kind", ["memory", "sqlite", "postgresql", "mariadb", "mysql", "redis"]
+)
 
 
 # -- Many at once -------------------------------------------------------------------------------
@@ -47,7 +49,7 @@ def test_producers_of_one_key_store_one_job(place: Place, producers: int, option
     assert gates.producers_of_a_key_store_one_job(place, producers=producers, **options) is None
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb", "mysql"])
 def test_a_producer_that_is_slow_to_commit_is_not_overtaken(places: Places, kind: str) -> None:
     assert gates.an_open_producer_is_not_overtaken(places(kind)) is None
 

@@ -16,6 +16,7 @@ from dibs.worker import open_transactions
 from tests.support import fault_cases
 from tests.support.fault_stores import Place, answers_within, renew, together, wait_until
 from tests.support.internals import age
+from tests.support.matrix import MYSQLS
 from tests.support.proxy import FaultProxy
 from tests.support.servers import PostgreSQL
 
@@ -93,7 +94,7 @@ def test_a_kept_claim_whose_row_stays_locked_is_given_up_before_its_lease_ends(l
 
 def _expired(place: Place, id: Any) -> bool:
     """Whether the store may take the job back."""
-    now = "utc_timestamp(6)" if place.kind == "mariadb" else "clock_timestamp()"
+    now = "utc_timestamp(6)" if place.kind in MYSQLS else "clock_timestamp()"
     query = f"select lease_until < {now} from dibs_jobs where id = %s"
     [(expired,)] = place.sql(query, id)
     return bool(expired)
@@ -420,7 +421,7 @@ def test_callers_who_meet_a_key_while_its_holder_ends_are_not_undone(locking: Pl
 
     def produce(app: Dibs) -> None:
         with contextlib.closing(locking.connect()) as connection:
-            if locking.kind == "mariadb":  # else it locks the gap that was left, as any insert there may
+            if locking.kind in MYSQLS:  # else it locks the gap that was left, as any insert there may
                 connection.execute("set session transaction isolation level read committed")
             for _ in range(15):
                 with connection.transaction():

@@ -24,12 +24,13 @@ from dibs.engines.sql.blocks import placeholders
 from tests.model.crowd import Crowd
 from tests.support.fault_stores import MysqlHands, Place, answers_within, blocks, wait_until
 from tests.support.internals import store_of
+from tests.support.matrix import MYSQLS
 from tests.support.servers import MariaDB
 
 
-@pytest.fixture
-def store(places: Any) -> Place:
-    return places("mariadb")
+@pytest.fixture(params=MYSQLS)
+def store(request: pytest.FixtureRequest, places: Any) -> Place:
+    return places(request.param)
 
 
 # -- Those who enqueue are never blocked --------------------------------------------------------
@@ -74,7 +75,7 @@ def test_an_open_claim_blocks_nobody_who_enqueues(store: Place, jobs: int) -> No
 def test_at_the_servers_own_isolation_level_it_would(store: Place) -> None:
     """The recipe bites: at REPEATABLE READ a claim of nothing locks the gap where jobs arrive."""
     app = store.apps(1)[0]
-    [(level,)] = store.sql("select @@global.tx_isolation")
+    [(level,)] = store.sql("select /*M! @@global.tx_isolation */ /*!80017 @@global.transaction_isolation */")
     assert level == "REPEATABLE-READ"
 
     with an_open_claim(store, ()) as free:
@@ -87,7 +88,7 @@ def test_every_connection_of_ours_is_read_committed(store: Place) -> None:
     app = store.app()
     app.sync.counts()
     with store_of(app)._sync._connection() as connection, connection.cursor() as cursor:
-        cursor.execute("select @@tx_isolation")
+        cursor.execute("select /*M! @@tx_isolation */ /*!80017 @@transaction_isolation */")
         assert cursor.fetchone() == ("READ-COMMITTED",)
 
 
@@ -130,7 +131,10 @@ def _make_heavy(place: Place, connection: MysqlHands) -> None:
     """The server undoes whoever has written less."""
     place.sql("create table heavy (n integer) engine = innodb")
     connection.begin()
-    connection.execute("insert into heavy select seq from seq_1_to_1000")
+    connection.execute(
+        "insert into heavy select seq.n "
+        "from json_table(concat('[0', repeat(',0', 999), ']'), '$[*]' columns (n for ordinality)) seq"
+    )
 
 
 def _lock(connection: MysqlHands, id: Any) -> None:
@@ -259,7 +263,7 @@ def test_a_server_that_is_too_old_is_refused_with_the_reason(
     for module in (pools, session):
         monkeypatch.setattr(module, "PROBE", "select 1 from a_word_that_no_server_knows for update skip it")
 
-    with pytest.raises(UnknownEngine, match=r"10\.11.*too old.*MariaDB 10\.6"):
+    with pytest.raises(UnknownEngine, match=r"\d+\.\d+.*too old.*MariaDB 10\.6 or MySQL 8\.0\.17"):
         store.app().sync.counts()
 
 
@@ -338,12 +342,14 @@ def test_the_doctor_sees_a_transaction_that_is_open_for_long(
     assert any(f"thread {thread} has been open for" in one for one in found)
 
 
-def test_the_doctor_says_what_it_may_not_see(mariadb: MariaDB, store: Place) -> None:
+def test_the_doctor_says_what_it_may_not_see(store: Place, request: pytest.FixtureRequest) -> None:
+    server: MariaDB = request.getfixturevalue(store.kind)
     database = store.url.rpartition("/")[2]
-    mariadb._do("create or replace user visitor@`%` identified by 's3cret'")
-    mariadb._do(f"grant all on `{database}`.* to visitor@`%`")
+    server._do("drop user if exists visitor@`%`")
+    server._do("create user visitor@`%` identified by 's3cret'")
+    server._do(f"grant all on `{database}`.* to visitor@`%`")
 
-    findings = store.app(f"mysql://visitor:s3cret@127.0.0.1:{mariadb.port}/{database}").sync.doctor()
+    findings = store.app(f"mysql://visitor:s3cret@127.0.0.1:{server.port}/{database}").sync.doctor()
 
     assert any("without the privilege PROCESS" in one.sentence for one in findings)
     assert [one for one in findings if one.level == "problem"] == []

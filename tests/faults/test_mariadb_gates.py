@@ -20,14 +20,15 @@ from dibs.engines.sql.blocks import placeholders, schema_files, schema_version, 
 from dibs.engines.sql.engine import Plan
 from tests.support.fault_stores import Place, Places, answers_within, blocks, mutate, together
 from tests.support.internals import age
+from tests.support.matrix import MYSQLS
 from tests.support.servers import MariaDB, mysql_connection
 
 AT_ONCE_SECONDS = 5.0  # a lock is waited for twice as long
 
 
-@pytest.fixture
-def store(places: Places) -> Place:
-    return places("mariadb")
+@pytest.fixture(params=MYSQLS)
+def store(request: pytest.FixtureRequest, places: Places) -> Place:
+    return places(request.param)
 
 
 # -- What must hold, always (ADR 12) ------------------------------------------------------------
@@ -371,14 +372,18 @@ def test_a_plain_claim_does_not_write_to_the_index_of_gates(store: Place) -> Non
 # -- The migration ------------------------------------------------------------------------------
 
 
-def test_a_migration_that_was_interrupted_anywhere_can_be_run_again(mariadb: MariaDB) -> None:
+@pytest.mark.parametrize("engine", MYSQLS)
+def test_a_migration_that_was_interrupted_anywhere_can_be_run_again(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
     """Making and altering tables can't be undone here; MySQL has no `add column if not exists`."""
+    server: MariaDB = request.getfixturevalue(engine)
     dialect = MySQL().dialect
     texts = {version: statements(dialect.rename(text)) for version, text in schema_files("mysql")}
     lasting = [at for at, text in enumerate(texts[4], 1) if text.startswith(("execute", "create"))]
     assert len(lasting) == 3
     for done in (0, *lasting):
-        url = mariadb.create_database(f"interrupted_{done}")
+        url = server.create_database(f"interrupted_{done}")
         with contextlib.closing(mysql_connection(url, autocommit=True)) as connection:
             for statement in [*texts[1], *texts[2], *texts[3], *texts[4][:done]]:
                 connection.query(statement)
@@ -388,7 +393,7 @@ def test_a_migration_that_was_interrupted_anywhere_can_be_run_again(mariadb: Mar
         with contextlib.closing(Dibs(url).sync) as app:
             assert app.migrate() == list(range(4, schema_version("mysql") + 1))
             assert app.enqueue(NewJob("work", train="t"))[0].state == "ready"
-        mariadb.drop_database(f"interrupted_{done}")
+        server.drop_database(f"interrupted_{done}")
 
 
 # -- Rules broken on purpose --------------------------------------------------------------------
@@ -493,14 +498,17 @@ def a_claim_waits_for_no_gate(place: Place) -> str:
 MUTANTS = [
     Mutant(
         "gates are not locked",
-        (("lock_gates", "\non duplicate", "\nwhere false\non duplicate"), ("locked_gates", "for update", "")),
+        (("lock_gates", "\non duplicate", "\nwhere false\non duplicate"),
+         ("locked_gates", "for update /*!80017 of gate */", "")),
         producers_meet,
     ),
     Mutant(
-        "a ready sibling is not locked", (("lock_ready", "for update", ""),), a_claim_waits_for_no_gate,
+        "a ready sibling is not locked", (("lock_ready", "for update /*!80017 of job */", ""),),
+        a_claim_waits_for_no_gate,
     ),
     Mutant("who runs is not counted", (("slot_running", "in (40, 41)", "in (90, 91)"),), a_slot_is_taken),
-    Mutant("the last of a train is its head", (("train_heads", "by head.position", "by head.position desc"),),
+    Mutant("the last of a train is its head",
+           (("train_heads", "head.place, head.position", "head.place, head.position desc"),),
            a_head_ends),
     Mutant(
         "a job of a slot is staged like any other", (("due", "and job.slot is null", ""),),

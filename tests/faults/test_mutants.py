@@ -45,6 +45,7 @@ class Mutant:
 
 
 LOCK = "for update skip locked"
+LOCK_OF_JOB = "for update /*!80017 of job */ skip locked"
 TAKE = "where job.ctid = any (array(select picked.spot from picked))"
 TAKE_BY_ID = f"where job.id in (select other.id from dibs_jobs other {TAKE.replace('job.', 'other.')})"
 TAKE_OF_LINE = "where job.ctid = any (array(\n    select ready.ctid"
@@ -249,7 +250,7 @@ MARIADB = [
         fault_cases.each_claimer_gets_a_job_of_its_own, "claimed twice",
     ),
     Mutant(
-        "claim of several lines takes no lock", "lock_these", LOCK, "",
+        "claim of several lines takes no lock", "lock_these", LOCK_OF_JOB, "",
         fault_cases.each_claimer_gets_a_job_of_many_lines, "claimed twice",
     ),
     Mutant(
@@ -268,11 +269,11 @@ MARIADB = [
         fault_cases.a_claim_never_waits, "waited",
     ),
     Mutant(
-        "claim by id takes no lock", "lock_these", LOCK, "",
+        "claim by id takes no lock", "lock_these", LOCK_OF_JOB, "",
         fault_cases.one_of_many_wins_the_job, "claimed twice",
     ),
     Mutant(
-        "claim by id waits for locks", "lock_these", LOCK, "for update",
+        "claim by id waits for locks", "lock_these", LOCK_OF_JOB, "for update",
         fault_cases.a_claim_by_id_waits_for_nobody_for_long, "answered []",
     ),
     Mutant(
@@ -301,7 +302,7 @@ MARIADB = [
     ),
     Mutant("renew is not fenced", "held_and_free", HELD, "", fault_cases.a_zombie_renews_nothing, "changed"),
     Mutant(
-        "renew waits for locks", "held_and_free", LOCK, "for update",
+        "renew waits for locks", "held_and_free", LOCK_OF_JOB, "for update",
         fault_cases.a_locked_row_does_not_stall_renewals, "waited",
     ),
     Mutant("progress is not fenced", "held", HELD, "", fault_cases.a_zombie_reports_nothing, "changed"),

@@ -16,6 +16,7 @@ import pytest
 
 from dibs import Job, LeaseLost, NewJob, Worker
 from tests.support.fault_stores import Place, Places, answers_within, together
+from tests.support.matrix import MYSQLS
 from tests.support.servers import mysql_connection
 
 LEVELS = ["read committed", "repeatable read"]
@@ -24,7 +25,7 @@ OLD = ["repeatable read", "serializable"]
 
 @contextlib.contextmanager
 def transaction(place: Place, level: str = "read committed") -> Iterator[Any]:
-    if place.kind == "mariadb":
+    if place.kind in MYSQLS:
         with contextlib.closing(mysql_connection(place.url, autocommit=False)) as connection:
             connection.query(f"set session transaction isolation level {level}")
             connection.begin()

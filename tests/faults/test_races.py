@@ -109,7 +109,7 @@ def test_as_many_claimers_as_ready_jobs_of_a_named_line_each_get_one(shared: Pla
 def test_as_many_claimers_as_ready_jobs_of_several_lines_each_get_one(
     place: Place, wish: dict[str, list[str]]
 ) -> None:
-    rounds = 20 if place.kind in ("postgresql", "mariadb") else 5
+    rounds = 20 if place.kind in ("postgresql", "mariadb", "mysql") else 5
     assert fault_cases.each_claimer_gets_a_job_of_many_lines(place, rounds=rounds, **wish) is None
 
 

@@ -15,21 +15,27 @@ import redis
 from dibs import Dibs, NewJob
 from dibs.engines import redis as redis_engine
 from dibs.engines.redis.engine import Redis
+from dibs.engines.redis.protocol import ReplyError
 from dibs.engines.redis.scripts import lua_script
-from dibs.operations import upkeep
+from dibs.jobs.minutes import MINUTE_COLUMNS
+from dibs.operations import minutes, upkeep
 from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
+from dibs.operations.refusals import LateWrite, record_refusals
 from dibs.operations.scripts import Step
 from tests.support.fault_stores import Place, exchange
-from tests.support.internals import age, core_of, run_script
+from tests.support.internals import age, begin_schedule, core_of, run_script
 from tests.support.moves import ELSEWHERE, ask
 from tests.support.redis_checks import astray, break_script, call_once, everything, misplaced
 
 LUA = Path(redis_engine.__file__).parent / "lua"
 ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
+# Never asked of Redis; nothing to do there.
+NO_SCRIPTS = {"claim_within_limits", "forget_minutes", "forget_refusals"}
 READS = {
-    *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now", "workers", "upcoming"),
+    *("get", "find", "find_oldest", "search", "count", "counts", "queues", "settled", "explain", "now"),
+    *("workers", "upcoming", "minutes", "refusals"),
     *("ready_lines", "backlog", "examine", "glance", "glance_at_queue", "departed", "gates", "current"),
-    *("schedules", "parents", "pipelines"),
+    *("schedules", "parents", "pipelines", "newest_pipelines", "pipeline_counts"),
 }
 
 
@@ -135,6 +141,12 @@ def retry(app: Dibs) -> Act:
 
 
 @scene
+def update(app: Dibs) -> Act:
+    jobs = app.sync.enqueue(*(NewJob("work", slot="csv", delay=delay) for delay in (0, 0, 60)))
+    return lambda: app.sync.update(jobs[0].id, priority=5, delay=600)
+
+
+@scene
 def recover(app: Dibs) -> Act:
     [claim] = _running(app)
     age(app, 3600)
@@ -168,7 +180,9 @@ def tick(app: Dibs) -> Act:
 @scene
 def enqueue_tick(app: Dibs) -> Act:
     jobs = [core_of(app).registry.prepare(NewJob("work"))]
-    move = {"schedule": "nightly", "since": None, "tick": datetime.now(UTC), "jobs": jobs}
+    now = datetime.now(UTC)
+    _run(app, lambda: begin_schedule("nightly", now))
+    move = {"schedule": "nightly", "since": now, "revision": 0, "tick": now, "jobs": jobs}
 
     def script() -> Any:
         return (yield Step("enqueue_tick", move))
@@ -177,9 +191,33 @@ def enqueue_tick(app: Dibs) -> Act:
 
 
 @scene
+def set_schedule(app: Dibs) -> Act:
+    app.sync.schedules.put("nightly", "0 0 * * *", NewJob("work"))
+    return lambda: app.sync.schedules.pause("nightly")
+
+
+@scene
+def delete_schedule(app: Dibs) -> Act:
+    app.sync.schedules.put("nightly", "0 0 * * *", NewJob("work"))
+    return lambda: app.sync.schedules.delete("nightly")
+
+
+@scene
 def leave(app: Dibs) -> Act:
     tick(app)()
     return lambda: _run(app, lambda: upkeep.leave("pod"))
+
+
+@scene
+def add_to_minute(app: Dibs) -> Act:
+    counts = [1, 2] * (len(MINUTE_COLUMNS) // 2)
+    return lambda: _run(app, lambda: minutes.add_to_minute(1, 60, "mail", "work", counts))
+
+
+@scene
+def refuse(app: Dibs) -> Act:
+    [job] = app.sync.enqueue(NewJob("work"))
+    return lambda: _run(app, lambda: record_refusals([LateWrite(job.id, 7, "pod", "renew")]))
 
 
 @scene
@@ -529,7 +567,7 @@ def test_redis_has_an_answer_to_every_question_and_no_other() -> None:
 
 
 def test_every_file_of_lua_belongs_to_a_script() -> None:
-    scripts = [lua_script(question).text for question in ALL_SCRIPTS - {"claim_within_limits"}]
+    scripts = [lua_script(question).text for question in ALL_SCRIPTS - NO_SCRIPTS]
 
     for file in LUA.glob("*/*.lua"):
         if file.stem != "settle_or_raise":  # for pipelines of callers
@@ -552,7 +590,7 @@ def test_the_decisions_that_lua_makes_about_gates_are_listed_by_name() -> None:
 
 
 def test_every_question_that_writes_has_a_scene() -> None:
-    never_asked = {"claim_within_limits", "age"}  # of Redis; of users
+    never_asked = NO_SCRIPTS | {"age"}  # of users
     only_told = {"echo"}
 
     writing = ALL_SCRIPTS - READS - never_asked - only_told
@@ -576,7 +614,7 @@ def test_a_script_that_fails_before_any_of_its_writes_has_written_nothing(
         try:
             act()
             break
-        except redis.ResponseError as error:
+        except ReplyError as error:
             assert "out of luck" in str(error)  # noqa: PT017
         positions += 1
         assert everything(client) == before

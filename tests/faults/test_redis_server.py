@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from redis import exceptions
 
-from dibs import Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
+from dibs import BadRequest, Dibs, NewJob, NotPermitted, StoreUnavailable, UnknownEngine, UnsafeStore
+from dibs.engines import hints
+from dibs.engines.hints import hint_of
 from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis.connection import RedisNode
+from dibs.engines.redis.protocol import BrokenReply, ReplyError
 from dibs.engines.retries import TryAgain
-from dibs.operations.questions import hint_of
 from tests.support import proxy as proxies
 from tests.support.fault_stores import face_of, wait_until
 from tests.support.param_names import named
 from tests.support.proxy import FaultProxy
 from tests.support.redis_checks import everything, misplaced
-from tests.support.servers import Redis, RedisCluster
+from tests.support.servers import Redis, RedisCluster, free_port
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -97,16 +100,16 @@ def test_a_version_that_is_too_old_is_refused() -> None:
 # -- Errors -------------------------------------------------------------------------------------
 
 AGAIN = [
-    exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
-    exceptions.ReadOnlyError("You can't write against a read only replica."),
-    exceptions.ClusterDownError("CLUSTERDOWN The cluster is down"),
-    exceptions.MasterDownError("Link with MASTER is down"),
-    exceptions.TryAgainError("Multiple keys request during rehashing of slot"),
-    exceptions.AskError("7 127.0.0.1:7001"),
-    exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots"),
-    exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
-    exceptions.ResponseError("BUSY Redis is busy running a script."),
-    exceptions.ResponseError("Error running script (call to f_1): @user_script:9: -READONLY You can't write"),
+    ReplyError("LOADING Redis is loading the dataset in memory"),
+    ReplyError("READONLY You can't write against a read only replica."),
+    ReplyError("CLUSTERDOWN The cluster is down"),
+    ReplyError("MASTERDOWN Link with MASTER is down"),
+    ReplyError("TRYAGAIN Multiple keys request during rehashing of slot"),
+    ReplyError("ASK 7 127.0.0.1:7001"),
+    ReplyError("MISCONF Redis is configured to save RDB snapshots"),
+    ReplyError("NOREPLICAS Not enough good replicas to write."),
+    ReplyError("BUSY Redis is busy running a script."),
+    ReplyError("ERR Error running script (call to f_1): @user_script:9: -READONLY You can't write"),
 ]
 
 
@@ -122,8 +125,8 @@ def test_an_error_that_passes_is_tried_again(error: Exception) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        exceptions.AuthenticationError("WRONGPASS invalid username-password pair"),
-        exceptions.NoPermissionError("this user has no permissions to run the 'eval' command"),
+        ReplyError("WRONGPASS invalid username-password pair"),
+        ReplyError("NOPERM this user has no permissions to run the 'eval' command"),
     ],
     ids=named,
 )
@@ -136,7 +139,7 @@ def test_an_error_that_stays_is_said(error: Exception) -> None:
 
 
 def test_a_broken_connection_leaves_us_unsure() -> None:
-    for error in (exceptions.ConnectionError("reset"), exceptions.TimeoutError("slow"), OSError("gone")):
+    for error in (BrokenReply("no end"), TimeoutError("slow"), OSError("gone")):
         judged = RedisNode("redis://host").judge(error)
 
         assert isinstance(judged, TryAgain)
@@ -183,6 +186,51 @@ def test_a_bulk_enqueue_cut_between_its_pieces_is_stored_once_and_all_new(
     assert proxy.fired == 1
     assert [(job.id, job.is_new) for job in jobs] == [(new.id, True) for new in news]
     assert app.sync.counts()["ready"] == 2500
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with cert.pem, signed by itself for localhost, and key.pem."""
+    folder = tmp_path_factory.mktemp("tls")
+    new = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*new.split(), *names], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def tls_port(certificate: Path) -> Iterator[int]:
+    port = free_port()
+    files = {"tls-cert-file": f"{certificate}/cert.pem", "tls-key-file": f"{certificate}/key.pem"}
+    others = {"tls-port": str(port), "tls-ca-cert-file": f"{certificate}/cert.pem", "tls-auth-clients": "no"}
+    with Redis({**files, **others}):
+        yield port
+
+
+def test_tls_checks_the_certificate_unless_the_url_says_otherwise(
+    tls_port: int, certificate: Path, face: str
+) -> None:
+    address = f"rediss://localhost:{tls_port}/0"
+    for options in (f"?ssl_ca_certs={certificate}/cert.pem", "?ssl_cert_reqs=none"):
+        with face_of(Dibs(address + options), face) as app:
+            assert app.enqueue(NewJob("work"))[0].is_new
+
+    with (
+        face_of(Dibs(address), face) as app,
+        pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        app.counts()
+
+
+@pytest.mark.parametrize(
+    "options", ["?ssl_cert_reqs=maybe", "?ssl_check_hostname=maybe", "?socket_timeout=3"]
+)
+def test_an_option_of_the_url_that_means_nothing_is_refused(options: str) -> None:
+    with pytest.raises(BadRequest, match=options[1:].partition("=")[0]):
+        Dibs(f"rediss://host{options}")
 
 
 # -- Killed ---------------------------------------------------------------------------------------
@@ -255,7 +303,10 @@ def _all(app: Dibs, state: str) -> list[Any]:
 # -- Wake-ups -------------------------------------------------------------------------------------
 
 
-def test_a_burst_of_enqueues_is_announced_a_few_times_not_each_time(client: redis.Redis, app: Dibs) -> None:
+def test_a_burst_of_enqueues_is_announced_a_few_times_not_each_time(
+    client: redis.Redis, app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "MODERATE", 1.0)  # seconds: however slow this machine is, it is a burst
     app.sync.open()
     with client.pubsub() as listening:
         listening.subscribe("{dibs}:wake")

@@ -40,7 +40,9 @@ def app(url: str, monkeypatch: pytest.MonkeyPatch) -> Dibs:
     return Dibs(url)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite", "postgresql", "mariadb", "redis"], indirect=True)
+@pytest.mark.parametrize(
+    "engine", ["memory", "sqlite", "postgresql", "mariadb", "mysql", "redis"], indirect=True
+)
 def test_who_comes_late_changes_nothing(app: Dibs, tmp_path: Path) -> None:
     verdict = verdict_on(app, tmp_path)
     app.sync.close()

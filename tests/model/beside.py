@@ -274,7 +274,7 @@ _ID = re.compile("'([0-9a-f-]{36})'")
 
 
 class _ByCursor:
-    """A connection to MariaDB that is used as one of psycopg's."""
+    """A connection to MariaDB or MySQL that is used as one of psycopg's."""
 
     def __init__(self, url: str) -> None:
         self._connection = mysql_connection(url)
@@ -287,7 +287,7 @@ class _ByCursor:
         return cursor
 
 
-def mariadb_store(url: str) -> SqlStore:
+def mysql_store(url: str) -> SqlStore:
     store = SqlStore(url, _ByCursor(url))
     store.app.sync.migrate()
     return store

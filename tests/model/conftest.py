@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.beside import RedisStore, SqlStore, mariadb_store, postgresql_store, sqlite_store
-from tests.support.servers import MariaDB, PostgreSQL, Redis
+from tests.model.beside import RedisStore, SqlStore, mysql_store, postgresql_store, sqlite_store
+from tests.support.servers import MariaDB, MySQLServer, PostgreSQL, Redis
 
 
 @pytest.fixture
@@ -36,6 +36,13 @@ def postgres(postgresql: PostgreSQL) -> Iterator[SqlStore]:
 def mariadb_beside() -> Iterator[SqlStore]:
     """On a server that need not survive a crash: it is asked ten thousand times."""
     with MariaDB({"innodb-flush-log-at-trx-commit": 0}) as server:
-        store = mariadb_store(server.fresh_database())
+        store = mysql_store(server.fresh_database())
         yield store
         store.close()
+
+
+@pytest.fixture
+def mysql_beside(mysql: MySQLServer) -> Iterator[SqlStore]:
+    store = mysql_store(mysql.fresh_database())
+    yield store
+    store.close()

@@ -28,7 +28,7 @@ from tests.model.agreement import TICK, Agreement, Twins, some
 from tests.model.beside import QUEUES, Places, Seen, Side, places_in_memory
 from tests.model.draws import End, ends, plain_jobs, states
 from tests.model.moved_agreement import MovedAgreement
-from tests.support.internals import core_of, engine_of, request_of
+from tests.support.internals import begin_schedule, core_of, engine_of, request_of
 
 TRAINS = ("north", "south")
 SLOTS = ("desk", "door")
@@ -421,7 +421,9 @@ def open_pipelines() -> Script[list[UUID]]:
 
 def move_schedule(side: Side, name: str, new: NewJob) -> Script[list[Any]]:
     job = core_of(side.app).registry.prepare(new)
-    move = {"schedule": name, "since": None, "tick": datetime.now(UTC), "jobs": [job]}
+    now = datetime.now(UTC)
+    yield from begin_schedule(name, now)
+    move = {"schedule": name, "since": now, "revision": 0, "tick": now, "jobs": [job]}
     _, row = yield Step("enqueue_tick", move)
     return [True, str(row["state"])] if row["is_new"] else [False, row["holder"]]
 

@@ -18,7 +18,11 @@ def test_postgresql_does_what_memory_does(postgres: SqlStore) -> None:
 
 
 def test_mariadb_does_what_memory_does(mariadb_beside: SqlStore) -> None:
-    check_agreement(mariadb_beside, examples=40)
+    check_agreement(mariadb_beside, examples=30)
+
+
+def test_mysql_does_what_memory_does(mysql_beside: SqlStore) -> None:
+    check_agreement(mysql_beside, examples=15)
 
 
 def test_redis_does_what_memory_does(on_redis: RedisStore) -> None:
@@ -94,3 +98,9 @@ def test_postgresql_does_what_memory_does_at_length(postgres: SqlStore) -> None:
 @pytest.mark.timeout(1800)
 def test_mariadb_does_what_memory_does_at_length(mariadb_beside: SqlStore) -> None:
     check_agreement(mariadb_beside, examples=600, derandomize=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_mysql_does_what_memory_does_at_length(mysql_beside: SqlStore) -> None:
+    check_agreement(mysql_beside, examples=400, derandomize=False)

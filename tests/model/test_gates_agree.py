@@ -21,7 +21,11 @@ def test_gates_of_postgresql_do_what_those_of_memory_do(postgres: SqlStore) -> N
 
 
 def test_gates_of_mariadb_do_what_those_of_memory_do(mariadb_beside: SqlStore) -> None:
-    check_agreement(mariadb_beside, GatedAgreement, examples=8)
+    check_agreement(mariadb_beside, GatedAgreement, examples=6)
+
+
+def test_gates_of_mysql_do_what_those_of_memory_do(mysql_beside: SqlStore) -> None:
+    check_agreement(mysql_beside, GatedAgreement, examples=4)
 
 
 def test_gates_of_redis_do_what_those_of_memory_do(on_redis: RedisStore) -> None:
@@ -137,3 +141,9 @@ def test_gates_of_postgresql_do_what_those_of_memory_do_at_length(postgres: SqlS
 @pytest.mark.timeout(1800)
 def test_gates_of_mariadb_do_what_those_of_memory_do_at_length(mariadb_beside: SqlStore) -> None:
     check_agreement(mariadb_beside, GatedAgreement, examples=400, derandomize=False)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_gates_of_mysql_do_what_those_of_memory_do_at_length(mysql_beside: SqlStore) -> None:
+    check_agreement(mysql_beside, GatedAgreement, examples=250, derandomize=False)

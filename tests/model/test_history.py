@@ -20,7 +20,7 @@ from tests.model.crowd import Crowd
 from tests.model.history import Broken, Change, History, Rule, Told, Took, check, rules_broken
 from tests.model.journal import install_journal, read_journal
 from tests.model.protocol import Deed, Mutant, Protocol, World
-from tests.support.servers import MariaDB, PostgreSQL
+from tests.support.servers import MariaDB, MySQLServer, PostgreSQL
 
 FLAGGED_BY = {
     Mutant.claim_looks_first: Rule.claimed_when_ready,
@@ -314,6 +314,10 @@ def test_a_real_run_makes_a_history_the_checker_accepts(postgresql: PostgreSQL) 
 
 def test_a_real_run_on_mariadb_makes_a_history_the_checker_accepts(mariadb: MariaDB) -> None:
     accept_a_run(mariadb, seconds=3)
+
+
+def test_a_real_run_on_mysql_makes_a_history_the_checker_accepts(mysql: MySQLServer) -> None:
+    accept_a_run(mysql, seconds=3)
 
 
 @pytest.mark.long

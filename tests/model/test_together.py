@@ -17,7 +17,7 @@ from tests.model.beside import make_app
 from tests.support.internals import store_of
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "mariadb", "mysql", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match request.param:
         case "memory":

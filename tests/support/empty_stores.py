@@ -29,15 +29,15 @@ def emptied_postgresql(url: str) -> str:
     return url
 
 
-def emptied_mariadb(url: str) -> str:
+def emptied_mysql(url: str) -> str:
     try:
-        connection, tables = _open.get(url) or _keep_mariadb(url)
+        connection, tables = _open.get(url) or _keep_mysql(url)
         with connection.cursor() as cursor:
             for table in tables:
                 cursor.execute(f"delete from {table}")
     except (pymysql.OperationalError, pymysql.InterfaceError):
         _forget(url)
-        return emptied_mariadb(url)
+        return emptied_mysql(url)
     return url
 
 
@@ -48,7 +48,7 @@ def _keep_postgresql(url: str) -> tuple[Any, list[str]]:
     )
 
 
-def _keep_mariadb(url: str) -> tuple[Any, list[str]]:
+def _keep_mysql(url: str) -> tuple[Any, list[str]]:
     connection = mysql_connection(url)
     return _keep(url, connection, connection._sock.fileno(), "show tables like 'dibs\\_%'")
 

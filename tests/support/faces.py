@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dibs import Claim, Dibs, Job, NewJob, Task
-from dibs.app.collections import NewPipeline, Pipelines, Slots, Trains
+from dibs.app.collections import NewPipeline, Pipelines, Schedules, Slots, Trains
 from dibs.clock import SECOND
 from dibs.operations import upkeep
 from dibs.operations.scripts import Step
@@ -212,7 +212,7 @@ class Waiting:
 class Part:
     """`app.trains` and the like of the async face, whose coroutines are waited for."""
 
-    def __init__(self, face: AsyncFace, part: Trains | Slots | Pipelines | NewPipeline) -> None:
+    def __init__(self, face: AsyncFace, part: Trains | Slots | Pipelines | Schedules | NewPipeline) -> None:
         self._face = face
         self._part = part
 
@@ -225,7 +225,7 @@ def _blocking(face: AsyncFace, value: Any) -> Any:
         return lambda *args, **kwargs: _blocking(face, face.wait_for(value(*args, **kwargs)))
     if isinstance(value, Claim):
         return Waiting(face, value)
-    if isinstance(value, Trains | Slots | Pipelines):
+    if isinstance(value, Trains | Slots | Pipelines | Schedules):
         return Part(face, value)
     if isinstance(value, list):
         return [_blocking(face, each) for each in value]

@@ -28,6 +28,7 @@ from tests.support.fault_stores import (
     write_after_the_look,
 )
 from tests.support.internals import age, core_of, run_script
+from tests.support.matrix import MYSQLS
 
 AT_ONCE_SECONDS = 1.0
 
@@ -266,17 +267,19 @@ def crowd(
             *(kind, queue, priority, state, state == "scheduled", *[lease] * 4, table == "dibs_finished"),
         )
         return
-    if place.kind == "mariadb":
+    if place.kind in MYSQLS:
         due = "1 year" if state == "scheduled" else "-1 hour"
         place.sql(
             f"""
             insert into {table} (id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at,
                 attempts, token, worker, lease_until, finished_at)
-            select unhex(md5(uuid())), %s, %s, '{{}}', %s, %s, 3,
+            select random_bytes(16), %s, %s, '{{}}', %s, %s, 3,
                 utc_timestamp(6) + interval {due}, utc_timestamp(6), if(%s, 1, 0), if(%s, 0, null),
                 if(%s, 'crowd', null), if(%s, utc_timestamp(6) + interval 1 hour, null),
                 if(%s, utc_timestamp(6), null)
-            from seq_1_to_{many}
+            from json_table(
+                concat('[0', repeat(',0', {many} - 1), ']'), '$[*]' columns (n for ordinality)
+            ) numbers
             """,
             *(kind, queue, priority, state, *[lease] * 4, table == "dibs_finished"),
         )
@@ -632,7 +635,7 @@ def _look_at_schedules(app: Dibs, now: datetime, looked: threading.Barrier | Non
     core = core_of(app)
 
     def script() -> Script[None]:
-        inner = enqueue_due(list(core.schedules), core.registry.prepare, now)
+        inner = enqueue_due(core.schedules.definitions, now)
         with contextlib.suppress(StopIteration):
             step = next(inner)
             while True:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from copy import copy
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ from uuid import UUID
 import psycopg
 import pymysql
 
-from dibs import Dibs, NewJob
+from dibs import Dibs, NewJob, Worker
 from dibs.app.claims import Claim
 from dibs.operations.claim import ClaimRequest
 from dibs.operations.scripts import Script, Step
@@ -34,6 +35,7 @@ from dibs.operations.settle import Renewal
 from dibs.operations.settle import exchange as exchange_script
 from dibs.operations.settle import renew as renew_script
 from tests.support.internals import core_of, engine_of, run_script, store_of
+from tests.support.matrix import MYSQLS
 from tests.support.servers import mysql_connection
 
 T = TypeVar("T")
@@ -107,7 +109,7 @@ class Place:
         if self.kind == "sqlite":
             path = self.url.removeprefix("sqlite:///")
             return sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
-        if self.kind == "mariadb":
+        if self.kind in MYSQLS:
             return mysql_connection(self.url, cls=MysqlHands)
         return psycopg.connect(self.url, autocommit=True)
 
@@ -135,11 +137,11 @@ def renew(app: Dibs, claims: Sequence[Any], lease: float) -> dict[Any, Renewal]:
 
 
 def exchange(
-    app: Dibs, claims: Sequence[Any], then: Sequence[NewJob] = (), **wish: Any
+    app: Dibs, claims: Sequence[Any], then: Sequence[NewJob] = (), lease: int = 60_000_000, **wish: Any
 ) -> tuple[list[Any], list[Any]]:
     """Let these claims succeed, with these children, and claim the next ones, in one commit."""
     settled = [claim._held.settled_by(claim._held.succeeded(None), then) for claim in claims]
-    asked = ClaimRequest(worker="exchanger", lease=60_000_000, leases={}, **wish)
+    asked = ClaimRequest(worker="exchanger", lease=lease, leases={}, **wish)
     (lost, _), jobs = run_script(app, lambda: exchange_script(settled, asked))
     return [one.id for one in lost], jobs
 
@@ -156,7 +158,7 @@ def write_after_the_look(app: Dibs, new: NewJob) -> Any:
 
 def blocks(app: Dibs) -> dict[str, str]:
     """The statements of this app's dialect, by name."""
-    return dict(engine_of(app).dialect.blocks)
+    return dict(engine_of(app).dialect.blocks.all())
 
 
 class StaleMutant(Exception):
@@ -165,7 +167,7 @@ class StaleMutant(Exception):
 
 def mutate(app: Dibs, block: str, old: str, new: str) -> None:
     """Break one statement of this app; a text that is not there would be no mutant at all."""
-    texts = blocks(app)
+    texts = copy(engine_of(app).dialect.blocks)
     if old not in texts[block]:
         raise StaleMutant(f"{block} does not say {old!r} any more; reword the mutant")
     texts[block] = texts[block].replace(old, new)
@@ -242,6 +244,35 @@ def face_of(app: Dibs, face: str) -> Iterator[Any]:
     with asyncio.Runner() as runner:
         yield Driven(app, runner)
         runner.run(app.close())
+
+
+# -- Workers ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def working(app: Dibs, concurrency: int = 2) -> Iterator[Worker]:
+    """A worker on a thread of its own; an error that ends it fails the test."""
+    worker = Worker(app, concurrency=concurrency)
+    ended: list[BaseException] = []
+
+    async def run() -> None:
+        async with app:
+            await worker.run(handle_signals=False)
+
+    def work() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+    assert ended == []
 
 
 # -- Processes that obey ------------------------------------------------------------------------
@@ -363,7 +394,7 @@ def keep_journal(place: Place) -> Callable[[Any], list[tuple[str, int | None]]]:
         return lambda id: place.sql("select became, token from journal where job = ? order by n", str(id))
     if place.kind == "redis":
         return place.until_closed(Monitor(place.url)).states_of
-    if place.kind == "mariadb":
+    if place.kind in MYSQLS:
         for statement in filter(str.strip, _MARIADB_JOURNAL.split(";\n")):
             place.sql(statement)
         return lambda id: place.sql(

@@ -9,6 +9,7 @@ from typing import Any
 from dibs.clock import SECOND
 from dibs.operations import upkeep
 from dibs.operations.schedules import enqueue_due
+from dibs.operations.scripts import Step
 
 
 def core_of(app: Any) -> Any:
@@ -33,8 +34,13 @@ def request_of(app: Any, worker: str, lease: float, **what: Any) -> Any:
 
 def due_ticks(app: Any, now: datetime) -> Callable[[Any], Any]:
     """Return the operation by which a worker enqueues the jobs of ticks that are due at this time."""
-    core = core_of(app)
-    return lambda _: enqueue_due(list(core.schedules), core.registry.prepare, now)
+    return lambda _: enqueue_due(core_of(app).schedules.definitions, now)
+
+
+def begin_schedule(name: str, tick: datetime) -> Any:
+    """Make a schedule of which the store knows nothing but this last tick."""
+    new = {"since": None, "revision": 0, "new_revision": 0, "about": "{}"}
+    return (yield Step("set_schedule", {"schedule": name, "tick": tick, **new}))
 
 
 def run_script(app: Any, script: Callable[[], Any]) -> Any:

@@ -11,14 +11,15 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from dibs import Cancel, Context, Dibs, Fail, NewJob, Retry, Snooze
+from dibs import Cancel, Context, Dibs, Fail, Job, NewJob, Retry, Snooze
 
 
 @asynccontextmanager
@@ -50,6 +51,29 @@ def noted(folder: str) -> Any:
         yield
     finally:
         leave(folder, "cleaned up")
+
+
+surrounding: ContextVar[int] = ContextVar("surrounding", default=0)
+
+
+@app.around
+@contextmanager
+def surrounded(job: Job) -> Iterator[None]:
+    token = surrounding.set(os.getpid())
+    try:
+        yield
+    finally:
+        surrounding.reset(token)
+
+
+@app.job(isolation="process", name="around")
+def around() -> tuple[int, int]:
+    return surrounding.get(), os.getpid()
+
+
+@app.job(isolation="process", name="around_awaited")
+async def around_awaited() -> tuple[int, int]:
+    return around()
 
 
 @app.job(isolation="process")
@@ -233,6 +257,12 @@ def ends(how: str) -> Any:
             return Cancel("not needed")
         case "fail":
             return Fail("can't be done")
+        case "raise snooze":
+            raise Snooze(3600)
+        case "raise cancel":
+            raise Cancel("not needed")
+        case "raise fail":
+            raise Fail("can't be done")
         case "raise":
             raise ValueError("went wrong")
         case "exit":
@@ -245,6 +275,11 @@ def ends(how: str) -> Any:
             raise ValueError("x" * 10_000_000)
         case "surrogate":
             raise ValueError("\ud800\x00")
+
+
+@app.job(isolation="process", max_attempts=3, retry_on=(ConnectionError,))
+async def tries_again(kind: str) -> None:
+    raise {"reset": ConnectionResetError, "key": KeyError}[kind]("name")
 
 
 class Hostile(Exception):

@@ -8,20 +8,26 @@ A test that takes an engine, a face or a connection exists once for each combina
    for the ways in which a worker may be late.
 2. On each engine the first such test of each file, with the first of its other parameters, runs in all
    of them.
-3. The Redis Cluster is Redis with other routes to it. There run the tests of `ON_CLUSTER`, one per question
+3. MariaDB and MySQL are given the same statements and share the tests that take either: each runs on one of
+   the two, by the same checksum, with all of its other parameters. On both run the tests of `ON_CLUSTER`, one
+   per question that dibs asks of a store, the first test of each file, and everything in tests/faults.
+4. The Redis Cluster is Redis with other routes to it. There run the tests of `ON_CLUSTER`, one per question
    that dibs asks of a store, and outside of the conformance suite the first test of each file.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import pytest
 
-ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "redis", "redis-cluster"]
+ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "mysql", "redis", "redis-cluster"]
+
+# The engines that share.
+MYSQLS = ("mariadb", "mysql")
 
 CLUSTER = "redis-cluster"
 
@@ -39,6 +45,7 @@ ON_CLUSTER = {
     "counts": "test_an_empty_store_counts_nothing_in_every_state",
     "current": "test_whoever_lets_go_of_a_slot_lets_the_next_one_go",
     "delete": "test_a_deleted_job_frees_its_unique_key",
+    "delete_schedule": "test_a_deleted_schedule_ticks_no_more_and_its_jobs_stay",
     "depart": "test_more_than_one_batch_is_moved_whole",
     "departed": "test_more_than_one_batch_is_moved_whole",
     "echo": "test_an_echo_is_answered_on_every_store",
@@ -49,6 +56,14 @@ ON_CLUSTER = {
     "exchange": "test_no_more_than_the_limit_are_claimed_in_order",
     "explain": "test_a_running_job_says_where",
     "find": "test_jobs_are_found_by_state",
+    "search": "test_a_search_finds_what_all_of_its_words_say",
+    "count": "test_what_matches_is_counted_up_to_a_cap",
+    "add_to_minute": "test_what_several_workers_count_adds_up",
+    "forget_minutes": "test_old_counts_are_forgotten",
+    "refuse": "test_a_late_write_is_kept_with_the_job",
+    "refusals": "test_a_late_write_is_kept_with_the_job",
+    "forget_refusals": "test_they_go_with_their_job",
+    "minutes": "test_what_several_workers_count_adds_up",
     "find_oldest": "test_more_than_a_page_is_retried",
     "gates": "test_trains_are_listed_by_name_page_by_page",
     "get": "test_a_job_is_found_by_its_id_in_every_state",
@@ -59,8 +74,10 @@ ON_CLUSTER = {
     "landed": "test_more_than_one_batch_is_moved_whole",
     "leave": "test_a_worker_that_left_is_none",
     "mend": "test_a_train_whose_head_was_deleted_by_hand_goes_on",
+    "newest_pipelines": "test_pipelines_are_listed_newest_first",
     "now": "test_times_are_the_stores_and_have_a_zone",
     "parents": "test_the_results_of_parents_are_handed_on",
+    "pipeline_counts": "test_pipelines_are_listed_newest_first",
     "pipelines": "test_a_pipeline_tells_how_far_it_has_come",
     "progress": "test_progress_is_noted_with_its_message",
     "prune": "test_jobs_that_finished_long_ago_are_removed",
@@ -72,12 +89,14 @@ ON_CLUSTER = {
     "retry": "test_a_scheduled_job_is_due_now",
     "schedules": "test_schedules_do_not_know_each_other",
     "set_queue": "test_a_paused_queue_gives_nothing",
+    "set_schedule": "test_a_worker_that_knows_no_kind_serves_it",
     "settle": "test_a_result_comes_back_as_it_was",
     "settled": "test_the_winning_settle_repeated_is_a_success_and_changes_nothing",
     "stage": "test_more_than_a_batch_of_due_jobs_is_staged",
     "sweep": "test_more_than_a_batch_of_due_jobs_is_staged",
     "tick": "test_a_worker_that_learned_a_kind_since_it_came_knows_it",
     "upcoming": "test_a_job_that_is_gone_before_its_time_is_not_due",
+    "update": "test_a_ready_job_goes_before_others_with_a_higher_priority",
     "workers": "test_a_worker_that_learned_a_kind_since_it_came_knows_it",
 }
 
@@ -135,10 +154,13 @@ def default_cases(cases: list[Case]) -> set[Case]:
         tests[case.name, case.engine][case.rest].append(case)
     first = _first(case for alike in tests.values() for group in alike.values() for case in group[1:])
     first_on_cluster = _first(case for case in cases if case.engine == CLUSTER)
+    left_out = _left_to_the_twin(cases)
     kept: set[Case] = set()
     for (name, engine), alike in tests.items():
         start = _start(name, engine)
         for number, group in enumerate(alike.values()):
+            if (name, group[0].rest, engine) in left_out:
+                continue
             if engine != CLUSTER or _stands_for_others(group[0], first_on_cluster):
                 is_first = number == 0 and name == first.get((group[0].file, engine))
                 kept.update(group if is_first else [group[(start + number) % len(group)]])
@@ -156,6 +178,20 @@ def _first(cases: Iterable[Case]) -> dict[tuple[str, str], str]:
 def _start(name: str, engine: str) -> int:
     """Return a number that is the same in every process, and another one on the next engine."""
     return crc32(name.encode()) + (ENGINES.index(engine) if engine in ENGINES else len(engine))
+
+
+def _left_to_the_twin(cases: Sequence[Case]) -> set[tuple[str, Hashable, str]]:
+    """Return the tests, with the one of MariaDB and MySQL that leaves it to the other."""
+    first = set(_first(cases).values())
+    tests: dict[tuple[str, Hashable], set[str]] = defaultdict(set)
+    for case in cases:
+        on_both = case.test in ON_CLUSTER.values() or case.file.startswith("faults/") or case.name in first
+        tests[case.name, case.rest].update(() if on_both else (case.engine,))
+    return {
+        (name, rest, MYSQLS[crc32(name.encode()) // 2 % 2])
+        for (name, rest), on in tests.items()
+        if on.issuperset(MYSQLS)
+    }
 
 
 def _stands_for_others(case: Case, first: dict[tuple[str, str], str]) -> bool:

@@ -32,6 +32,7 @@ class FaultProxy:
         self.target = target
         self.port = free_port()
         self.fired = 0
+        self.round_trips = 0  # of all connections: how often a client spoke after it had heard
         self._ready = ready
         self._links: set[_Link] = set()
         self._faults: list[_Fault] = []
@@ -162,6 +163,8 @@ class FaultProxy:
         while chunk := await link.client.read():
             if self._swallows(link) or link.answered:
                 continue
+            self.round_trips += link.heard
+            link.heard = False
             match None if link.doomed else self._met(link):
                 case "before":
                     self._fire(link)
@@ -182,6 +185,7 @@ class FaultProxy:
                 break
             link.established |= server.just_said(self._ready)
             await asyncio.sleep(self._delay)
+            link.heard = True
             await link.client.write(chunk)
         if link.doomed:
             self._fire(link)
@@ -248,6 +252,7 @@ class _Link:
         self.server: _Side | None = None
         self.gone = asyncio.Event()
         self.established = self.doomed = self.answered = self.lost = False
+        self.heard = True
 
     async def dial(self, port: int) -> _Side:
         self.server = _Side(*await asyncio.open_connection(HOST, port))

@@ -34,6 +34,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "zset": lambda asking, key: asking.zrange(key, 0, -1, withscores=True),
     "set": lambda asking, key: asking.smembers(key),
     "string": lambda asking, key: asking.get(key),
+    "list": lambda asking, key: asking.lrange(key, 0, -1),
 }
 
 
@@ -81,7 +82,8 @@ def _asked(job: dict[str, str]) -> str | None:
 def _is_apart(key: str) -> bool:
     name = key.removeprefix(f"{STORE}:").split(":")[0]
     return name in (
-        *("job", "token", "settings", "paused", "limits", "schedules", "workers", "worker"),
+        *("job", "token", "settings", "paused", "limits", "schedules", "workers", "worker", "minutes"),
+        "refusals",
         *("identity", "departed", "arrived", "gate", "offers", "started", "onward", "parents"),
     )
 
@@ -96,6 +98,7 @@ def _expected(jobs: dict[str, dict[str, str]], stored: dict[str, Any]) -> dict[s
         sets[f"ids:{state}:{line}"][id] = 0
         if job.get("pipeline_id"):
             sets[f"pipeline:{job['pipeline_id']}"][id] = 0
+            sets["pipelines"][job["pipeline_id"]] = 0
         lasts = job.get("unique_until") and keys.get(job["unique_key"]) == id
         if job.get("unique_key") and (state not in FINISHED or lasts):
             unique[job["unique_key"]] = id

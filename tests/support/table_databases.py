@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 from dibs import tables
 from dibs.tables import sync
 
-SYNC_DRIVERS = ["postgresql+psycopg", "mysql+pymysql", "sqlite+pysqlite"]
-ASYNC_DRIVERS = ["postgresql+psycopg_async", "postgresql+asyncpg", "mysql+asyncmy", "sqlite+aiosqlite"]
+SYNC_DRIVERS = ["postgresql+psycopg", "mariadb+pymysql", "mysql+pymysql", "sqlite+pysqlite"]
+ASYNC_DRIVERS = ["postgresql+psycopg_async", "postgresql+asyncpg", "mariadb+asyncmy", "mysql+asyncmy"]
+ASYNC_DRIVERS += ["sqlite+aiosqlite"]
 
 
 def open_engine(driver: str, url: str, archive: str, **options: Any) -> Any:

@@ -123,3 +123,32 @@ def test_tests_that_do_not_use_dibs_do_not_pay_for_it(tmp_path: Path) -> None:
     )
 
     assert code == 0, output
+
+
+def test_a_test_without_the_fixture_reaches_no_store_if_that_is_forbidden(tmp_path: Path) -> None:
+    code, output = _pytest(
+        tmp_path,
+        pytest_ini=INI + "    dibs_forbid_store = true\n",
+        jobs_py=JOBS,
+        test_mail_py="""
+            import asyncio
+            import pytest
+            from dibs import Dibs, NewJob, Refused
+            from jobs import app, send_receipt
+
+            def test_forgetful():
+                with pytest.raises(Refused, match="this test uses postgresql://nowhere.invalid/shop"):
+                    send_receipt.sync.enqueue(7)
+                with pytest.raises(Refused, match="take the fixture dibs_app"):
+                    asyncio.run(send_receipt.enqueue(7))
+                app.sync.close()
+
+            def test_careful(dibs_app):
+                assert send_receipt.sync.enqueue(7).is_new
+
+            def test_in_memory():
+                assert len(Dibs("memory://").sync.enqueue(NewJob("work"))) == 1
+        """,
+    )
+
+    assert (code, "3 passed" in output) == (0, True), output

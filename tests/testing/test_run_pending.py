@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, Context, Dibs, Fail, Job, NewJob, Retry, Snooze
-from dibs.testing import EndlessJobs, JobFailed, VirtualClock, sync
+from dibs.testing import AttemptFailed, EndlessJobs, VirtualClock, sync
 from tests.support.faces import Face, Make
 
 RunPending = Callable[..., list[Job]]
@@ -129,6 +129,17 @@ def test_what_a_handler_returns_is_no_error(app: Face, make: Make, run_pending: 
     assert [job.state for job in run_pending()] == ["failed", "scheduled"]
 
 
+def test_an_outcome_that_a_handler_raises_is_no_error_either(app: Face, run_pending: RunPending) -> None:
+    @app.job
+    def says(outcome: str) -> None:
+        raise {"fail": Fail("this can't work"), "snooze": Snooze(60)}[outcome]
+
+    app.enqueue_task(says, "fail")
+    app.enqueue_task(says, "snooze")
+
+    assert [job.state for job in run_pending()] == ["failed", "scheduled"]
+
+
 def test_a_timeout_is_raised_though_the_handler_never_raised_it(app: Face, run_pending: RunPending) -> None:
     @app.job(timeout=0.05)
     async def endless() -> None:
@@ -136,7 +147,7 @@ def test_a_timeout_is_raised_though_the_handler_never_raised_it(app: Face, run_p
 
     app.enqueue_task(endless)
 
-    with pytest.raises(JobFailed, match=r"(?s)TimeoutError.*in endless"):
+    with pytest.raises(AttemptFailed, match=r"(?s)TimeoutError.*in endless"):
         run_pending()
 
 
@@ -144,7 +155,7 @@ def test_a_result_that_cant_be_stored_is_raised(app: Face, make: Make, run_pendi
     app.job(name="odd")(lambda: {"an": object()})
     make.ready("odd")
 
-    with pytest.raises(JobFailed, match="result"):
+    with pytest.raises(AttemptFailed, match="result"):
         run_pending()
 
 

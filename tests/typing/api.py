@@ -16,6 +16,7 @@ from dibs import (
     Claim,
     Context,
     Dibs,
+    Fail,
     Job,
     JobState,
     NewJob,
@@ -23,6 +24,7 @@ from dibs import (
     Pipeline,
     Retry,
     ScheduleInfo,
+    Snooze,
     Swept,
     SyncClaim,
     SyncNewPipeline,
@@ -76,8 +78,8 @@ def beat(ctx: Context) -> None: ...
 async def schedules() -> None:
     assert_type(await recount.enqueue(1), Job)
     assert_type(await beat.enqueue(), Job)
-    assert_type(await app.schedules(), list[ScheduleInfo])
-    assert_type(app.sync.schedules(), list[ScheduleInfo])
+    assert_type(await app.schedules.list(), list[ScheduleInfo])
+    assert_type(app.sync.schedules.list(), list[ScheduleInfo])
     await recount.enqueue("one")  # type: ignore[arg-type]
     app.every("* * * * *", missed="some")  # type: ignore[arg-type]
 
@@ -90,6 +92,42 @@ async def enqueues() -> None:
     assert_type(send.sync.enqueue(42), Job)
     assert_type(await app.enqueue(send.new(1), NewJob("send", args={"order_id": 3})), list[Job])
     assert_type(app.sync.enqueue(send.new(1)), list[Job])
+
+
+@app.job(
+    retry_on=(ConnectionError,), give_up_on=[ValueError], isolation="process", slot_policy="wait", slot="s"
+)
+async def sleepy(n: int) -> dict[str, int] | Snooze:
+    if n == 1:
+        raise Fail("can't work")
+    return Snooze(30)
+
+
+async def results(job: Job) -> None:
+    assert_type(await send.wait(job, timeout=30), dict[str, int])
+    assert_type(await send.using(priority=1).wait(job.id), dict[str, int])
+    assert_type(await print_label.wait("…"), str)
+    assert_type(await audit.wait(job), None)
+    assert_type(await sleepy.wait(job), dict[str, int] | Snooze)
+    await send.wait(7)  # type: ignore[call-overload]
+
+
+def results_without_a_loop(job: Job) -> None:
+    assert_type(send.sync.wait(job, timeout=30), dict[str, int])
+    assert_type(print_label.sync.wait(job.id), str)
+    assert_type(beat.sync.wait("…"), None)
+
+
+def wrong_words_are_errors() -> None:
+    app.job(slot="s", slot_policy="first")  # type: ignore[call-overload]
+    app.job(on_failed="stop")  # type: ignore[call-overload]
+    app.job(isolation="thread")  # type: ignore[call-overload]
+    app.job(max_attemps=3)  # type: ignore[call-overload]
+    app.job(retry_on=("ConnectionError",))  # type: ignore[arg-type]
+    send.using(unique="u", on_conflict="drop")  # type: ignore[arg-type]
+    NewJob("send", on_cancelled="stop")  # type: ignore[arg-type]
+    app.on("finished")  # type: ignore[arg-type]
+    app.pipeline("p", on_failed="advance")  # type: ignore[arg-type]
 
 
 async def wrong_arguments_are_errors() -> None:
@@ -218,7 +256,7 @@ async def rows_of_your_own_tables_have_their_types() -> None:
     awaited, engine = create_async_engine(""), create_engine("")
     ready = Report.status == "ready"
     assert_type(await claim_rows(awaited, Report, ready, {"status": "taken"}, 1), list[Report])
-    assert_type(tables.claim_rows(engine, task, None, {"state": "taken"}, 1), list[Row[Any]])
+    assert_type(tables.claim_rows(engine, task, task.c.state == "new", {"state": "taken"}, 1), list[Row[Any]])
     claims = Claims(Report, awaited, ready=ready, lease=timedelta(minutes=1))
     assert_type(await claims.claim(10), list[Report])
     async for row in claims.stream():

@@ -8,7 +8,8 @@ import pytest
 import typer
 
 from dibs import BadRequest
-from dibs.cli._support.config import WorkOptions, from_pyproject, without_password
+from dibs.cli._support.config import WorkOptions, from_pyproject
+from dibs.text import without_password
 
 NOTHING = (None, None, None, None, None)
 
@@ -123,6 +124,7 @@ def test_a_variable_that_can_not_be_used_is_named(
         ("sqlite:///jobs.db", "sqlite:///jobs.db"),
         ("memory://", "memory://"),
         ("redis://:secret@cache/0", "redis://cache/0"),
+        ("postgresql://ann:s@cret@h1:1,h2:2/shop", "postgresql://ann@h1:1,h2:2/shop"),
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:

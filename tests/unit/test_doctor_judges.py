@@ -9,7 +9,7 @@ import pytest
 
 from dibs import Finding, Level, Queue, SchemaOutdated, StoreUnavailable, WorkerInfo
 from dibs.doctor import Backlog, ClockDifference, HintCheck, StoreFacts, judge, unwell
-from dibs.engines.sqlite.doctor import file_system
+from dibs.engines.sqlite.facts import file_system
 from tests.support.param_names import named
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -337,6 +337,14 @@ def test_jobs_that_wait_for_long_are_a_warning_that_names_the_queue() -> None:
 def test_without_a_worker_the_advice_is_to_start_one() -> None:
     assert the("waiting", look(backlog=[ready("mail", 300)])).advice == "start a worker"
     assert the("workers", look()).level == Level.note
+
+
+def test_more_workers_are_not_advised_where_no_worker_takes_the_jobs() -> None:
+    there = [worker(kinds=["greet"])]
+    findings = look(backlog=[ready("mail", 300)], pairs=[("mail", "stranger")], workers=there)
+
+    assert the("waiting", findings).level == Level.ok
+    assert the("kinds", findings).level == Level.warning
 
 
 def test_a_paused_queue_is_a_note_and_its_jobs_do_not_count_as_waiting() -> None:

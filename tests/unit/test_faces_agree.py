@@ -11,18 +11,20 @@ from dibs import Claim, Context, Dibs, SyncClaim, SyncContext, SyncDibs, SyncTas
 from dibs.app.collections import (
     NewPipeline,
     Pipelines,
+    Schedules,
     Slots,
     SyncNewPipeline,
     SyncPipelines,
+    SyncSchedules,
     SyncSlots,
     SyncTrains,
     Trains,
 )
 
-ONLY_ASYNC = {"sync", "job", "every", "on"}  # registering is the same for both faces
+ONLY_ASYNC = {"sync", "job", "every", "on", "around"}  # registering is the same for both faces
 WHOLE = [
     *((Dibs, SyncDibs), (Claim, SyncClaim), (Trains, SyncTrains), (Slots, SyncSlots)),
-    *((Pipelines, SyncPipelines), (NewPipeline, SyncNewPipeline)),
+    *((Pipelines, SyncPipelines), (NewPipeline, SyncNewPipeline), (Schedules, SyncSchedules)),
 ]
 PAIRS = [*WHOLE, (Task, SyncTask), (Context, SyncContext)]
 
@@ -126,7 +128,8 @@ def test_a_job_has_exactly_the_documented_fields() -> None:
 
 def test_the_errors_form_one_tree() -> None:
     errors = [value for name in dibs.__all__ if isinstance(value := getattr(dibs, name), type)]
-    errors = [each for each in errors if issubclass(each, Exception)]
+    outcomes = {dibs.Snooze, dibs.Cancel, dibs.Fail}
+    errors = [each for each in errors if issubclass(each, Exception) and each not in outcomes]
 
     assert all(issubclass(each, dibs.DibsError) for each in errors)
     assert issubclass(dibs.NotStale, dibs.Refused)

@@ -16,7 +16,7 @@ from tests.support.faces import Make, SyncFace
 from tests.support.internals import store_of
 
 pytestmark = [
-    pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True),
+    pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql", "redis"], indirect=True),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 

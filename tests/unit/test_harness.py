@@ -346,3 +346,31 @@ def test_who_can_not_install_a_program_hears_why(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(MissingServer, match="no disk left"):
         find_binary("no-such-server", "another-package")
+
+
+def test_a_run_without_mysql_goes_on_and_ends_by_saying_so(tmp_path: Path) -> None:
+    apt = tmp_path / "apt-get"
+    apt.write_text("#!/bin/sh\necho 'there is no network' >&2; exit 100\n")
+    apt.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    chosen = ["tests/conformance/test_find.py", "-k", "(mysql or memory) and found_by_state"]
+
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    if "MySQL " in run.stdout.partition("servers: ")[2].partition("\n")[0]:
+        pytest.skip("this machine has a MySQL of its own")
+    assert run.returncode == 0
+    assert "passed" in run.stdout
+    last = run.stdout.strip().splitlines()[-1]
+    assert last.startswith("not tested: MySQL (")
+    assert "there is no network" in last

@@ -53,7 +53,7 @@ def settled(job: Job, settled_as: str, **about: Any) -> Any:
     [
         ("succeeded", {}, "✓ send_receipt           120 ms   mail      ", ""),
         ("retried", {"delay": 2_000_000}, "↻", "  again in 2.0 s, attempt 1 of 3: KeyError: a \\x1b[2J"),
-        ("failed", {}, "✗", "  failed, attempt 1 of 3: KeyError: a \\x1b[2J"),
+        ("failed", {}, "✗", "  failed, attempt 1 of 3: KeyError: a \\x1b[2J  (dibs jobs show {id})"),
         ("snoozed", {"delay": 30_000_000}, "↻", "  again in 30 s"),
         ("released", {}, "↻", "  released"),
         ("cancelled", {}, "✗", "  cancelled"),
@@ -66,7 +66,7 @@ def test_every_outcome_has_its_line(
     text = str(settled(job, settled_as, **about))
 
     assert text.startswith(begins)
-    assert text.endswith(f"{job.id}{ends}")
+    assert text.endswith(f"{job.id}{ends.format(id=job.id)}")
 
 
 def test_lines_of_all_sorts_are_aligned(job: Job) -> None:
@@ -96,8 +96,11 @@ def test_fields_leave_out_what_does_not_apply(job: Job) -> None:
 
 
 def test_upkeep_is_loud_only_when_somebody_died() -> None:
-    assert swept_line({"staged": 3}) == (logging.DEBUG, "↻ jobs: 3 due")
-    assert swept_line({"staged": 3, "returned": 1})[0] == NOTICE
+    assert swept_line({"staged": 3}) == (logging.DEBUG, "+ jobs: 3 due")
+    assert swept_line({"staged": 3, "returned": 1}) == (
+        NOTICE,
+        "↻ jobs: 1 back from a worker that died, 3 due",
+    )
 
 
 def test_every_event_has_a_level_and_a_sign() -> None:

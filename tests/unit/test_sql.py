@@ -37,7 +37,7 @@ def test_every_block_that_a_plan_names_exists(engine: SqlEngine) -> None:
     named = set(re.findall(r'Query\(\s*"(\w+)"', inspect.getsource(type(engine))))
 
     assert named
-    assert named <= set(engine.dialect.blocks)
+    assert named <= set(engine.dialect.blocks.all())
 
 
 @every_engine
@@ -49,12 +49,12 @@ def test_no_block_is_left_without_use(engine: SqlEngine) -> None:
         | {word for source in sources for word in re.findall(r'"(\w+)"', source.read_text())}
     )
 
-    assert set(engine.dialect.blocks) <= used
+    assert set(engine.dialect.blocks.all()) <= used
 
 
 @every_engine
 def test_every_block_is_spelled_out(engine: SqlEngine) -> None:
-    for name, text in engine.dialect.blocks.items():
+    for name, text in engine.dialect.blocks.all().items():
         bare = re.sub(r"'[^']*'", "", text)
         assert not re.search(r"\{[\w>:]+\}", bare), name
         assert "$1" not in text, name
@@ -64,7 +64,7 @@ def test_every_block_is_spelled_out(engine: SqlEngine) -> None:
 @every_engine
 @pytest.mark.parametrize("style", ["numeric", "pyformat"])
 def test_every_parameter_is_spelled_for_the_driver(engine: SqlEngine, style: str) -> None:
-    for name, text in engine.dialect.blocks.items():
+    for name, text in engine.dialect.blocks.all().items():
         spelled, order = placeholders(text, style)
         assert not re.search(r"(?<!:):[a-z_]+", spelled), name
         for number, parameter in enumerate(order, 1):
@@ -75,7 +75,7 @@ def test_every_parameter_is_spelled_for_the_driver(engine: SqlEngine, style: str
 def test_another_prefix_renames_every_table(engine: SqlEngine) -> None:
     renamed = type(engine)("shop_jobs")  # type: ignore[call-arg]
 
-    for name, text in renamed.dialect.blocks.items():
+    for name, text in renamed.dialect.blocks.all().items():
         assert not re.search(r"\bdibs_", text), name
 
 

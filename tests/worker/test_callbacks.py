@@ -354,6 +354,33 @@ async def test_an_unknown_name_is_refused(app: Dibs) -> None:
         app.on("failed")(7)
 
 
+async def test_a_callback_receives_which_job_holds_its_train(app: Dibs) -> None:
+    heard: list[JobEvent] = []
+    app.on("held")(heard.append)
+
+    @app.job(on_failed="hold", on_cancelled="hold", max_attempts=1)
+    async def work() -> None:
+        raise ValueError("broken")
+
+    [first, behind, other, advancing, _] = await app.enqueue(
+        work.using(train="north").new(),
+        work.using(train="north").new(),
+        work.using(train="south").new(),
+        work.using(train="west", on_failed="advance").new(),
+        work.new(),
+    )
+    await app.cancel(other.id)
+    await app.cancel(behind.id)
+    await drain(app)
+
+    assert [(event.name, event.job.id, event.error is None) for event in heard] == [
+        ("held", other.id, True),
+        ("held", first.id, False),
+    ]
+    assert [train.name for train in await app.trains.held()] == ["north", "south"]
+    assert (await app.get(advancing.id)).state == "failed"  # type: ignore[union-attr]
+
+
 async def test_without_callbacks_nothing_is_read_and_no_event_is_built(
     apps: Apps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,3 +395,21 @@ async def test_without_callbacks_nothing_is_read_and_no_event_is_built(
     await drain(app)
 
     assert (await app.counts())["succeeded"] == 20
+
+
+async def test_the_event_of_a_success_carries_the_job_as_the_store_has_it(app: Dibs) -> None:
+    heard = _hear_all(app)
+
+    @app.job(slot=("report", "{n}"))
+    async def report(ctx: Context, n: int) -> int:
+        await ctx.progress(0.9, "row 9 of 10")
+        return n
+
+    job = await report.enqueue(7)
+    await drain(app)
+    await wait_until(lambda: heard)
+
+    [event] = heard
+    assert event.job == await app.get(job.id)
+    assert (event.job.is_current, event.job.progress, event.job.result) == (True, 1.0, 7)
+    assert (event.kind, event.id, event.args) == ("report", job.id, {"n": 7})

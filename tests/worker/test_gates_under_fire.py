@@ -19,7 +19,7 @@ from tests.support.workers import Process, Record, Run, boot_time, look, process
 
 LITTLE = 40
 FULL_SIZE = [pytest.mark.long, pytest.mark.timeout(900)]
-SHARED = ["sqlite", "postgresql", "mariadb", "redis"]
+SHARED = ["sqlite", "postgresql", "mariadb", "mysql", "redis"]
 shared_engines = pytest.mark.parametrize("engine", SHARED, indirect=True)
 
 Start = Callable[..., Process]

@@ -468,8 +468,10 @@ async def test_without_success_an_isolated_job_has_no_children(app: Dibs, jobs: 
     assert await app.find(kind="inside") == []
 
 
-async def test_an_isolated_handler_may_snooze_cancel_or_fail(app: Dibs, jobs: Any) -> None:
-    snooze, cancel, fail = await app.enqueue(*(jobs.ends.new(how) for how in ("snooze", "cancel", "fail")))
+@pytest.mark.parametrize("way", ["", "raise "], ids=["returned", "raised"])
+async def test_an_isolated_handler_may_snooze_cancel_or_fail(app: Dibs, jobs: Any, way: str) -> None:
+    ways = [way + how for how in ("snooze", "cancel", "fail")]
+    snooze, cancel, fail = await app.enqueue(*map(jobs.ends.new, ways))
 
     await drain(app)
 
@@ -479,6 +481,27 @@ async def test_an_isolated_handler_may_snooze_cancel_or_fail(app: Dibs, jobs: An
     assert (failed.state, failed.errors[0].message) == ("failed", "can't be done")
 
 
+async def test_an_isolated_handler_is_tried_again_after_what_its_kind_names(app: Dibs, jobs: Any) -> None:
+    again, never = await app.enqueue(jobs.tries_again.new("reset"), jobs.tries_again.new("key"))
+
+    await drain(app)
+
+    assert (await app.get(again.id)).state == "scheduled"
+    assert (await app.get(never.id)).state == "failed"
+
+
+@colours
+async def test_what_goes_around_an_isolated_handler_does_so_in_its_process(
+    app: Dibs, jobs: Any, colour: str
+) -> None:
+    job = await getattr(jobs, f"around{colour}").enqueue()
+
+    await drain(app)
+
+    entered, ran = (await app.get(job.id)).result
+    assert entered == ran != os.getpid()
+
+
 async def test_the_exception_of_an_isolated_handler_is_recorded(app: Dibs, jobs: Any) -> None:
     job = await jobs.ends.enqueue("raise")
 
@@ -486,7 +509,7 @@ async def test_the_exception_of_an_isolated_handler_is_recorded(app: Dibs, jobs:
 
     [error] = (await app.get(job.id)).errors
     assert (error.type, error.message, error.attempt) == ("ValueError", "went wrong", 1)
-    assert "isolated_jobs.py" in error.traceback
+    assert "isolated_jobs.py" in error.traceback.splitlines()[0]
 
 
 @on_sqlite

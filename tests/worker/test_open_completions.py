@@ -27,8 +27,10 @@ from tests.support.workers import (
 
 SOON = 10.0  # seconds: more than the longest pause between two tries, on a busy machine; leases last 60
 
-with_transactions = pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
-with_locked_rows = pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
+with_transactions = pytest.mark.parametrize(
+    "engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True
+)
+with_locked_rows = pytest.mark.parametrize("engine", ["postgresql", "mariadb", "mysql"], indirect=True)
 
 
 class Completing:

@@ -21,9 +21,9 @@ class Written:
         self.notes: list[tuple[float, str | None]] = []
         send = progress
 
-        def noted(id: Any, token: int, fraction: float, message: str | None) -> Any:
+        def noted(id: Any, token: int, fraction: float, message: str | None, worker: str) -> Any:
             self.notes.append((fraction, message))
-            return send(id, token, fraction, message)
+            return send(id, token, fraction, message, worker)
 
         monkeypatch.setattr("dibs.app.claims.progress", noted)
 
@@ -63,7 +63,7 @@ async def test_a_thousand_notes_are_few_writes_and_the_last_one_is_stored(
     await drain(app)
 
     done = await app.get(job.id)
-    assert (done.state, done.progress, done.message) == ("succeeded", 999 / 2000, "row 999")
+    assert (done.state, done.progress, done.message) == ("succeeded", 1.0, "row 999")
     assert written.notes[0] == (0.0, "row 0")
     assert len(written.notes) <= 3 + 2 * (time.monotonic() - began)
 
@@ -221,7 +221,7 @@ async def test_run_job_writes_the_last_note_too(app: Dibs, face: str, colour: st
 
     done = await (asyncio.to_thread(app.sync.run_job, job.id) if face == "sync" else app.run_job(job.id))
 
-    assert (done.state, done.progress, done.message) == ("succeeded", 0.2, "two")
+    assert (done.state, done.progress, done.message) == ("succeeded", 1.0, "two")
 
 
 @COLOURS

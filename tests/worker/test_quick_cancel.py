@@ -74,7 +74,7 @@ async def test_a_cancel_reaches_the_holder_at_once(apps: Apps, colour: str, call
     assert took < QUICKLY
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql", "redis"], indirect=True)
 async def test_a_cancel_from_another_process_reaches_the_holder_at_once(app: Dibs, url: str) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 

@@ -104,7 +104,7 @@ async def test_a_handler_knows_its_job_and_its_token(app: Dibs) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_job_completed_in_a_transaction_is_done_when_that_commits(app: Dibs, url: str) -> None:
     @app.job
     async def work(ctx: Context) -> str:
@@ -120,7 +120,7 @@ async def test_a_job_completed_in_a_transaction_is_done_when_that_commits(app: D
     assert (done.state, done.result, done.errors) == ("succeeded", "by hand", [])
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(app: Dibs, url: str) -> None:
     @app.job(max_attempts=1)
     async def work(ctx: Context) -> None:
@@ -136,7 +136,7 @@ async def test_a_completion_that_was_rolled_back_is_a_failed_attempt(app: Dibs, 
     assert "not committed" in done.errors[0].message
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_completion_that_was_rolled_back_fails_with_what_its_handler_raised(
     app: Dibs, url: str
 ) -> None:
@@ -155,7 +155,7 @@ async def test_a_completion_that_was_rolled_back_fails_with_what_its_handler_rai
     assert "in work" in error.traceback
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize(
     ("answer", "state"),
     [(Snooze(60), "scheduled"), (Cancel("not needed"), "cancelled")],
@@ -178,7 +178,7 @@ async def test_a_handler_may_return_another_outcome_after_its_completion_was_rol
     assert (done.state, done.errors) == (state, [])
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_completion_in_an_open_transaction_delays_no_other_job(app: Dibs, url: str) -> None:
     theirs: list[Any] = []
     completed = asyncio.Event()
@@ -204,7 +204,7 @@ async def test_a_completion_in_an_open_transaction_delays_no_other_job(app: Dibs
     assert "not committed" in done.errors[0].message
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_completion_does_not_wait_for_others_that_wait_for_its_transaction(
     app: Dibs, url: str
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from dibs import (
     Snooze,
     Worker,
 )
+from dibs.app.outcomes import CANCELLED_ITSELF
 from tests.support.internals import core_of
 from tests.support.param_names import named
 from tests.support.workers import (
@@ -115,6 +116,52 @@ async def test_a_handler_may_fail_for_good(app: Dibs) -> None:
     assert [error.message for error in done.errors] == ["there is no such order"]
 
 
+@pytest.mark.parametrize("colour", ["plain", "async"])
+async def test_outcomes_may_be_raised(app: Dibs, colour: str) -> None:
+    outcomes = {"snooze": Snooze(60), "cancel": Cancel("not needed"), "fail": Fail("no such order")}
+
+    def plain(how: str) -> None:
+        raise outcomes[how]
+
+    async def awaited(how: str) -> None:
+        plain(how)
+
+    work = app.job(plain if colour == "plain" else awaited, name="work", max_attempts=9, timeout=30)
+    jobs = await app.enqueue(*map(work.new, outcomes))
+
+    await drain(app)
+
+    snoozed, cancelled, failed = [await app.get(job.id) for job in jobs]
+    assert (snoozed.state, snoozed.attempts, snoozed.errors) == ("scheduled", 0, [])
+    assert (cancelled.state, cancelled.message) == ("cancelled", "not needed")
+    assert (failed.state, failed.attempts, failed.errors[0].message) == ("failed", 1, "no such order")
+
+
+async def test_a_traceback_begins_at_the_handler(app: Dibs) -> None:
+    def plain() -> None:
+        raise ValueError("broken")
+
+    async def awaited() -> None:
+        async with asyncio.timeout(20), asyncio.TaskGroup():
+            plain()
+
+    async def slow() -> None:
+        await asyncio.sleep(20)
+
+    tasks = [
+        app.job(plain, max_attempts=1),
+        app.job(awaited, max_attempts=1),
+        app.job(slow, max_attempts=1, timeout=0.1),
+    ]
+    jobs = await app.enqueue(*(task.new() for task in tasks))
+
+    await drain(app)
+
+    for job, task in zip(jobs, tasks, strict=True):
+        [error] = (await app.get(job.id)).errors
+        assert f"in {task.kind}" in error.traceback.splitlines()[0]
+
+
 async def test_arguments_that_do_not_fit_are_a_failed_attempt(app: Dibs) -> None:
     [job] = await app.enqueue(NewJob("work", args={"m": "x"}, max_attempts=1))
 
@@ -198,6 +245,85 @@ async def test_an_interrupt_that_a_thread_raises_does_not_stop_the_worker(app: D
     ended = await app.get(job.id)
     assert ended is not None
     assert (ended.state, ended.errors[0].message) == ("failed", "the handler raised KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("engine", ["memory"], indirect=True)
+@pytest.mark.parametrize("when", ["awaits", "has a timeout", "cancelled by a task of its own"])
+async def test_a_handler_that_cancels_itself_is_a_failed_attempt(app: Dibs, when: str) -> None:
+    runs: list[int] = []
+
+    @app.job(max_attempts=2, retry=Retry.fixed(0.3), timeout=30 if when == "has a timeout" else None)
+    async def gives_up() -> None:
+        runs.append(1)
+        task = asyncio.current_task()
+        assert task is not None
+        if when == "cancelled by a task of its own":
+            asyncio.get_running_loop().call_later(0.01, task.cancel)
+        else:
+            task.cancel()
+        await asyncio.sleep(30)
+
+    @app.job
+    async def harmless() -> None: ...
+
+    job, other = await gives_up.enqueue(), await harmless.enqueue()
+    async with working(app, concurrency=1):
+        done = await finished(app, job)
+        beside = await finished(app, other)
+
+    assert (done.state, done.attempts, len(runs), beside.state) == ("failed", 2, 2, "succeeded")
+    assert [error.message for error in done.errors] == [CANCELLED_ITSELF] * 2
+
+
+@pytest.mark.parametrize("engine", ["memory"], indirect=True)
+async def test_a_loop_that_ends_with_its_worker_gives_the_jobs_back(app: Dibs) -> None:
+    started = asyncio.Event()
+
+    @app.job(max_attempts=1)
+    async def waits() -> None:
+        started.set()
+        await asyncio.sleep(30)
+
+    job = await waits.enqueue()
+    worker = asyncio.create_task(Worker(app).run())
+    await started.wait()
+    others = asyncio.all_tasks() - {asyncio.current_task()}  # as asyncio.run does at its end
+    for task in others:
+        task.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+
+    back = await app.get(job.id)
+    assert back is not None
+    assert (back.state, back.attempts) == ("ready", 0)
+
+
+@pytest.mark.parametrize("engine", ["memory"], indirect=True)
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("timeout", [None, 30])
+async def test_an_async_handler_that_raises_an_interrupt_fails_alone(
+    app: Dibs, exception: type[BaseException], timeout: float | None
+) -> None:
+    raised = asyncio.Event()
+
+    @app.job(max_attempts=1, timeout=timeout)
+    async def interrupted() -> None:
+        raised.set()
+        raise exception
+
+    @app.job
+    async def beside() -> str:
+        await raised.wait()
+        await asyncio.sleep(0.05)
+        return "unharmed"
+
+    neighbour, job = await beside.enqueue(), await interrupted.enqueue()
+    await drain(app)
+
+    ended, unharmed = await app.get(job.id), await app.get(neighbour.id)
+    assert ended is not None
+    assert unharmed is not None
+    assert (ended.state, ended.errors[0].type) == ("failed", exception.__name__)
+    assert (unharmed.state, unharmed.result) == ("succeeded", "unharmed")
 
 
 @pytest.mark.parametrize("exception", ["huge", "surrogate", "unspeakable"])
@@ -294,3 +420,33 @@ async def test_what_breaks_around_a_handler_is_a_failed_attempt(
     assert (done.state, done.result) == ("succeeded", "done")
     assert [error.message for error in done.errors] == ["no tracer"]
     assert [str(job.id) in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("colour", ["plain", "async"])
+async def test_what_goes_around_handlers_is_cancelled_with_them(app: Dibs, colour: str) -> None:
+    seen: list[str] = []
+
+    @app.around
+    @asynccontextmanager
+    async def session(job: Job) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            seen.append(type(error).__name__)
+            raise
+
+    async def slow() -> None:
+        await asyncio.sleep(20)
+
+    def slow_plain(ctx: Context) -> None:
+        while True:
+            ctx.check()
+            time.sleep(0.01)
+
+    work = app.job(slow_plain if colour == "plain" else slow, name="work", timeout=0.1, max_attempts=1)
+    job = await work.enqueue()
+
+    await drain(app)
+
+    assert "longer than its timeout" in (await app.get(job.id)).errors[0].message
+    assert seen == ["CancelledError"]

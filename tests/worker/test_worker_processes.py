@@ -20,7 +20,7 @@ LOAD_SLACK = 1.5  # seconds for a machine of two cores that does other things, t
 
 Start = Callable[..., Process]
 
-SHARED = ["sqlite", "postgresql", "mariadb", "redis"]
+SHARED = ["sqlite", "postgresql", "mariadb", "mysql", "redis"]
 shared_engines = pytest.mark.parametrize("engine", SHARED, indirect=True)
 on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
@@ -335,6 +335,47 @@ def test_sigterm_right_after_the_death_of_a_child_ends_all_processes(start: Star
 
     assert supervisor.ended(6) == 0
     assert not _exists(children[1])
+
+
+INTERRUPTS = """
+import asyncio
+from dibs import Dibs
+
+app = Dibs()
+
+@app.job(max_attempts=1)
+async def interrupted(within: bool) -> None:
+    if within:
+        await asyncio.create_task(raises())
+    await raises()
+
+async def raises() -> None:
+    await asyncio.sleep(0.1)
+    raise KeyboardInterrupt
+
+@app.job
+async def beside() -> None:
+    await asyncio.sleep(1)
+"""
+
+
+@on_sqlite
+def test_an_interrupt_that_a_handler_raises_is_no_control_c(
+    store: SyncDibs, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs.py").write_text(INTERRUPTS)
+    neighbour, *jobs = store.enqueue(
+        NewJob("beside"), *(NewJob("interrupted", {"within": within}) for within in (False, True))
+    )
+    worker = start()
+    ended = [store.wait(job.id, timeout=20) for job in jobs]
+    unharmed = store.wait(neighbour.id, timeout=20)
+
+    worker.send(signal.SIGINT)
+
+    assert worker.ended() == 0
+    assert [(job.state, job.errors[0].type) for job in ended] == [("failed", "KeyboardInterrupt")] * 2
+    assert (unharmed.state, unharmed.attempts) == ("succeeded", 1)
 
 
 @on_sqlite

@@ -203,7 +203,7 @@ async def test_jobs_of_a_pipeline_start_without_a_poll(apps: Apps) -> None:
         assert await asyncio.wait_for(started.get(), 30) == "second"
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"], indirect=True)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "mysql", "redis"], indirect=True)
 async def test_a_job_from_another_process_starts_at_once(app: Dibs, url: str) -> None:
     started = asyncio.Event()
 

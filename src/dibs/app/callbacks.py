@@ -10,16 +10,17 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from uuid import UUID
 
 from dibs.clock import monotonic
 from dibs.errors import BadRequest, DibsError
 from dibs.events import Event, log
 from dibs.faces import Call, Calls, ask
-from dibs.jobs.job import Job, JobError, job_from_row
+from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import JobState
+from dibs.operations.queries import with_current
 from dibs.operations.scripts import Rows, Script, Step
 from dibs.operations.upkeep import BATCH, Swept
 from dibs.text import numbered
@@ -27,7 +28,8 @@ from dibs.text import numbered
 if TYPE_CHECKING:
     from dibs.engines.store import Store
 
-NAMES = ("succeeded", "failed", "retried", "cancelled", "lost")
+CallbackName = Literal["succeeded", "failed", "retried", "cancelled", "lost", "held"]
+NAMES: tuple[str, ...] = get_args(CallbackName)
 
 LONGEST_CALL = 10.0  # seconds a callback may take
 LAST_MOMENT = 5.0  # seconds a worker that ends waits for its callbacks
@@ -38,6 +40,8 @@ COMPLAIN_EVERY = 60.0  # seconds between two log lines about one callback
 
 # A job that was asked to cancel ends when it is given back, whatever its holder made of it.
 _GIVEN_BACK = frozenset({"retried", "snoozed", "released"})
+# After these ends a train may wait for an operator.
+_MAY_HOLD = frozenset({"failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class JobEvent:
     """What a callback is called with."""
 
     name: str
-    """Why it was called: `succeeded`, `failed`, `retried`, `cancelled` or `lost`."""
+    """Why it was called: `succeeded`, `failed`, `retried`, `cancelled`, `lost`, or `held` (its train)."""
     job: Job
     """The job as the store has it now."""
     error: JobError | None
@@ -100,7 +104,15 @@ class Callbacks:
     def want(self, name: str) -> bool:
         """Return whether a callback may want what was settled under this name."""
         wanted = self._by_name
-        return bool(wanted) and (name in wanted or (name in _GIVEN_BACK and "cancelled" in wanted))
+        if not wanted or name in wanted:
+            return bool(wanted)
+        names = {"cancelled", "held"} if name in _GIVEN_BACK else {"held"} if name in _MAY_HOLD else ()
+        return not wanted.keys().isdisjoint(names)
+
+    @property
+    def want_held(self) -> bool:
+        """Whether the trains of jobs that ended have to be read."""
+        return "held" in self._by_name
 
     def call(self, store: "Store", pending: Iterable[PendingEvent]) -> Calls[None]:
         """Call the callbacks that want these events, before the caller goes on: it has settled by hand."""
@@ -108,7 +120,7 @@ class Callbacks:
         for first in range(0, len(wanted), BATCH):
             page = wanted[first : first + BATCH]
             try:
-                events = yield from ask(store, lambda _, page=page: read_events(page))  # type: ignore[misc]
+                events = yield from ask(store, lambda _, page=page: read_events(page, held=self.want_held))  # type: ignore[misc]
             except DibsError as error:
                 self.complain("away", f"{numbered(len(page), 'event')} could not be reported", error)
                 return
@@ -171,10 +183,22 @@ def _in_loop(callback: Callback) -> Callback:
     return lambda event: asyncio.run(callback(event))
 
 
-def read_events(pending: Sequence[PendingEvent]) -> Script[list[JobEvent]]:
+def read_events(pending: Sequence[PendingEvent], *, held: bool = False) -> Script[list[JobEvent]]:
     """Return the events to call callbacks with, each with its job as the store has it."""
-    rows = yield Step("get", {"ids": list({event.id for event in pending})})
-    return events_of(pending, {row["id"]: job_from_row(row) for row in rows})
+    jobs = yield from with_current((yield Step("get", {"ids": list({event.id for event in pending})})))
+    events = events_of(pending, {job.id: job for job in jobs})
+    return [*events, *((yield from _held_by(events)) if held else ())]
+
+
+def _held_by(events: Sequence[JobEvent]) -> Script[list[JobEvent]]:
+    """Return an event for each of these ends that holds its train now."""
+    ends = [event for event in events if event.name in _MAY_HOLD and event.job.train is not None]
+    names = sorted({event.job.train for event in ends if event.job.train is not None})
+    if not names:
+        return []
+    rows = yield Step("gates", {"sort": "train", "names": names, "held": True, "after": None, "limit": BATCH})
+    holders = {row["head"] for row in rows}
+    return [replace(event, name="held") for event in ends if event.job.id in holders]
 
 
 def events_of(pending: Iterable[PendingEvent], jobs: Mapping[UUID, Job]) -> list[JobEvent]:
@@ -284,7 +308,7 @@ class CallbackQueue:
 
     async def _events(self, events: Sequence[PendingEvent]) -> list[JobEvent]:
         try:
-            return await self._store.run_async(lambda _: read_events(events))
+            return await self._store.run_async(lambda _: read_events(events, held=self._callbacks.want_held))
         except DibsError as error:
             self._callbacks.complain("away", f"{numbered(len(events), 'event')} could not be reported", error)
             return events_of(events, {})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dibs.app.callbacks import PendingEvent
+from dibs.app.outcomes import outcome_of_block
 from dibs.clock import monotonic
 from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
@@ -132,6 +133,7 @@ class ClaimState:
             # Chained jobs, with a pipeline in which no job waits for another, don't pay for pipelines.
             steps_of=job.pipeline_id if job.pipeline_id and may_have_steps(job.pipeline_id) else None,
             unique=job.unique,
+            worker=job.worker,
         )
         # The same settlement again is a success; follow-up jobs that it did not have before would get lost.
         if self._committed is not None and not set(request.child_ids) <= set(self._committed.child_ids):
@@ -202,15 +204,15 @@ class ClaimState:
 
     def progress(self, fraction: float, message: str | None) -> "Operation[Renewal]":
         """Return the operation that records how far the work got, once this was checked."""
-        return lambda _: progress(self.job.id, self.token, float(fraction), message)
+        return lambda _: progress(self.job.id, self.token, float(fraction), message, self.job.worker)
 
     def succeeded(self, result: Any) -> Succeeded:
         if result is None:
             return Succeeded(None)
         return Succeeded(payload.encode(result, "result", self.core.settings.max_payload))
 
-    def raised(self, error: BaseException | str, *, retry: bool = True) -> Raised:
-        kind, message, trace = describe(error) if isinstance(error, BaseException) else ("Fail", error, None)
+    def raised(self, error: BaseException | str, *, retry: bool = True, trace: str | None = None) -> Raised:
+        kind, message, trace = describe(error) if isinstance(error, BaseException) else ("Fail", error, trace)
         if not isinstance(message, str):
             raise BadRequest(f"a reason must be a string or an exception, not {message!r}")
         message = str.__str__(message)
@@ -222,16 +224,6 @@ class ClaimState:
 
     def cancelled(self, reason: str | None) -> CancelledBy:
         return CancelledBy(self.core.checked_text(reason, "reason"))
-
-    def ended_by(self, error: BaseException | None) -> Outcome:
-        """Return what leaving a `with` block makes of the attempt."""
-        match error:
-            case None:
-                return self.succeeded(None)
-            case asyncio.CancelledError() | KeyboardInterrupt() | GeneratorExit():
-                return Released()
-            case _:
-                return self.raised(error)
 
     def _store_time(self) -> datetime:
         """Return the store's time as far as we know it: when it leased us the job, plus what passed."""
@@ -250,6 +242,10 @@ class ClaimVerbs:
 
     def __init__(self, held: ClaimState) -> None:
         self._held = held
+
+    def __repr__(self) -> str:
+        job = self._held.job
+        return f"<{type(self).__name__} of job {job.id} {job.kind!r}, token {self._held.token}>"
 
     @property
     def job(self) -> Job:
@@ -311,7 +307,8 @@ class ClaimVerbs:
         """Extend the lease; return until when it now holds."""
         held = self._held
         length = held.core.lease_of(held.job) if lease is None else lease_micros(lease)
-        renewal = yield from ask(held.core.store, lambda _: renew_one(held.job.id, held.token, length))
+        job = held.job
+        renewal = yield from ask(held.core.store, lambda _: renew_one(job.id, held.token, length, job.worker))
         held.renewed(renewal)
         return renewal.lease_until
 
@@ -365,7 +362,7 @@ class Claim(ClaimVerbs, AsyncFace):
             raise lease_lost(held.job.id, held.token) from error
         if not held.settled:
             # Shielded: the cancellation that ends the block must not also abort giving the job back.
-            await asyncio.shield(run_async(held.settle(held.ended_by(error))))
+            await asyncio.shield(run_async(held.settle(outcome_of_block(held, error))))
 
 
 class SyncClaim(ClaimVerbs, SyncFace):
@@ -386,7 +383,7 @@ class SyncClaim(ClaimVerbs, SyncFace):
         if held.lost:
             raise lease_lost(held.job.id, held.token) from error
         if not held.settled:
-            run(held.settle(held.ended_by(error)))
+            run(held.settle(outcome_of_block(held, error)))
 
 
 def _follow_ups(then: object) -> Sequence[NewJob]:

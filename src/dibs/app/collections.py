@@ -1,4 +1,4 @@
-"""`app.trains`, `app.slots`, `app.pipelines`, `app.pipeline(…)`: each verb declared once for both faces."""
+"""`app.trains`, `.slots`, `.pipelines`, `.schedules`, `app.pipeline(…)`: each verb declared once."""
 
 from collections.abc import Collection
 from functools import cached_property
@@ -8,15 +8,20 @@ from uuid import UUID
 from dibs.app.callbacks import cancelled_events
 from dibs.app.verbs import joined_call
 from dibs.engines.retries import Tries
+from dibs.errors import BadRequest
 from dibs.faces import AsyncFace, Calls, SyncFace, ask, verb
 from dibs.jobs import payload
-from dibs.jobs.ids import parse_id
+from dibs.jobs.ids import new_id, parse_id
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import slot_name
 from dibs.jobs.pipelines import Pipeline, PipelineDraft
-from dibs.operations import pipelines, queries
-from dibs.operations.queries import MOST_FOUND, Train, job_filter
+from dibs.jobs.schedules import Missed, check_missed, rule
+from dibs.operations import pipelines, queries, schedules
+from dibs.operations.pipelines import PipelineInfo
+from dibs.operations.queries import MOST_FOUND, Slot, Train, job_filter
+from dibs.operations.schedules import ScheduleInfo
 from dibs.operations.scripts import Script
+from dibs.settings import Duration
 
 if TYPE_CHECKING:
     from dibs.app.state import AppState
@@ -60,7 +65,7 @@ class TrainVerbs:
         self, *, held: bool = False, limit: int = MOST_FOUND, after: str | None = None
     ) -> Calls["list[Train]"]:
         """Return the trains with jobs on them, by name; `after` the last name of a page gives the next."""
-        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        most = payload.check_whole(limit, "limit", None, MOST_FOUND)
         start = None if after is None else payload.check_name(after, "after")
         if most <= 0:
             return []
@@ -91,6 +96,22 @@ class SlotVerbs:
         """Return the job that started last, of the jobs that share this key."""
         slot = slot_name(key)
         return (yield from ask(self._core.store, lambda _: queries.current_of(slot)))
+
+    @verb
+    def get(self, key: str | tuple[Any, ...]) -> Calls[Slot | None]:
+        """Return the slot of this key; None when no job with it waits or runs."""
+        names = [slot_name(key)]
+        found = yield from ask(self._core.store, lambda _: queries.find_slots(names, after=None, limit=1))
+        return found[0] if found else None
+
+    @verb
+    def list(self, *, limit: int = MOST_FOUND, after: str | None = None) -> Calls["list[Slot]"]:
+        """Return the slots with waiting or running jobs, by key; `after` the last key gives the next page."""
+        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        start = None if after is None else slot_name(after)
+        if most <= 0:
+            return []
+        return (yield from ask(self._core.store, lambda _: queries.find_slots(None, after=start, limit=most)))
 
 
 class Slots(SlotVerbs, AsyncFace):
@@ -166,6 +187,15 @@ class PipelineVerbs:
         return (yield from ask(self._core.store, lambda _: pipelines.get(parsed, filter)))
 
     @verb
+    def list(self, *, limit: int = 50, after: UUID | str | None = None) -> Calls["list[PipelineInfo]"]:
+        """Return the pipelines with their counts, newest first; `after` the last id gives the next page."""
+        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        start = None if after is None else parse_id(after)
+        if most <= 0:
+            return []
+        return (yield from ask(self._core.store, lambda _: pipelines.newest(limit=most, after=start)))
+
+    @verb
     def cancel(self, id: UUID | str, reason: str | None = None) -> Calls[int]:
         """End all of its jobs that wait, ask its running ones to stop; return how many."""
         core = self._core
@@ -183,6 +213,89 @@ class PipelineVerbs:
         parsed, filter = parse_id(id), job_filter(pipeline_id=id, state=("failed", "cancelled"))
         changed = yield from ask(self._core.store, lambda _: pipelines.change("retry", parsed, filter))
         return changed.number
+
+
+class ScheduleVerbs:
+    """The verbs of `app.schedules`: rules that enqueue a job at each of their ticks."""
+
+    def __init__(self, core: "AppState") -> None:
+        self._core = core
+
+    @verb
+    def list(self) -> Calls["list[ScheduleInfo]"]:
+        """Return all schedules, by name: the ones that were put, and the ones of `@app.every`."""
+        known = self._core.schedules.definitions
+        return (yield from ask(self._core.store, lambda _: schedules.find_schedules(known)))
+
+    @verb
+    def get(self, name: str) -> Calls[ScheduleInfo | None]:
+        """Return the schedule of this name; None if there is none."""
+        checked, known = payload.check_name(name, "name"), self._core.schedules.definitions
+        return (yield from ask(self._core.store, lambda _: schedules.find_schedule(checked, known)))
+
+    @verb
+    def put(
+        self, name: str, when: str | Duration, new: NewJob, /, *, tz: str = "UTC", missed: Missed = "latest"
+    ) -> Calls[ScheduleInfo]:
+        """Store a schedule: enqueue such a job at every tick of a cron expression or interval.
+
+        Any worker serves it, also one that does not know the kind. Put again, it is changed.
+        """
+        core, checked, when_checked = self._core, payload.check_name(name, "name"), rule(when, tz)
+        schedules.refuse_in_code(checked, core.schedules.definitions)
+        row = core.registry.prepare(new)
+        if new.run_at is not None or new.delay is not None:
+            raise BadRequest("a job of a schedule is due at its tick: leave out run_at= and delay=")
+        about = schedules.definition(when_checked, tz, check_missed(missed), "store", row)
+        return (yield from ask(core.store, lambda _: schedules.put_schedule(checked, about)))
+
+    @verb
+    def pause(self, name: str) -> Calls[ScheduleInfo]:
+        """Let no worker enqueue its ticks until it is resumed; `NotFound` if there is none."""
+        return (yield from self._pause(name, paused=True))
+
+    @verb
+    def resume(self, name: str) -> Calls[ScheduleInfo]:
+        """Let it go on with its next tick; the ones that came while it was paused are left out."""
+        return (yield from self._pause(name, paused=False))
+
+    def _pause(self, name: str, *, paused: bool) -> Calls[ScheduleInfo]:
+        checked, known = payload.check_name(name, "name"), self._core.schedules.definitions
+        return (
+            yield from ask(
+                self._core.store, lambda _: schedules.pause_schedule(checked, known, paused=paused)
+            )
+        )
+
+    @verb
+    def run_now(self, name: str) -> Calls[Job]:
+        """Enqueue its job at once, paused or not, and return it; its ticks stay as they are."""
+        core, checked, id = self._core, payload.check_name(name, "name"), new_id()
+
+        def operation(tries: Tries) -> Script[Job]:
+            known, fresh = core.schedules.definitions, tries.number == 0
+            return schedules.run_schedule(checked, known, id, fresh=fresh, ours=tries.unsure)
+
+        job = yield from ask(core.store, operation)
+        core.events.enqueued([job])
+        return job
+
+    @verb
+    def delete(self, name: str) -> Calls[None]:
+        """Remove a schedule that was put; `Refused` for one of `@app.every`, `NotFound` if there is none."""
+        checked, known = payload.check_name(name, "name"), self._core.schedules.definitions
+        yield from ask(
+            self._core.store,
+            lambda tries: schedules.delete_schedule(checked, known, unsure=tries.unsure),
+        )
+
+
+class Schedules(ScheduleVerbs, AsyncFace):
+    """Schedules of this store: rules that enqueue a job at each of their ticks."""
+
+
+class SyncSchedules(ScheduleVerbs, SyncFace):
+    """The sync face of `app.schedules`."""
 
 
 class Pipelines(PipelineVerbs, AsyncFace):

@@ -2,15 +2,16 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from dibs.app.callbacks import C
+from dibs.app.around import A, check_around
+from dibs.app.callbacks import C, CallbackName
 from dibs.app.claims import Claim
-from dibs.app.collections import NewPipeline, Pipelines, Slots, Trains
+from dibs.app.collections import NewPipeline, Pipelines, Schedules, Slots, Trains
 from dibs.app.context import Context
 from dibs.app.lifespan import Lifespan, Resources
 from dibs.app.schedules import EveryDecorator
@@ -23,7 +24,7 @@ from dibs.errors import BadRequest
 from dibs.faces import AsyncFace
 from dibs.jobs.options import Options, Using, with_options
 from dibs.jobs.schedules import Missed, rule
-from dibs.jobs.states import Retry
+from dibs.jobs.states import Isolation, OnConflict, Retry, SlotPolicy, TrainPolicy
 from dibs.operations.watch import Change, WatchTarget, watch_target
 from dibs.settings import Duration, Keep, read_settings, seconds
 
@@ -69,6 +70,9 @@ class Dibs(Verbs[Claim, NewPipeline], AsyncFace):
             Lifespan(lifespan, self),
         )
 
+    def __repr__(self) -> str:
+        return f"<Dibs {self._core}>"
+
     @cached_property
     def sync(self) -> "SyncDibs":
         """The same app for code that blocks."""
@@ -88,6 +92,11 @@ class Dibs(Verbs[Claim, NewPipeline], AsyncFace):
     def pipelines(self) -> Pipelines:
         """Jobs that belong together."""
         return Pipelines(self._core)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Rules that enqueue a job at each of their ticks."""
+        return Schedules(self._core)
 
     # -- jobs as functions ----------------------------------------------------------------------
 
@@ -109,14 +118,16 @@ class Dibs(Verbs[Claim, NewPipeline], AsyncFace):
         lease: Duration | None = None,
         train: str | None = None,
         slot: str | tuple[Any, ...] | None = None,
-        slot_policy: str | None = None,
+        slot_policy: SlotPolicy | None = None,
         slot_limit: int | None = None,
         unique: str | None = None,
         unique_for: Duration | None = None,
-        on_conflict: str | None = None,
-        on_cancelled: str | None = None,
-        on_failed: str | None = None,
-        isolation: str | None = None,
+        on_conflict: OnConflict | None = None,
+        on_cancelled: TrainPolicy | None = None,
+        on_failed: TrainPolicy | None = None,
+        isolation: Isolation | None = None,
+        retry_on: type[BaseException] | Sequence[type[BaseException]] | None = None,
+        give_up_on: type[BaseException] | Sequence[type[BaseException]] | None = None,
     ) -> "JobDecorator": ...
 
     def job(self, function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
@@ -136,15 +147,25 @@ class Dibs(Verbs[Claim, NewPipeline], AsyncFace):
         **options: Unpack[Using],
     ) -> EveryDecorator:
         """Enqueue a job at every tick of a cron expression (or interval), once however many workers run."""
-        about = {"own_name": name, "missed": missed, "args": {} if args is None else args}
-        return EveryDecorator(self._core, self.job, {"rule": rule(when, tz), "options": options, **about})
+        ticks = {"rule": rule(when, tz), "tz": tz, "missed": missed}
+        about = {"own_name": name, "args": {} if args is None else args, "options": options}
+        return EveryDecorator(self._core, self.job, {**ticks, **about})
 
-    def on(self, name: str) -> Callable[[C], C]:
+    def on(self, name: CallbackName) -> Callable[[C], C]:
         """Have a function called with a `JobEvent` whenever that happens to a job: for alerts.
 
-        `succeeded`, `failed` (no attempts left), `retried` (an attempt failed), `cancelled`, `lost`.
+        `succeeded`, `failed` (no attempts left), `retried` (an attempt failed), `cancelled`, `lost`, or
+        `held` (its train waits for an operator).
         """
         return self._core.callbacks.decorator(name)
+
+    def around(self, function: A) -> A:
+        """Enter a context manager, made by this function of the job, around every handler that runs.
+
+        Several nest in the order of their registration. An exception of the handler passes through them.
+        """
+        self._core.arounds.append(check_around(function))
+        return function
 
     # -- life -----------------------------------------------------------------------------------
 

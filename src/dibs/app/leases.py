@@ -9,12 +9,14 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dibs.clock import SECOND, monotonic
 from dibs.errors import DibsError
 from dibs.events import log
+from dibs.operations.refusals import LateWrite, record_refusals
 from dibs.operations.settle import Renewal, renew
 
 if TYPE_CHECKING:
@@ -220,6 +222,14 @@ class LeaseKeeper:
         with self._changed:
             for kept in group:
                 self._note(kept, renewals.get(kept.held.key), sent_at)
+        if lost := [kept.held for kept in group if kept.held.lost]:
+            self._record(lost)
+
+    def _record(self, lost: "Sequence[ClaimState]") -> None:
+        """Record with their jobs that these were not renewed; an error of this ends no heartbeat."""
+        writes = [LateWrite(held.job.id, held.token, held.job.worker, "renew") for held in lost]
+        with suppress(Exception):
+            self._store.run(lambda _: record_refusals(writes))
 
     def _note(self, kept: KeptClaim, renewal: Renewal | None, sent_at: float) -> None:
         if self._kept.get(kept.held.key) is not kept:

@@ -59,13 +59,17 @@ class Lifespan:
     def _made(self) -> Resources | None:
         if self._make is None:
             return None
-        resources: Any = self._make(self._app)
-        if not isinstance(resources, AbstractAsyncContextManager | AbstractContextManager):
-            raise BadRequest(
-                f"lifespan returned {type(resources).__name__}, not a context manager: "
-                "decorate it with contextlib.asynccontextmanager"
-            )
-        return resources
+        return checked_resources(self._make(self._app), "lifespan")
+
+
+def checked_resources(made: Any, what: str) -> Resources:
+    """Return what a function made, if it is a context manager."""
+    if not isinstance(made, AbstractAsyncContextManager | AbstractContextManager):
+        raise BadRequest(
+            f"{what} returned {type(made).__name__}, not a context manager: decorate it with "
+            "contextlib.contextmanager or asynccontextmanager"
+        )
+    return made
 
 
 class LifespanEntry:

@@ -24,7 +24,7 @@ from dibs.jobs.options import (
     unique_columns,
 )
 from dibs.operations.enqueue import NewRow
-from dibs.settings import Settings, lease_micros, micros
+from dibs.settings import Settings, lease_micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,15 @@ class Registry:
             raise not_a_new_job(new)
         task = self.tasks.get(new.kind) if isinstance(new.kind, str) else None
         options = DEFAULTS if task is None else task.options
-        delay, run_at = _due(new)
+        delay = run_at = None
+        if new.delay is not None or new.run_at is not None:
+            delay, run_at = payload.check_due(new.run_at, new.delay)
         gate, key = self._gate(new, task, options), _key(new, task)
         args = {} if new.args is None else _check_mapping(new.args, f"args of {new.kind!r}")
         kind = payload.check_name(new.kind, "kind") if task is None else task.kind
         text = payload.encode(args, f"args of {new.kind!r}", self.settings.max_payload)
         if task is not None:
-            task.signature.check(text)
+            task.signature.check(text, args)
         return (
             new.id if new._fresh else _checked_id(new.id),
             kind,
@@ -110,15 +112,6 @@ def _checked_id(given: UUID | str) -> UUID:
     if not is_version_7(id):
         raise BadRequest(f"id={id} is not a UUIDv7; leave it out and dibs makes one")
     return id
-
-
-def _due(new: NewJob) -> tuple[int | None, Any]:
-    if new.delay is not None and new.run_at is not None:
-        raise BadRequest("give delay= or run_at=, not both")
-    delay = None if new.delay is None else micros(new.delay, what="delay")
-    if delay is not None and delay < 0:
-        raise BadRequest(f"delay={new.delay!r} lies in the past; leave it out to run now")
-    return delay, None if new.run_at is None else payload.check_moment(new.run_at, "run_at")
 
 
 def _key(new: NewJob, task: Task[..., Any] | None) -> str | None:

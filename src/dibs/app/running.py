@@ -4,54 +4,25 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dibs.app.around import call_inside, call_inside_sync, enter_through_last_async
 from dibs.app.claims import CancelAsked, Claim, ClaimState, StopAsked
 from dibs.app.context import Context
+from dibs.app.outcomes import CANCELLED_WITHIN, outcome_of, outcome_of_error, settle_attempt
 from dibs.app.registry import Registry
 from dibs.app.tasks import Task
-from dibs.errors import BadRequest, LeaseLost, Refused
-from dibs.events import log
-from dibs.faces import Calls, ask, run, run_async
+from dibs.errors import BadRequest, LeaseLost, Refused, UnfitArguments
+from dibs.faces import run, run_async
 from dibs.jobs.job import Job
-from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
-from dibs.operations.queries import get
-from dibs.operations.settle import SettleRequest
-from dibs.settings import Duration
+from dibs.jobs.states import CancelledBy, Outcome, Released
 
 if TYPE_CHECKING:
     from dibs.app.state import AppState, HandlerWrapper
-
-
-@dataclass(frozen=True, slots=True)
-class Snooze:
-    """Returned by a handler: not now, again after this long; costs no attempt."""
-
-    seconds: Duration
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Returned by a handler: this job should not be done after all."""
-
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Returned by a handler: this can't succeed, don't try again."""
-
-    reason: str
-
-
-SUCCEEDED = Succeeded(None)
-NOT_COMMITTED = "the job was completed within a transaction that was not committed"
-CANCELLED_WITHIN = "the handler was cancelled by something that it waited for"
 
 
 async def run_claimed_job(
@@ -70,7 +41,7 @@ async def run_claimed_job(
                 if not held.settled:
                     await asyncio.shield(run_async(held.settle(Released())))
                 raise
-            await run_async(_settle(held, outcome, context))
+            await run_async(settle_attempt(held, outcome, context))
             return True
     return False
 
@@ -90,7 +61,7 @@ def run_claimed_job_sync(
             except KeyboardInterrupt:
                 run(held.settle(Released()))
                 raise
-            run(_settle(held, outcome, context))
+            run(settle_attempt(held, outcome, context))
             return True
     return False
 
@@ -115,7 +86,7 @@ async def _run_in_own_loop(
             for held in claim():
                 context = Context(Claim(held), state)
                 try:
-                    run(_settle(held, await _perform_kept(held, task, context), context))
+                    run(settle_attempt(held, await _perform_kept(held, task, context), context))
                 except asyncio.CancelledError:
                     if not held.settled:
                         run(held.settle(Released()))
@@ -132,42 +103,6 @@ def _value(ran: bool | LeaseLost) -> bool:
     if isinstance(ran, LeaseLost):
         raise ran
     return ran
-
-
-def _settle(held: ClaimState, outcome: Outcome, context: Context) -> Calls[None]:
-    """Settle by the outcome; what was completed within a transaction only if that was not committed."""
-    if not held.settled:
-        yield from held.send(settlement(held, outcome, context))
-    elif still_ours((yield from ask(held.core.store, lambda _: get(held.job.id))), held):
-        yield from held.settle(not_committed(held, outcome))
-
-
-def settlement(held: ClaimState, outcome: Outcome, context: Context | None) -> SettleRequest:
-    """Return the settlement; follow-up jobs that can't be stored make it a failed attempt."""
-    held.check()
-    children = () if context is None or not isinstance(outcome, Succeeded) else context.children
-    try:
-        return held.settled_by(outcome, children)
-    except Exception as error:
-        return held.settled_by(held.raised(error))
-
-
-def not_committed(held: ClaimState, outcome: Outcome) -> Outcome:
-    """Return the outcome of a job that was completed within a transaction that was rolled back.
-
-    It can't be a success. What the handler raised or returned otherwise stands: it is why the transaction was
-    rolled back.
-    """
-    return held.raised(NOT_COMMITTED) if isinstance(outcome, Succeeded) else outcome
-
-
-def broken_off(held: ClaimState, error: Exception) -> SettleRequest:
-    """Return a settlement as failed, if need be for good: the attempt must end although dibs itself broke."""
-    log.error("job %s could not be settled as it should be: its attempt failed", held.job.id, exc_info=error)
-    try:
-        return held.settled_by(held.raised(error))
-    except Exception:
-        return held.settled_by(held.raised(error, retry=False))
 
 
 def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
@@ -193,7 +128,7 @@ async def perform(
         held.check_stop()  # it may have waited to be run
         if elsewhere is not None:
             outcome = await elsewhere()
-        elif task.is_async and task.timeout is None:
+        elif task.is_async and task.timeout is None and not held.core.arounds:
             outcome = outcome_of(held, await task.function(**arguments_of(task, held.job, context)))
         else:
             outcome = outcome_of(held, await _call_in_time(held, task, context, threads))
@@ -214,7 +149,7 @@ async def perform(
         raise
     except BaseException as error:
         held.check()
-        outcome = held.raised(error)
+        outcome = outcome_of_error(held, error)
     if context is not None and context._progress is not None:
         await run_async(context._progress.finish())
     return outcome
@@ -257,7 +192,8 @@ def _perform_sync(held: ClaimState, task: "Task[..., Any]", context: Context) ->
 
 def _call_sync(held: ClaimState, task: "Task[..., Any]", context: Context) -> Outcome:
     try:
-        outcome = outcome_of(held, task.function(**arguments_of(task, held.job, context)))
+        arguments, arounds = arguments_of(task, held.job, context), held.core.arounds
+        outcome = outcome_of(held, call_inside_sync(arounds, held.job, task.function, arguments))
         if context._progress is not None:
             run(context._progress.finish())
         return outcome
@@ -267,7 +203,7 @@ def _call_sync(held: ClaimState, task: "Task[..., Any]", context: Context) -> Ou
         raise
     except BaseException as error:
         held.check()
-        return held.raised(error)
+        return outcome_of_error(held, error)
 
 
 async def _call_in_time(
@@ -279,7 +215,8 @@ async def _call_in_time(
             return await _call(held, task, context, threads, limit)
     except TimeoutError as error:
         if limit.expired() and not error.args:  # what asyncio raises says nothing
-            raise held.too_long().with_traceback(error.__traceback__) from None
+            waited = error.__cause__ or error  # the cancellation that ended it: it knows where
+            raise held.too_long().with_traceback(waited.__traceback__) from None
         raise
 
 
@@ -290,10 +227,21 @@ async def _call(
     threads: Executor | None,
     limit: asyncio.Timeout,
 ) -> Any:
-    arguments = arguments_of(task, held.job, context)
+    arguments, arounds = arguments_of(task, held.job, context), held.core.arounds
     if task.is_async:
-        return await task.function(**arguments)
-    call = partial(contextvars.copy_context().run, _caught, task.function, arguments)
+        return await call_inside(arounds, held.job, task.function, arguments)
+    if not arounds:
+        return await _call_in_thread(held, partial(task.function, **arguments), threads, limit)
+    async with AsyncExitStack() as stack:
+        rest = await enter_through_last_async(stack, arounds, held.job)
+        call = partial(call_inside_sync, rest, held.job, task.function, arguments)
+        return await _call_in_thread(held, call, threads, limit)
+
+
+async def _call_in_thread(
+    held: ClaimState, function: Callable[[], Any], threads: Executor | None, limit: asyncio.Timeout
+) -> Any:
+    call = partial(contextvars.copy_context().run, _caught, function)
     thread = asyncio.get_running_loop().run_in_executor(threads, call)
     try:
         return _returned(await asyncio.shield(thread))
@@ -308,13 +256,13 @@ async def _call(
         return _returned(thread.result())  # it may have finished before it noticed: that success wins
 
 
-def _caught(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+def _caught(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Call it, and return what it raises as a value: a future refuses StopIteration.
 
     A KeyboardInterrupt is no Ctrl-C either, which only the main thread receives, and would end the worker.
     """
     try:
-        return function(**arguments), None
+        return function(), None
     except BaseException as error:
         return None, error
 
@@ -335,22 +283,11 @@ async def _end_of(thread: "asyncio.Future[Any]") -> None:
             await asyncio.wait([thread])
 
 
-def outcome_of(held: ClaimState, value: Any) -> Outcome:
-    match value:
-        case None:
-            return SUCCEEDED
-        case Snooze(seconds):
-            return held.snoozed(seconds)
-        case Cancel(reason):
-            return held.cancelled(reason)
-        case Fail(reason):
-            return held.raised(reason, retry=False)
-        case _:
-            return held.succeeded(value)
-
-
 def arguments_of(task: "Task[..., Any]", job: Job, context: Context | None) -> dict[str, Any]:
-    arguments = task.signature.read(msgspec.json.encode(job.args).decode())
+    try:
+        arguments = task.signature.read(msgspec.json.encode(job.args).decode())
+    except BadRequest as error:
+        raise UnfitArguments(str(error)) from None
     if task.signature.context is not None:
         arguments[task.signature.context] = context
     return arguments
@@ -378,7 +315,3 @@ def uncancel() -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
-
-
-def still_ours(job: Job | None, held: ClaimState) -> bool:
-    return job is not None and (job.state, job.token) == (JobState.running, held.token)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from dibs.app.context import Context
@@ -11,7 +10,8 @@ from dibs.app.tasks import Task
 from dibs.errors import BadRequest
 from dibs.jobs.job import NewJob
 from dibs.jobs.payload import check_name
-from dibs.jobs.schedules import Missed, Rule
+from dibs.jobs.schedules import Missed, Rule, check_missed
+from dibs.operations.schedules import Definition, definition
 
 if TYPE_CHECKING:
     from dibs.app.state import AppState
@@ -26,6 +26,7 @@ class Schedule:
 
     task: Task[..., Any]
     rule: Rule
+    tz: str = "UTC"
     missed: Missed = "latest"
     own_name: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -33,8 +34,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
-        if self.missed not in ("latest", "all", "skip"):
-            raise BadRequest(f"missed={self.missed!r} is unknown: use 'latest', 'all' or 'skip'")
+        check_missed(self.missed)
         _check_mapping(self.args, "args")
         _check_mapping(self.options.get("meta") or {}, "meta")
         if taken := {"run_at", "delay", "within"} & self.options.keys():
@@ -48,18 +48,18 @@ class Schedule:
     def kind(self) -> str:
         return self.task.kind
 
-    def new(self, tick: datetime) -> NewJob:
-        """Return the job of one tick. Its `meta` keeps the tick; `run_at` changes when it is retried."""
-        meta = {**(self.options.get("meta") or {}), "schedule": self.name, "tick": tick.isoformat()}
-        return self.task.using(**{**self.options, "meta": meta, "run_at": tick}).new(**self.args)
+    def new(self) -> NewJob:
+        """Return the job that each tick gets a copy of."""
+        return self.task.using(**self.options).new(**self.args)
 
 
-class Schedules:
+class CodeSchedules:
     """The schedules that this process knows, by name."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._by_name: dict[str, Schedule] = {}
+        self.definitions: dict[str, Definition] = {}
         self.implied: set[Task[..., Any]] = set()
         """Tasks made of plain functions by `@app.every`; an `@app.job` above it may still replace them."""
 
@@ -68,13 +68,14 @@ class Schedules:
             raise BadRequest(
                 f"there is a schedule {schedule.name!r} already; give this one a name= of its own"
             )
-        self._registry.prepare(schedule.new(_SOME_TICK))  # its arguments fit, or this says what does not
+        row = self._registry.prepare(schedule.new())  # its arguments fit, or this says what does not
         self._by_name[schedule.name] = schedule
+        self.definitions[schedule.name] = definition(schedule.rule, schedule.tz, schedule.missed, "code", row)
 
     def hand_over(self, old: Task[..., Any], new: Task[..., Any]) -> None:
         """Give the schedules of one task to another."""
         for schedule in [one for one in self if one.task is old]:
-            del self._by_name[schedule.name]
+            del self._by_name[schedule.name], self.definitions[schedule.name]
             self.add(replace(schedule, task=new))
         self.implied.discard(old)
 
@@ -88,9 +89,6 @@ class Schedules:
 def _check_mapping(value: object, what: str) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise BadRequest(f"{what} must be a mapping of names to values, not {value!r}")
-
-
-_SOME_TICK = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class EveryDecorator:

@@ -5,13 +5,14 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from dibs.app.around import Around
 from dibs.app.callbacks import Callbacks
 from dibs.app.claims import SettlementBatcher
 from dibs.app.context import DelayedCalls
 from dibs.app.leases import LeaseKeeper
 from dibs.app.lifespan import Lifespan
 from dibs.app.registry import Registry
-from dibs.app.schedules import Schedules
+from dibs.app.schedules import CodeSchedules
 from dibs.app.watching import Watching
 from dibs.clock import SECOND
 from dibs.engines.connect import connect
@@ -22,6 +23,7 @@ from dibs.jobs.job import Job
 from dibs.jobs.states import FINISHED, JobState, Outcome
 from dibs.operations import upkeep
 from dibs.settings import Settings, lease_micros, span
+from dibs.text import numbered, without_password
 
 T = TypeVar("T")
 
@@ -39,13 +41,17 @@ class AppState:
         self.settings = settings
         self.lifespan = lifespan
         self.registry = Registry(settings)
-        self.schedules = Schedules(self.registry)
+        self.schedules = CodeSchedules(self.registry)
         self.events = Events()
         self.callbacks = Callbacks()
         self.around: HandlerWrapper | None = None
+        self.arounds: list[Around] = []
         self.open_transaction: Callable[[], Any] = lambda: None
         """Return the transaction that a framework has open in this thread, if any; sync enqueues join it."""
         self.use(connect(settings))
+
+    def __str__(self) -> str:
+        return f"{without_password(self.settings.url)} ({numbered(len(self.registry.tasks), 'kind')})"
 
     def use(self, store: Store) -> None:
         """Work on this store from now on; claims made in another one keep theirs."""

@@ -8,7 +8,7 @@ from typing import Self
 from uuid import UUID
 
 from dibs.app.claims import SyncClaim
-from dibs.app.collections import SyncNewPipeline, SyncPipelines, SyncSlots, SyncTrains
+from dibs.app.collections import SyncNewPipeline, SyncPipelines, SyncSchedules, SyncSlots, SyncTrains
 from dibs.app.state import AppState
 from dibs.app.verbs import Verbs
 from dibs.faces import SyncFace
@@ -22,6 +22,9 @@ class SyncDibs(Verbs[SyncClaim, SyncNewPipeline], SyncFace):
 
     def __init__(self, core: AppState) -> None:
         self._core = core
+
+    def __repr__(self) -> str:
+        return f"<SyncDibs {self._core}>"
 
     @cached_property
     def trains(self) -> SyncTrains:
@@ -37,6 +40,11 @@ class SyncDibs(Verbs[SyncClaim, SyncNewPipeline], SyncFace):
     def pipelines(self) -> SyncPipelines:
         """Jobs that belong together."""
         return SyncPipelines(self._core)
+
+    @cached_property
+    def schedules(self) -> SyncSchedules:
+        """Rules that enqueue a job at each of their ticks."""
+        return SyncSchedules(self._core)
 
     def open(self) -> Self:
         """Connect and check the schema now rather than at the first call."""

@@ -1,55 +1,70 @@
 """Jobs as functions: what `@app.job` makes of one, and the arguments that it takes."""
 
 import inspect
+import re
 import string
 import sys
-import types
-import typing
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import cached_property, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from uuid import UUID
 
 import msgspec
 
-from dibs.app.context import Context
-from dibs.errors import BadRequest
-from dibs.faces import AsyncFace, Call, Calls, SyncFace, make, verb
+from dibs.app.annotations import TEXT_LIKE, body_of, is_context, resolve, result_reader
+from dibs.errors import BadRequest, JobCancelled, JobFailed
+from dibs.faces import AsyncFace, Call, Calls, SyncFace, make, run, run_async, verb
 from dibs.jobs import payload
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import Options, Using
-from dibs.settings import seconds
+from dibs.jobs.states import JobState
+from dibs.settings import Duration, seconds
+from dibs.text import meant
 
 if TYPE_CHECKING:
     from dibs.app.dibs import Dibs
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 Within = Any  # a connection of the caller's; `engines.sql.within` says which
+
+# What msgspec says of the arguments as a whole, in words for a call.
+MISFITS = (
+    (r"^Object missing required field `([^`]+)`$", r"its argument '\1' is missing"),
+    (r"^Object contains unknown field `([^`]+)`$", r"it takes no argument '\1'"),
+    (r"^(.*) - at `\$\.(\w+)(.*)`$", r"its argument '\2'\3: \1"),
+)
 
 _USING = tuple(Using.__annotations__)
 
 
-class TaskVerbs(Generic[P, R]):
+class TaskVerbs(Generic[P, R_co]):
     """The verb of a task, declared once for both faces."""
 
     @property
-    def _task(self) -> "Task[P, R]":
+    def _task(self) -> "Task[P, R_co]":
         raise NotImplementedError
 
     @verb
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Calls[Job]:
         """Store a job with these arguments; if its unique key is taken, return the job that has it."""
         task = self._task
-        app, new, within = task._app, task.new(*args, **kwargs), task._within
-        [job] = yield from make(
-            Call(lambda: app.sync.enqueue(new, within=within), lambda: app.enqueue(new, within=within))
-        )
+        [job] = yield from task._app._enqueue([task.new(*args, **kwargs)], task._within)
         return job
 
+    def _result(self, job: Job | UUID | str, timeout: Duration | None) -> Calls[Any]:
+        task, app = self._task, self._task._app
+        id = task.own(job).id if isinstance(job, Job) else job
+        waiting = Call(lambda: app.sync.wait(id, timeout=timeout), lambda: app.wait(id, timeout=timeout))
+        done = task.own((yield from make(waiting)))
+        if done.state == JobState.succeeded:
+            return task.signature.result(done.result)
+        raise JobFailed(done) if done.state == JobState.failed else JobCancelled(done)
 
-class Task(TaskVerbs[P, R], AsyncFace):
+
+class Task(TaskVerbs[P, R_co], AsyncFace):
     """A function that can be enqueued. Calling it just runs it."""
 
     def __init__(
@@ -66,6 +81,7 @@ class Task(TaskVerbs[P, R], AsyncFace):
         self.function = function
         self.kind = payload.check_name(kind, "kind")
         self.options = options
+        self.has_gate = options.train is not None or options.slot is not None
         self.signature = Signature(function, kind)
         self.is_async = any(map(inspect.iscoroutinefunction, (function, body_of(function))))
         self.timeout = seconds(options.timeout, "timeout")
@@ -76,16 +92,41 @@ class Task(TaskVerbs[P, R], AsyncFace):
             for template in _texts(getattr(options, option)):
                 self._check_template(option, template)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> R:
-        value: R = self.function(*args, **kwargs)
+    @overload
+    async def wait(
+        self: "Task[P, Coroutine[Any, Any, T]]", job: Job | UUID | str, *, timeout: Duration | None = None
+    ) -> T: ...
+    @overload
+    async def wait(self, job: Job | UUID | str, *, timeout: Duration | None = None) -> R_co: ...
+    async def wait(self, job: Job | UUID | str, *, timeout: Duration | None = None) -> Any:
+        """Wait until a job of this kind has finished, and return its result as the handler returned it.
+
+        `JobFailed` and `JobCancelled` have the job; `TimeoutError` when it takes too long.
+        """
+        return await run_async(self._result(job, timeout))
+
+    def own(self, job: Job) -> Job:
+        """Return the job if it is of this kind; its result would be of another type."""
+        if job.kind != self.kind:
+            raise BadRequest(
+                f"job {job.id} is a {job.kind!r}, not a {self.kind!r}: wait for it with app.wait"
+            )
+        return job
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
+        value: R_co = self.function(*args, **kwargs)
         return value
 
-    def using(self, *, within: Within = None, **options: Unpack[Using]) -> "Task[P, R]":
+    def __repr__(self) -> str:
+        using = ", ".join(f"{name}={value!r}" for name, value in self._using.items())
+        return f"<Task {self.kind!r}{using and ' using '}{using}>"
+
+    def using(self, *, within: Within = None, **options: Unpack[Using]) -> "Task[P, R_co]":
         """Return the same task with other options for what is enqueued through it."""
-        for name in options:
+        for name, value in options.items():
             if name not in _USING:
-                raise BadRequest(f"using({name}=…) is unknown; there are {', '.join(_USING)}, within")
-        twin: Task[P, R] = object.__new__(Task)
+                raise BadRequest(f"using({name}={value!r}) is unknown: {meant(name, (*_USING, 'within'))}")
+        twin: Task[P, R_co] = object.__new__(Task)
         vars(twin).update(vars(self))
         twin.__dict__.pop("sync", None)
         twin._using = {**self._using, **options}
@@ -116,21 +157,17 @@ class Task(TaskVerbs[P, R], AsyncFace):
                 )
 
     @property
-    def _task(self) -> "Task[P, R]":
+    def _task(self) -> "Task[P, R_co]":
         return self
 
     @cached_property
-    def sync(self) -> "SyncTask[P, R]":
+    def sync(self) -> "SyncTask[P, R_co]":
         """The same task on the sync face."""
         return SyncTask(self)
 
     @property
     def _has_templates(self) -> bool:
         return (self.options.unique, self.options.train, self.options.slot) != (None, None, None)
-
-    @property
-    def has_gate(self) -> bool:
-        return self.options.train is not None or self.options.slot is not None
 
     def gate(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Return the train or slot that the kind's template makes of these arguments."""
@@ -178,14 +215,30 @@ class Task(TaskVerbs[P, R], AsyncFace):
             self._check_template(option, spec or "")
 
 
-class SyncTask(TaskVerbs[P, R], SyncFace):
+class SyncTask(TaskVerbs[P, R_co], SyncFace):
     """The sync face of a task."""
 
-    def __init__(self, task: Task[P, R]) -> None:
+    def __init__(self, task: Task[P, R_co]) -> None:
         self._task_ = task
 
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._task_)[1:]}"
+
+    @overload
+    def wait(
+        self: "SyncTask[P, Coroutine[Any, Any, T]]", job: Job | UUID | str, *, timeout: Duration | None = None
+    ) -> T: ...
+    @overload
+    def wait(self, job: Job | UUID | str, *, timeout: Duration | None = None) -> R_co: ...
+    def wait(self, job: Job | UUID | str, *, timeout: Duration | None = None) -> Any:
+        """Wait until a job of this kind has finished, and return its result as the handler returned it.
+
+        `JobFailed` and `JobCancelled` have the job; `TimeoutError` when it takes too long.
+        """
+        return run(self._result(job, timeout))
+
     @property
-    def _task(self) -> Task[P, R]:
+    def _task(self) -> Task[P, R_co]:
         return self._task_
 
 
@@ -201,7 +254,7 @@ class Signature:
         self.context: str | None = None
         self._open_ended = False
         fields: list[tuple[str, Any, Any]] = []
-        hints = resolve(function, kind)
+        hints, self._texts = resolve(function, kind)
         for parameter in inspect.signature(function).parameters.values():
             self._take(parameter, hints[parameter.name], fields)
         self.names = tuple(name for name, *_ in fields)
@@ -209,6 +262,8 @@ class Signature:
             "Arguments", fields, kw_only=True, forbid_unknown_fields=not self._open_ended
         )
         self._read = payload.decoder(shape)
+        self._function = function
+        self._read_result = result_reader(function)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name; missing and unknown ones are found by `check`."""
@@ -227,12 +282,24 @@ class Signature:
             raise BadRequest(f"{self._kind!r} misses its argument {missing[0]!r}")
         return {**self._defaults, **bound}
 
-    def check(self, text: str) -> Any:
-        """Check that these arguments would fit a call; `BadRequest` says what does not."""
+    def check(self, text: str, given: Mapping[str, Any] | None = None) -> Any:
+        """Check that these arguments would fit a call, also as given; `BadRequest` says what does not."""
+        if given is not None and self._texts:
+            self._check_texts(given)
         try:
             return self._read(text)
         except (msgspec.MsgspecError, ValueError, NotImplementedError, TypeError) as error:
-            raise BadRequest(f"the arguments of {self._kind!r} don't fit: {error}") from None
+            raise BadRequest(f"the arguments of {self._kind!r} don't fit: {_misfit(error)}") from None
+
+    def _check_texts(self, given: Mapping[str, Any]) -> None:
+        """Refuse what the handler would get as another value: JSON makes text of a time, an id or bytes."""
+        for name, kinds in self._texts.items():
+            value = given.get(name)
+            if type(value) is not str and isinstance(value, TEXT_LIKE) and not isinstance(value, kinds):
+                raise BadRequest(
+                    f"argument {name!r} of {self._kind!r} is a str and would get the text of a "
+                    f"{type(value).__name__}: pass a str, or annotate it `str | {type(value).__name__}`"
+                )
 
     def read(self, text: str) -> dict[str, Any]:
         """Return the arguments for a call, each of its annotated type."""
@@ -242,6 +309,16 @@ class Signature:
         if not self._defaults:
             return arguments
         return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}
+
+    def result(self, value: Any) -> Any:
+        """Return a job's result as the type that the handler's annotation names, or as it is."""
+        read = self._read_result or result_reader(self._function)
+        if value is None or read is None:
+            return value
+        try:
+            return read(msgspec.json.encode(value).decode())
+        except (msgspec.MsgspecError, ValueError, NotImplementedError, TypeError):
+            return value
 
     def _take(self, parameter: inspect.Parameter, hint: Any, fields: list[Any]) -> None:
         match parameter.kind:
@@ -263,6 +340,14 @@ class Signature:
                 fields.append((parameter.name, hint | msgspec.UnsetType, msgspec.UNSET))
 
 
+def _misfit(error: Exception) -> str:
+    """Return what msgspec found, with the name of the argument first."""
+    text = str(error)
+    for pattern, words in MISFITS:
+        text = re.sub(pattern, words, text)
+    return text
+
+
 def _texts(template: Any) -> Iterator[str]:
     """Yield the texts that a template is made of."""
     if isinstance(template, str):
@@ -270,82 +355,3 @@ def _texts(template: Any) -> Iterator[str]:
     elif isinstance(template, tuple | list):
         for part in template:
             yield from _texts(part)
-
-
-def resolve(function: Callable[..., Any], kind: str) -> dict[str, Any]:
-    """Return the type of each argument; one that can't be resolved is `Any`, with a warning that names it."""
-    body = body_of(function)
-    module = getattr(inspect.unwrap(body), "__globals__", {})
-    around = _around(body, module)
-    hints: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.annotation is inspect.Parameter.empty:
-            hints[name] = Any
-            continue
-        try:
-            hints[name] = _known_to_msgspec(_evaluated(parameter.annotation, module, around))
-        except Exception as error:  # an annotation is code of its author, and may raise anything
-            hints[name] = Any
-            _warn(body, f"argument {name!r} of {kind!r}", parameter.annotation, error)
-    return hints
-
-
-def body_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what a call runs in the end: behind a `partial`, and of a callable object its `__call__`."""
-    while isinstance(function, partial):
-        function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
-
-
-def is_context(hint: Any) -> bool:
-    """Return whether an argument is the context: also one that may be None, or is `Annotated`."""
-    if typing.get_origin(hint) is typing.Annotated:
-        return is_context(typing.get_args(hint)[0])
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return all(one is types.NoneType or is_context(one) for one in typing.get_args(hint))
-    return hint is Context
-
-
-def _evaluated(annotation: Any, module: Mapping[str, Any], around: Mapping[str, Any]) -> Any:
-    """Evaluate an annotation; `Context` is always known, as many import it only for their type checker."""
-    holder = types.SimpleNamespace(__annotations__={"it": annotation})
-    return typing.get_type_hints(holder, {"Context": Context, **module}, dict(around), include_extras=True)[
-        "it"
-    ]
-
-
-def _around(function: Callable[..., Any], module: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names in the functions that this one is written in, while they run."""
-    names: dict[str, Any] = {}
-    place = getattr(function, "__qualname__", "")
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals is module and place.startswith(f"{frame.f_code.co_qualname}."):
-            names = {**frame.f_locals, **names}
-        frame = frame.f_back
-    return names
-
-
-def _known_to_msgspec(hint: Any) -> Any:
-    """Return the annotation, or Any where it can't be checked (a union of types that look alike in JSON)."""
-    if is_context(hint):
-        return hint
-    try:
-        payload.decoder(hint)
-    except TypeError:
-        return Any
-    return hint
-
-
-def _warn(function: Callable[..., Any], argument: str, annotation: Any, error: Exception) -> None:
-    """Warn at the line of the function itself, for that is what has to change."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    words = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    warnings.warn_explicit(
-        f"{argument} is not checked: its annotation {words!r} can't be resolved ({error}); "
-        "import what it names where it runs, not only under TYPE_CHECKING",
-        UserWarning,
-        filename=getattr(code, "co_filename", "<unknown>"),
-        lineno=getattr(code, "co_firstlineno", 1),
-        module=getattr(function, "__module__", None),
-    )

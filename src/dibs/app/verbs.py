@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 from dibs import doctor as examination
-from dibs.app.callbacks import cancel_events, cancelled_events, swept_events
+from dibs.app.callbacks import cancel_events, swept_events
 from dibs.app.claims import Claim, ClaimState, ClaimVerbs, hold
+from dibs.app.finding import FindVerbs
 from dibs.app.running import handler_for, run_claimed_job, run_claimed_job_sync
 from dibs.app.state import AppState
 from dibs.app.watching import JobWait
@@ -26,15 +28,15 @@ from dibs.faces import Call, Calls, ask, make, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
-from dibs.jobs.options import USUAL_LEASE
+from dibs.jobs.options import USUAL_LEASE, check_priority
 from dibs.jobs.pipelines import PipelineDraft
 from dibs.jobs.states import FINISHED
-from dibs.operations import manage, queries, schedules, upkeep
+from dibs.operations import manage, queries, refusals, upkeep
 from dibs.operations.claim import ClaimRequest, claim
 from dibs.operations.enqueue import enqueue
-from dibs.operations.queries import MOST_FOUND, Queue, job_filter
+from dibs.operations.queries import Queue
 from dibs.operations.questions import Traits
-from dibs.operations.schedules import ScheduleInfo
+from dibs.operations.refusals import Refusal
 from dibs.operations.scripts import Script
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.why import Why, explain
@@ -47,7 +49,7 @@ C = TypeVar("C", bound=ClaimVerbs)
 N = TypeVar("N")
 
 
-class Verbs(Generic[C, N]):
+class Verbs(FindVerbs, Generic[C, N]):
     """The verbs of both faces; a face names its classes of claims and of new pipelines."""
 
     _core: AppState
@@ -84,6 +86,9 @@ class Verbs(Generic[C, N]):
     @verb
     def enqueue(self, *new_jobs: NewJob, within: Any = None) -> Calls[list[Job]]:
         """Store all of these jobs or none, in your transaction if you give one."""
+        return (yield from self._enqueue(new_jobs, within))
+
+    def _enqueue(self, new_jobs: Sequence[NewJob], within: Any) -> Calls[list[Job]]:
         rows = list(map(self._core.registry.prepare, new_jobs))
         fresh = False not in list(map(NewJob.take_fresh, new_jobs))
 
@@ -97,7 +102,7 @@ class Verbs(Generic[C, N]):
         self._core.events.enqueued(jobs)
         return jobs
 
-    def pipeline(self, name: str, *, on_failed: str = "cancel") -> N:
+    def pipeline(self, name: str, *, on_failed: Literal["cancel", "hold"] = "cancel") -> N:
         """Return a new pipeline: add jobs to it, say which waits for which, and enqueue it as a whole.
 
         `on_failed` says what becomes of the jobs after one that failed or was cancelled: `cancel`, or `hold`.
@@ -116,7 +121,7 @@ class Verbs(Generic[C, N]):
         lease: Duration | None = None,
     ) -> Calls[list[C]]:
         """Claim up to `limit` ready jobs; no other worker gets them while their leases are kept."""
-        limit = payload.check_whole(limit, "limit", -(10**9), 10_000)
+        limit = payload.check_whole(limit, "limit", None, 10_000)
         queues, kinds = payload.check_names(queues, "queue"), payload.check_names(kinds, "kind")
         if limit <= 0 or queues == [] or kinds == []:
             return []
@@ -182,34 +187,6 @@ class Verbs(Generic[C, N]):
         return (yield from ask(self._core.store, lambda _: queries.get(parsed)))
 
     @verb
-    def find(
-        self,
-        *,
-        state: str | Sequence[str] | None = None,
-        queue: str | None = None,
-        kind: str | None = None,
-        train: str | None = None,
-        slot: str | tuple[Any, ...] | None = None,
-        pipeline_id: UUID | str | None = None,
-        tags: Sequence[str] | str | None = None,
-        limit: int = 50,
-        after: UUID | str | None = None,
-    ) -> Calls[list[Job]]:
-        """Return the jobs that match, newest first; `after` the last id of a page gives the next one."""
-        limit = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
-        if limit <= 0:
-            return []
-        named = {"queue": queue, "kind": kind, "train": train, "slot": slot, "pipeline_id": pipeline_id}
-        filter, start = job_filter(state, tags, **named), None if after is None else parse_id(after)
-        return (yield from ask(self._core.store, lambda _: queries.find(filter, limit=limit, after=start)))
-
-    @verb
-    def counts(self, queue: str | None = None) -> Calls[dict[str, int]]:
-        """Return how many jobs are in each state."""
-        checked = None if queue is None else payload.check_name(queue, "queue")
-        return (yield from ask(self._core.store, lambda _: queries.counts(checked)))
-
-    @verb
     def queues(self) -> Calls[list[Queue]]:
         """Return the queues that have live jobs or a setting, by name."""
         return (yield from ask(self._core.store, lambda _: queries.queues()))
@@ -221,10 +198,10 @@ class Verbs(Generic[C, N]):
         return (yield from ask(self._core.store, lambda _: upkeep.workers(silence)))
 
     @verb
-    def schedules(self) -> Calls[list[ScheduleInfo]]:
-        """Return what `every` scheduled, by name: when each ticked last, and when it ticks next."""
-        known = list(self._core.schedules)
-        return (yield from ask(self._core.store, lambda _: schedules.find_schedules(known)))
+    def refusals(self, id: UUID | str) -> Calls[list[Refusal]]:
+        """Return the late writes to this job that were refused, oldest first; the newest twenty are kept."""
+        parsed = parse_id(id)
+        return (yield from ask(self._core.store, lambda _: refusals.refusals(parsed)))
 
     @verb
     def why(self, id: UUID | str) -> Calls[Why]:
@@ -276,29 +253,26 @@ class Verbs(Generic[C, N]):
         return (yield from ask(self._core.store, lambda _: manage.retry(parsed)))
 
     @verb
+    def update(
+        self,
+        id: UUID | str,
+        *,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: Duration | None = None,
+    ) -> Calls[Job]:
+        """Change the priority of a waiting job, or when it is due; `Refused` once it runs or has finished."""
+        parsed, (wait, at) = parse_id(id), payload.check_due(run_at, delay)
+        rank = None if priority is None else check_priority(priority)
+        if (rank, wait, at) == (None, None, None):
+            raise BadRequest("nothing to change: give priority=, run_at= or delay=")
+        return (yield from ask(self._core.store, lambda _: manage.update(parsed, rank, at, wait)))
+
+    @verb
     def delete(self, id: UUID | str) -> Calls[bool]:
         """Remove a job that is not running; False when there is none."""
         parsed = parse_id(id)
         return (yield from ask(self._core.store, lambda tries: manage.delete(parsed, unsure=tries.unsure)))
-
-    @verb
-    def cancel_many(self, /, *, reason: str | None = None, **filter: Any) -> Calls[int]:
-        """Cancel all jobs that match, with the filters of `find`; return how many."""
-        core = self._core
-        checked, why = job_filter(**filter), core.checked_text(reason, "reason")
-        wanted = core.callbacks.want("cancelled")
-        changed = yield from ask(
-            core.store, lambda _: manage.change_many("cancel", checked, with_rows=wanted, reason=why)
-        )
-        yield from core.callbacks.call(core.store, cancelled_events(changed.rows))
-        return changed.number
-
-    @verb
-    def retry_many(self, /, **filter: Any) -> Calls[int]:
-        """Retry all jobs that match, with the filters of `find`; return how many."""
-        checked = job_filter(**filter)
-        changed = yield from ask(self._core.store, lambda _: manage.change_many("retry", checked))
-        return changed.number
 
     @verb
     def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Calls[Job]:

@@ -90,6 +90,8 @@ class Watching:
         self._events = events
         self.polls = 0
         """How often the store was polled so far."""
+        self.at_end: set[Callable[[], object]] = set()
+        """Called when all watchers end: other streams of this process must end then, too."""
         self._start_over()
 
     def _start_over(self) -> None:
@@ -133,6 +135,8 @@ class Watching:
 
     def end_all(self) -> None:
         """End all watchers: this process is about to end."""
+        for end in list(self.at_end):
+            end()
         for subscription in list(self._subscriptions):
             subscription.interrupted = True
             subscription.end()

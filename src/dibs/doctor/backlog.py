@@ -24,7 +24,8 @@ def workers(examined: StoreFacts) -> Iterator[Finding]:
 def waiting(examined: StoreFacts) -> Iterator[Finding]:
     """Tell whether the jobs that could be claimed are being claimed."""
     paused = {queue.name for queue in examined.queues if queue.paused}
-    open_ones = [one for one in examined.backlog if one.queue not in paused]
+    unserved = {queue for queue, _ in examined.pairs} - set(_served(examined))
+    open_ones = [one for one in examined.backlog if one.queue not in paused | unserved]
     if not open_ones:
         yield ok("waiting", "no job is waiting for a worker")
         return
@@ -37,6 +38,13 @@ def waiting(examined: StoreFacts) -> Iterator[Finding]:
     else:
         advice = "more workers, or a higher --concurrency" if examined.workers else "start a worker"
         yield warning("waiting", sentence, advice)
+
+
+def _served(examined: StoreFacts) -> Iterator[str]:
+    """Return the queues with ready jobs that a live worker takes; without a worker, all."""
+    for queue, kind in examined.pairs:
+        if not examined.workers or any(_takes(worker, queue, kind) for worker in examined.workers):
+            yield queue
 
 
 def unknown_kinds(examined: StoreFacts) -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """Make the store that a URL names. (A module of its own: it imports all engines.)"""
 
-from urllib.parse import urlsplit
-
+from dibs.engines.hosts import UNREADABLE, hosts_of
 from dibs.engines.memory.store import MemoryStore
 from dibs.engines.mysql.store import MysqlStore
 from dibs.engines.postgresql.store import PostgresStore
@@ -16,13 +15,13 @@ def connect(settings: Settings) -> Store:
     """Return the store that a URL names; nothing is opened yet."""
     name, is_url, _ = settings.url.partition("://")
     scheme = name.split("+", 1)[0].lower() if is_url else ""
-    try:
-        _ = urlsplit(settings.url).port
-    except ValueError:  # its message quotes the URL: what it takes for a port may be a password
-        raise BadRequest(
-            "the URL of the store can't be read: check its host and its port, a number; in a password write "
-            "/ : # ? @ as %2F %3A %23 %3F %40"
-        ) from None
+    if len(hosts_of(settings.url)) > 1 and not (scheme.startswith("postgres") or "+sentinel" in name):
+        raise BadRequest(f"{UNREADABLE}; several hosts only after postgresql:// and redis+sentinel://")
+    if (
+        scheme not in ("sqlite", "memory")
+        and "@" in settings.url.partition("?")[0].partition("://")[2].partition("/")[2]
+    ):
+        raise BadRequest("the URL of the store has an @ after its first /: write a / in a password as %2F")
     match scheme:
         case "memory":
             return MemoryStore()

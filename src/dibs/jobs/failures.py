@@ -7,6 +7,7 @@ surrogates, a cycle of causes. Recording it must never fail and never hurt the w
 import traceback
 from collections.abc import Sequence
 from datetime import datetime
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -22,7 +23,11 @@ MOST_ERRORS = 50
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:
     """Return (type, message, traceback), whatever the exception is like."""
-    return safe_text(_kind(error), LONGEST_NAME), safe_text(_message(error), LONGEST_MESSAGE), _trace(error)
+    return (
+        safe_text(_kind(error), LONGEST_NAME),
+        safe_text(_message(error), LONGEST_MESSAGE),
+        frames_of(error),
+    )
 
 
 def error_entry(
@@ -67,9 +72,21 @@ def _message(error: BaseException) -> str:
         return f"<its message could not be read: {type(worse).__name__}>"
 
 
-def _trace(error: BaseException) -> str | None:
+def frames_of(error: BaseException) -> str | None:
+    """Return the traceback from the handler on, without the frames of dibs that called it."""
     try:
-        frames = traceback.format_tb(error.__traceback__, limit=-MOST_FRAMES)
+        frames = traceback.format_tb(_from_handler(error.__traceback__), limit=-MOST_FRAMES)
         return safe_text("".join(frames), LONGEST_TRACEBACK) or None
     except BaseException:
         return None
+
+
+def _from_handler(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_above_handlers(trace.tb_frame.f_globals.get("__name__", "")):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_above_handlers(module: str) -> bool:
+    """Return whether it runs handlers, or stands between dibs and them."""
+    return module.partition(".")[0] in ("dibs", "asyncio", "contextlib")

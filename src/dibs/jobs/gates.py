@@ -14,15 +14,15 @@ memory in random runs, and mutants there and in `tests/faults` break the copies:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 from msgspec import Struct
 
 from dibs.clock import SECOND
-from dibs.jobs.states import JobState
+from dibs.jobs.states import JobState, SlotPolicy
 
-SLOT_POLICIES = ("wait", "replace", "preempt", "drop")
+SLOT_POLICIES = get_args(SlotPolicy)
 
 OFFER = 10 * SECOND  # within which a ready job of a slot must be claimed while another waits behind it
 WAITING_READ = 100  # blocked jobs read at the end of an offer, to find one of another queue or kind

@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr
 from dibs.errors import BadRequest
 from dibs.jobs.ids import new_id
 from dibs.jobs.payload import decode
-from dibs.jobs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState, OnConflict, SlotPolicy, TrainPolicy
 from dibs.settings import Duration
 
 
@@ -60,6 +60,10 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     tags: list[str] = []
     meta: dict[str, Any] = {}
     is_new: bool = False
+
+    def __repr__(self) -> str:
+        tries = f"attempt {self.attempts} of {self.max_attempts}"
+        return f"<Job {self.id} {self.kind!r}: {self.state}, {tries}>"
 
     @property
     def is_finished(self) -> bool:
@@ -185,7 +189,7 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
         row["unique_key"],
         row["pipeline_id"],
         row["parent_id"],
-        row["progress"],
+        progress_of(row),
         row["message"],
         None if (result := row["result"]) is None else decode(result),
         [] if (errors := row["errors"]) == "[]" else _read_errors(errors),
@@ -193,6 +197,11 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
         {} if (meta := row["meta"]) == "{}" else decode(meta),
         is_new,
     )
+
+
+def progress_of(row: Mapping[str, Any]) -> float:
+    """Return how far a job got; one that succeeded is all done, whatever its handler reported last."""
+    return 1.0 if row["state"] == JobState.succeeded else row["progress"]
 
 
 def _runs_in_slot(row: Mapping[str, Any]) -> bool:
@@ -214,16 +223,16 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     max_attempts: int | None = None
     train: str | None = None
     slot: str | tuple[Any, ...] | None = None
-    slot_policy: str | None = None
+    slot_policy: SlotPolicy | None = None
     slot_limit: int | None = None
     unique: str | None = None
     unique_for: Duration | None = None
-    on_conflict: str | None = None
+    on_conflict: OnConflict | None = None
     pipeline_id: UUID | str | None = None
     tags: Sequence[str] = ()
     meta: Mapping[str, Any] | None = None
-    on_cancelled: str | None = None
-    on_failed: str | None = None
+    on_cancelled: TrainPolicy | None = None
+    on_failed: TrainPolicy | None = None
     id: UUID = None  # type: ignore[assignment]
     _own_gate: bool = False  # the caller chose train= or slot=, if only to have none
     _own_unique: bool = False  # and the same of unique=

@@ -1,7 +1,7 @@
 """What may be said of a kind, and of one job otherwise; each option checked where it is given."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, TypedDict
 from uuid import UUID
@@ -11,8 +11,10 @@ import msgspec
 from dibs.errors import BadRequest
 from dibs.jobs import payload
 from dibs.jobs.gates import SLOT_POLICIES
-from dibs.jobs.states import Retry
+from dibs.jobs.outcomes import ErrorClasses, check_error_classes
+from dibs.jobs.states import Isolation, OnConflict, Retry, SlotPolicy, TrainPolicy
 from dibs.settings import MIB, Duration, lease_micros, micros
+from dibs.text import meant
 
 DEFAULT_LEASE = 60
 MOST_IN_SLOT = 1000
@@ -28,16 +30,16 @@ class Using(TypedDict, total=False):
     max_attempts: int | None
     train: str | None
     slot: str | tuple[Any, ...] | None
-    slot_policy: str | None
+    slot_policy: SlotPolicy | None
     slot_limit: int | None
     unique: str | None
     unique_for: Duration | None
-    on_conflict: str | None
+    on_conflict: OnConflict | None
     pipeline_id: UUID | str | None
     tags: Sequence[str]
     meta: Mapping[str, Any] | None
-    on_cancelled: str | None
-    on_failed: str | None
+    on_cancelled: TrainPolicy | None
+    on_failed: TrainPolicy | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +54,16 @@ class Options:
     lease: Duration = DEFAULT_LEASE
     train: str | None = None
     slot: str | tuple[Any, ...] | None = None
-    slot_policy: str | None = None
+    slot_policy: SlotPolicy | None = None
     slot_limit: int | None = None
     unique: str | None = None
     unique_for: Duration | None = None
-    on_conflict: str | None = None
-    on_cancelled: str = "advance"
-    on_failed: str = "advance"
-    isolation: str | None = None
+    on_conflict: OnConflict | None = None
+    on_cancelled: TrainPolicy = "advance"
+    on_failed: TrainPolicy = "advance"
+    isolation: Isolation | None = None
+    retry_on: ErrorClasses | None = None
+    give_up_on: ErrorClasses = ()
 
     def __post_init__(self) -> None:
         self._set("queue", payload.check_name(self.queue, "queue"))
@@ -76,6 +80,9 @@ class Options:
         if self.unique is not None:
             self._set("unique", payload.check_name(self.unique, "unique"))
         unique_columns(self.unique_for, self.on_conflict)
+        if self.retry_on is not None:
+            self._set("retry_on", check_error_classes(self.retry_on, "retry_on"))
+        self._set("give_up_on", check_error_classes(self.give_up_on, "give_up_on"))
         if self.isolation not in (None, "process"):
             raise BadRequest(f"isolation={self.isolation!r} is unknown: use 'process' or leave it out")
 
@@ -85,9 +92,13 @@ class Options:
 
 def with_options(options: Options, **changes: Any) -> Options:
     """Return the options with the given ones changed; None is not given."""
+    for name, value in changes.items():
+        if name not in _NAMES:
+            raise BadRequest(f"@app.job({name}={value!r}) is unknown: {meant(name, _NAMES)}")
     return replace(options, **{name: value for name, value in changes.items() if value is not None})
 
 
+_NAMES = ("name", *(one.name for one in fields(Options)))
 NO_GATE = (None, None, None, None)
 
 

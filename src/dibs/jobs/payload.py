@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 
 from dibs.errors import BadRequest
+from dibs.settings import Duration, micros
 
 LONGEST_NAME = 200
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -32_767, 32_767
 MOST_ATTEMPTS = 2_147_483_647
 MOST_TAGS = 100
+MOST_LEVELS = 100  # of lists and mappings in each other
 EARLIEST_YEAR, LATEST_YEAR = 1970, 9998  # what every store keeps to the microsecond
 
 SMALLEST_INT, GREATEST_INT = -(2**63), 2**64 - 1
@@ -49,13 +51,14 @@ def check_names(names: Collection[str] | None, what: str) -> list[str] | None:
     return list(dict.fromkeys(check_name(name, what) for name in given))
 
 
-def check_whole(value: object, what: str, least: int, most: int) -> int:
+def check_whole(value: object, what: str, least: int | None, most: int) -> int:
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadRequest(f"{what} must be a whole number, not {value!r}")
         value = int.__int__(value)
-    if not least <= value <= most:
-        raise BadRequest(f"{what}={value} is out of range: {least} to {most}")
+    if value > most or (least is not None and value < least):
+        fitting = f"at most {most}" if least is None else f"{least} to {most}"
+        raise BadRequest(f"{what}={value} is out of range: {fitting}")
     return value
 
 
@@ -72,6 +75,16 @@ def check_moment(moment: object, what: str) -> datetime:
     if type(moment) is not datetime:
         moment = datetime.combine(moment.date(), moment.time(), moment.tzinfo)
     return moment.astimezone(UTC)
+
+
+def check_due(run_at: datetime | None, delay: Duration | None) -> tuple[int | None, datetime | None]:
+    """Return (microseconds from now, time): at most one of them is given."""
+    if delay is not None and run_at is not None:
+        raise BadRequest("give delay= or run_at=, not both")
+    wait = None if delay is None else micros(delay, what="delay")
+    if wait is not None and wait < 0:
+        raise BadRequest(f"delay={delay!r} lies in the past; leave it out to run now")
+    return wait, None if run_at is None else check_moment(run_at, "run_at")
 
 
 def check_text(text: object, what: str, limit: int) -> str:
@@ -117,8 +130,11 @@ def _is_forbidden(character: str) -> bool:
     return character < " " or "\x7f" <= character <= "\x9f" or "\ud800" <= character <= "\udfff"
 
 
-def _refuse_unsafe(value: Any, what: str) -> None:
-    """Refuse what msgspec would quietly change: NaN becomes null, a naive datetime stays naive."""
+def _refuse_unsafe(value: Any, what: str, levels: int = MOST_LEVELS) -> None:
+    """Refuse what msgspec would quietly change: NaN becomes null, a naive datetime stays naive.
+
+    Refuse deep values, too: a reader with less room on its stack than the writer could not read them.
+    """
     kind = type(value)
     if value is None or kind is bool:
         return
@@ -130,9 +146,11 @@ def _refuse_unsafe(value: Any, what: str) -> None:
         if "\x00" in value:
             raise BadRequest(f"{what} holds the character U+0000, which no store keeps")
         return
+    if levels == 0:
+        raise BadRequest(f"{what} is nested more than {MOST_LEVELS} levels deep: store the data elsewhere")
     if kind is dict and {*map(type, value)} <= {str}:  # what nearly all arguments are
         for part in chain(value, value.values()):
-            _refuse_unsafe(part, what)
+            _refuse_unsafe(part, what, levels - 1)
         return
     match value:
         case float() | Decimal():
@@ -148,7 +166,7 @@ def _refuse_unsafe(value: Any, what: str) -> None:
             if isinstance(value, Mapping) and not {*map(type, value)} <= {str}:
                 _refuse_same_names(value, what)
             for part in _parts(value):
-                _refuse_unsafe(part, what)
+                _refuse_unsafe(part, what, levels - 1)
 
 
 def _refuse_same_names(mapping: Mapping[Any, Any], what: str) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Literal
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -73,6 +73,10 @@ class Cron:
                 return [tick for tick in found if tick > since]
             window *= WIDER
 
+    def as_parts(self) -> dict[str, Any]:
+        """Return what a store keeps of it beside its zone."""
+        return {"cron": self.expression}
+
     def __str__(self) -> str:
         return self.expression
 
@@ -96,6 +100,9 @@ class Interval:
         count = max((now - since) // self.step, 0)
         return [since + self.step * number for number in range(max(count - most, 0) + 1, count + 1)]
 
+    def as_parts(self) -> dict[str, Any]:
+        return {"every": self.step // timedelta(microseconds=1)}
+
     def __str__(self) -> str:
         return f"every {self.step.total_seconds():g} s"
 
@@ -111,6 +118,12 @@ def rule(when: str | Duration, tz: str) -> Rule:
     if zone is not UTC:
         raise BadRequest(f"tz={tz!r} goes with a cron expression; an interval has no time zone")
     return Interval(timedelta(microseconds=micros(when, what="every")))
+
+
+def check_missed(missed: Missed) -> Missed:
+    if missed not in ("latest", "all", "skip"):
+        raise BadRequest(f"missed={missed!r} is unknown: use 'latest', 'all' or 'skip'")
+    return missed
 
 
 def _zone(name: str) -> tzinfo:
@@ -136,20 +149,17 @@ def _until(ticks: Iterator[datetime], now: datetime) -> Iterator[datetime]:
 class TickBatch:
     """Ticks that get a job in one step, and the change of the schedule's last tick that goes with it."""
 
-    since: datetime | None
+    since: datetime
     tick: datetime
     ticks: Sequence[datetime] = ()
 
 
-def due(rule: Rule, missed: Missed, last_tick: datetime | None, now: datetime) -> list[TickBatch]:
+def due(rule: Rule, missed: Missed, last_tick: datetime, now: datetime) -> list[TickBatch]:
     """Return what is to be enqueued for the ticks since the last one.
 
-    A schedule that was never seen starts now. If the clock was set back, the last tick lies in the future,
-    and there is nothing to do until then. Ticks that are merely late all get their job; `missed` is for ticks
-    at which no worker ran.
+    If the clock was set back, the last tick lies in the future, and there is nothing to do until then. Ticks
+    that are merely late all get their job; `missed` is for ticks at which no worker ran.
     """
-    if last_tick is None:
-        return [TickBatch(None, now.replace(microsecond=0))]
     first = next(rule.after(last_tick), None)
     if first is None or first > now:
         return []

@@ -10,12 +10,17 @@ may go is decided in gates.py.
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 from msgspec import Struct
 
 from dibs.clock import SECOND
 from dibs.errors import BadRequest
+
+SlotPolicy = Literal["wait", "replace", "preempt", "drop"]
+OnConflict = Literal["keep", "replace"]
+TrainPolicy = Literal["advance", "hold"]  # what becomes of a train when its head failed or was cancelled
+Isolation = Literal["process"]
 
 
 class JobState(StrEnum):
@@ -71,6 +76,7 @@ class Retry:
     def exponential(
         cls, base: float | timedelta = 2, cap: float | timedelta = 3600, jitter: float = 0.1
     ) -> "Retry":
+        """Return a back-off that grows with every attempt, up to `cap` seconds."""
         return cls(base=_seconds(base, "base"), cap=_seconds(cap, "cap"), jitter=jitter)
 
     @classmethod

@@ -25,6 +25,8 @@ class ClaimRequest:
     kinds: Sequence[str] | None = None
     id: UUID | None = None
     marks: Sequence[Cursor] = ()
+    ahead: Sequence[UUID] = ()
+    named: Sequence[UUID] = ()
 
     def params(self, *, look: bool) -> dict[str, Any]:
         return {
@@ -37,6 +39,11 @@ class ClaimRequest:
             "job": self.id,
             "look": look,
         }
+
+    def places(self) -> dict[str, Any]:
+        """Return where to claim, if that is said at all."""
+        said = {"named": self.named, "marks": self.marks, "ahead": self.ahead}
+        return {name: value for name, value in said.items() if value}
 
 
 def claim(request: ClaimRequest) -> Script[list[Job]]:
@@ -54,9 +61,9 @@ def claim(request: ClaimRequest) -> Script[list[Job]]:
 
 
 def _claim(request: ClaimRequest, *, look: bool) -> Script[Rows]:
-    params = request.params(look=look)
+    params, places = request.params(look=look), request.places()
     for _ in range(MOST_TRIES):
-        rows = yield Step("claim" if request.id is None else "claim_job", params)
+        rows = yield Step("claim" if request.id is None else "claim_job", params | places)
         if rows[0]["limited"]:
             rows = yield Step("claim_within_limits", params)
         if rows[0]["id"] is not None or not rows[0]["crowded"]:

@@ -3,11 +3,14 @@
 Each is asked first and explained afterwards: when nothing changed, the job is read to say why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
+
+from dibs.clock import SECOND
 from dibs.errors import NotFound, NotStale, Refused
 from dibs.jobs.failures import error_entry, errors_text
 from dibs.jobs.job import Job
@@ -15,7 +18,9 @@ from dibs.jobs.states import WAITING, WORKER_DIED, JobState
 from dibs.operations.enqueue import ENOUGH_RACES
 from dibs.operations.queries import get
 from dibs.operations.scripts import Row, Script, Step
+from dibs.operations.search import JobSearch, all_ids
 from dibs.operations.upkeep import BATCH
+from dibs.text import spoken
 
 FIRST_ID = UUID(int=0)  # before all others
 
@@ -33,6 +38,21 @@ def _why_not_cancel(job: Job) -> Refused | None:
     if job.is_finished:
         return Refused(f"job {job.id} has already {_ended(job)}; there is nothing left to cancel")
     return None
+
+
+def update(id: UUID, priority: int | None, run_at: datetime | None, delay: int | None) -> Script[Job]:
+    """Change the priority of a waiting job, or when it is due; `delay` counts from the store's time."""
+    if delay is not None:
+        [clock] = yield Step("now", {})
+        run_at = clock["now"] + timedelta(microseconds=delay)
+    change = {"job": id, "priority": priority, "run_at": run_at}
+    return (yield from _guarded("update", id, change, _why_not_update))
+
+
+def _why_not_update(job: Job) -> Refused | None:
+    if job.state in WAITING:
+        return None
+    return Refused(f"job {job.id} is {job.state}: only a waiting job gets another priority or time")
 
 
 def retry(id: UUID) -> Script[Job]:
@@ -86,7 +106,8 @@ def _why_not_recover(job: Job, stale_after: int) -> Refused:
     return NotStale(
         f"job {job.id} may still be running at {job.worker}: its lease was last good until "
         f"{job.lease_until:%Y-%m-%d %H:%M:%S} UTC, and it can be recovered after "
-        f"{stale_at:%Y-%m-%d %H:%M:%S} UTC"
+        f"{stale_at:%Y-%m-%d %H:%M:%S} UTC, {spoken(stale_after / SECOND)} later; give another "
+        "stale_after if you know that its worker is dead"
     )
 
 
@@ -135,6 +156,13 @@ def _ended(job: Job) -> str:
     return "been cancelled" if job.state == JobState.cancelled else str(job.state)
 
 
+class Acted(msgspec.Struct, frozen=True, kw_only=True):
+    """An act on all jobs that match: how many there were, and how many of them were changed."""
+
+    matched: int
+    changed: int
+
+
 class Changed(NamedTuple):
     """How many jobs were changed, and the rows of the jobs that were changed directly, where asked for."""
 
@@ -143,18 +171,52 @@ class Changed(NamedTuple):
 
 
 def change_many(
-    question: str, filter: Mapping[str, Any], *, with_rows: bool = False, **extra: Any
+    question: str, wanted: JobSearch, *, with_rows: bool = False, **extra: Any
 ) -> Script[Changed]:
-    """Cancel or retry every job that matches, a bounded page at a time.
+    """Cancel, retry or delete every job that matches, a bounded page at a time.
 
-    Retried oldest first: on a train each goes behind the jobs of the pages before it. Cancelled newest first:
-    the head of a train ends after the jobs behind it, so that none of them becomes ready in between.
+    Retried oldest first: on a train each goes behind the jobs of the pages before it. Cancelled and deleted
+    newest first: the head of a train goes after the jobs behind it, so that none of them becomes ready in
+    between.
     """
+    if wanted.text or wanted.up_to is not None:
+        return (yield from _change(question, (yield from affected(question, wanted)), with_rows, extra))
     changed, kept = 0, list[Row]()
     after = _START[question]
-    while page := (yield from _page(question, filter, after)):
+    while page := (yield from _page(question, wanted.filter, after)):
         after = page[-1]
-        rows = yield Step(question, {"ids": sorted(page), **extra})
+        some = yield from _change(question, page, with_rows, extra)
+        kept += some.rows
+        changed += some.number
+    return Changed(changed, kept)
+
+
+def change_expected(
+    question: str, wanted: JobSearch, expect: int | None, *, with_rows: bool = False, **extra: Any
+) -> Script[tuple[int, Changed]]:
+    """Do the same for the jobs that match now, and only if they are as many as expected."""
+    ids = yield from affected(question, wanted)
+    if expect is not None and expect != len(ids):
+        raise Refused(
+            f"{len(ids)} jobs match now, not {expect}: nothing was changed; look again, and repeat it with "
+            f"expect={len(ids)}"
+        )
+    return len(ids), (yield from _change(question, ids, with_rows, extra))
+
+
+def affected(question: str, wanted: JobSearch) -> Script[list[UUID]]:
+    """Return the ids of the jobs that match and that the act can change, in the order of changing them."""
+    if not (states := _states(question, wanted.filter)):
+        return []
+    one = wanted._replace(filter={**wanted.filter, "states": states})
+    ids = yield from all_ids(one, BATCH)
+    return ids[::-1] if question == "retry" else ids
+
+
+def _change(question: str, ids: Sequence[UUID], with_rows: bool, extra: Mapping[str, Any]) -> Script[Changed]:
+    changed, kept = 0, list[Row]()
+    for first in range(0, len(ids), BATCH):
+        rows = yield Step(question, {"ids": sorted(ids[first : first + BATCH]), **extra})
         kept += rows if with_rows else ()
         changed += len(rows)
     return Changed(changed, kept)
@@ -178,20 +240,25 @@ def change_all(
 
 
 def _page(question: str, filter: Mapping[str, Any], after: UUID | None) -> Script[list[UUID]]:
-    given = _AFFECTED[question] if filter["states"] is None else filter["states"]
-    wanted = [state for state in given if state in _AFFECTED[question]]
-    if not wanted:
+    if not (wanted := _states(question, filter)):
         return []
     look = "find_oldest" if question == "retry" else "find"
     rows = yield Step(look, {**filter, "states": wanted, "limit": BATCH, "after": after})
     return [row["id"] for row in rows]
 
 
-_START = {"retry": FIRST_ID, "cancel": None}
+def _states(question: str, filter: Mapping[str, Any]) -> list[JobState]:
+    """Return the states of the jobs that match and that the act can change."""
+    given = _AFFECTED[question] if filter["states"] is None else filter["states"]
+    return [state for state in given if state in _AFFECTED[question]]
+
+
+_START = {"retry": FIRST_ID, "cancel": None, "delete": None}
 
 _AFFECTED: dict[str, list[JobState]] = {
     "cancel": [*sorted(WAITING), JobState.running],
     "retry": [JobState.failed, JobState.cancelled, JobState.scheduled],
+    "delete": [state for state in JobState if state != JobState.running],
 }
 
 _TAKEN_ALONG = {"cancel": {JobState.cancelled}, "retry": {JobState.blocked, JobState.ready, JobState.running}}

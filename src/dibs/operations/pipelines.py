@@ -1,17 +1,21 @@
 """Operations on pipelines: store a whole one, read it, cancel or retry its jobs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from dibs.errors import BadRequest, NotFound, Refused
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job, job_from_row
 from dibs.jobs.pipelines import Pipeline, PipelineDraft
+from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.enqueue import NewRow, new_job
 from dibs.operations.manage import Changed, change_all
+from dibs.operations.queries import with_current
 from dibs.operations.scripts import Row, Script, Step
 
 PAGE = 1000
+LAST_ID = UUID(int=2**128 - 1)
 
 _ID, _UNIQUE, _POLICY, _PIPELINE, _PARENT = (
     NEW_JOB_COLUMNS.index(name) for name in ("id", "unique_key", "slot_policy", "pipeline_id", "parent_id")
@@ -77,7 +81,7 @@ def get(id: UUID, filter: Mapping[str, object]) -> Script[Pipeline | None]:
         after = page[-1]["id"]
     if not rows:
         return None
-    jobs = tuple(job_from_row(row) for row in reversed(rows))
+    jobs = tuple((yield from with_current(rows[::-1])))
     about = (yield Step("pipelines", {"ids": [id]})) if may_have_steps(id) else ()
     edges = (yield Step("parents", {"jobs": [job.id for job in jobs]})) if about else ()
     return Pipeline(
@@ -87,6 +91,36 @@ def get(id: UUID, filter: Mapping[str, object]) -> Script[Pipeline | None]:
         jobs=jobs,
         after=_after(jobs, edges),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineInfo:
+    """A pipeline in a list: its counts without its jobs."""
+
+    id: UUID
+    name: str | None
+    """None of one that began by chaining."""
+    counts: dict[str, int]
+    progress: float
+    """From 0 to 1: a finished job counts whole, a running one by its progress."""
+
+
+def newest(*, limit: int, after: UUID | None) -> Script[list[PipelineInfo]]:
+    """Return the pipelines that have jobs, newest first."""
+    page = yield Step("newest_pipelines", {"limit": limit, "after": LAST_ID if after is None else after})
+    ids = [row["id"] for row in page]
+    if not ids:
+        return []
+    rows = yield Step("pipeline_counts", {"ids": ids})
+    named = {row["id"]: row["name"] for row in (yield Step("pipelines", {"ids": ids}))}
+    found = ((id, [row for row in rows if row["pipeline_id"] == id]) for id in ids)
+    return [_info(id, named.get(id), states) for id, states in found if states]
+
+
+def _info(id: UUID, name: str | None, states: Sequence[Row]) -> PipelineInfo:
+    counts = dict.fromkeys(map(str, JobState), 0) | {str(row["state"]): row["jobs"] for row in states}
+    done = sum(row["jobs"] if row["state"] in FINISHED else row["progress"] for row in states)
+    return PipelineInfo(id=id, name=name, counts=counts, progress=float(done) / sum(counts.values()))
 
 
 def _after(jobs: Sequence[Job], edges: Sequence[Row]) -> dict[UUID, tuple[UUID, ...]]:

@@ -5,31 +5,36 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from dibs.clock import id_millis
 from dibs.errors import BadRequest, NotFound
 from dibs.jobs import payload
-from dibs.jobs.ids import parse_id
+from dibs.jobs.ids import first_id_at, parse_id
 from dibs.jobs.job import Job, job_from_row
 from dibs.jobs.options import slot_name
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row, Rows, Script, Step
+from dibs.settings import Duration, span
 
 MOST_FOUND = 1000
 
-_NAMES_TO_FIND = ("queue", "kind", "train", "slot")
+_NAMES_TO_FIND = ("queue", "kind", "train", "slot", "worker")
+PATTERNS = ("queue_like", "kind_like", "train_like", "worker_like")
+LATE_ENQUEUE = 86_400_000  # milliseconds: an id may be made so long before its job is enqueued
 
 
 def get(id: UUID) -> Script[Job | None]:
     rows = yield Step("get", {"ids": [id]})
-    jobs = yield from _with_current(rows)
+    jobs = yield from with_current(rows)
     return jobs[0] if jobs else None
 
 
 def find(filter: Mapping[str, Any], *, limit: int, after: UUID | None) -> Script[list[Job]]:
     rows = yield Step("find", {**filter, "limit": limit, "after": after})
-    return (yield from _with_current(rows))
+    return (yield from with_current(rows))
 
 
-def _with_current(rows: Rows) -> Script[list[Job]]:
+def with_current(rows: Rows) -> Script[list[Job]]:
+    """Return the jobs of these rows, and which of them are current in their slots."""
     current = yield from current_ids(rows)
     return [job_from_row(row, is_current=row["id"] in current) for row in rows]
 
@@ -47,6 +52,12 @@ def current_of(slot: str) -> Script[Job | None]:
     """Return the job of a slot that started last, running or not."""
     latest = yield Step("current", {"slots": [slot]})
     return (yield from get(latest[0]["id"])) if latest else None
+
+
+def newest_ids(most: int) -> Script[list[UUID]]:
+    """Return the ids of the newest jobs, live and finished."""
+    rows = yield Step("glance_at_queue", {"queue": None, "since": UUID(int=0), "limit": most})
+    return sorted((row["id"] for row in rows), reverse=True)[:most]
 
 
 def counts(queue: str | None) -> Script[dict[str, int]]:
@@ -78,16 +89,27 @@ def queues() -> Script[list[Queue]]:
     return [Queue(name=name, **queue) for name, queue in sorted(found.items())]
 
 
-def job_filter(state: Any = None, tags: Sequence[str] | str | None = None, **equal: Any) -> Mapping[str, Any]:
+def job_filter(
+    state: Any = None,
+    tags: Sequence[str] | str | None = None,
+    since: Duration | None = None,
+    patterns: Mapping[str, str] | None = None,
+    **equal: Any,
+) -> Mapping[str, Any]:
     """Return the checked filters of `find`, as engines take them."""
     if unknown := set(equal) - {*_NAMES_TO_FIND, "pipeline_id"}:
         raise BadRequest(f"can't find jobs by {', '.join(sorted(unknown))}")
     given = {name: equal[name] for name in _NAMES_TO_FIND if equal.get(name) is not None}
     pipeline = equal.get("pipeline_id")
     states = check_states(state)
+    micros = None if since is None else span(since, what="since")
+    earliest = None if micros is None else first_id_at(id_millis() - micros // 1000 - LATE_ENQUEUE)
     return {
-        **dict.fromkeys(_NAMES_TO_FIND),
+        **dict.fromkeys((*_NAMES_TO_FIND, *PATTERNS)),
         **{name: _name_to_find(value, name) for name, value in given.items()},
+        **{f"{name}_like": payload.check_name(text, name) for name, text in (patterns or {}).items()},
+        "since": micros,
+        "newer_than": earliest,
         "pipeline_id": None if pipeline is None else parse_id(pipeline),
         "states": None if states is None else [one.value for one in states],
         "tags": payload.check_names(tags, "tag") or [],
@@ -118,6 +140,33 @@ class Train:
     """How many jobs are on it, its head included."""
     held: bool
     """Its head failed or was cancelled, and was to hold the others: retry it, or release the train."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A key that jobs share. There is one as long as a job with it waits or runs."""
+
+    key: str
+    current: Job | None
+    """The job that started last, running or not."""
+    running: int
+    waiting: int
+
+
+def find_slots(names: Sequence[str] | None, *, after: str | None, limit: int) -> Script[list[Slot]]:
+    """Return slots by name."""
+    which = {"names": names, "held": False, "after": after, "limit": limit}
+    rows = yield Step("gates", {"sort": "slot", **which})
+    latest = (yield Step("current", {"slots": [row["name"] for row in rows]})) if rows else ()
+    ids = [row["id"] for row in latest]
+    found = (yield Step("get", {"ids": ids})) if ids else ()
+    current = {row["slot"]: job_from_row(row, is_current=True) for row in found}
+    return [_slot(row, current.get(row["name"])) for row in rows]
+
+
+def _slot(row: Row, current: Job | None) -> Slot:
+    running = row["running"]
+    return Slot(key=row["name"], current=current, running=running, waiting=row["length"] - running)
 
 
 def find_trains(

@@ -23,13 +23,16 @@ clock. Each returns rows.
 |                       | no worker has claimed                           |                               |
 | `sweep`               | take back or end jobs after their lease ran out | attempts kept; bounded        |
 | `cancel`              | end waiting jobs, ask running ones to stop      | a finished one is untouched   |
+| `update`              | change priority or time of a waiting job        | its position on a train stays |
 | `retry`               | put failed or cancelled jobs back, due ones now | unique keys stay unique       |
 | `recover`             | take a stale running job from its holder, with  | only this claim's, and only   |
 |                       | these errors                                    | past the stale time           |
 | `delete`, `prune`     | remove jobs                                     | never a running one; bounded  |
 | `tick`, `leave`       | record that a worker lives, or has left         | returns what is due next      |
-| `enqueue_tick`        | change a schedule's last tick from the value    | only for the first to ask;    |
-|                       | read (None: none yet), enqueue these jobs       | both or neither               |
+| `enqueue_tick`        | change a schedule's last tick from the value    | only while the schedule is as |
+|                       | read, enqueue these jobs                        | it was read; both or neither  |
+| `set_schedule`,       | write a schedule (`since` None: a new one);     | the same                      |
+| `delete_schedule`     | remove it                                       |                               |
 | `set_queue`           | pause, resume or limit a queue                  |                               |
 | `release_train`       | let the next of a held train go                 | whether it was held           |
 | `mend`                | read pipelines and gates from this one on,      | bounded; where all is well    |
@@ -39,10 +42,13 @@ clock. Each returns rows.
 | `parents`             | the jobs that these jobs wait for               |                               |
 | `pipelines`           | the names of these pipelines; without ids: the  |                               |
 |                       | pipelines that are not done                     |                               |
+| `newest_pipelines`,   | ids of a page of pipelines that have jobs, in   | finished jobs included        |
+| `pipeline_counts`     | the order of ids; their jobs by state           |                               |
 | `gates`, `current`    | the jobs at a train or slot; the job of a slot  | finished jobs included        |
 |                       | that started last                               |                               |
 | `get`, `find`,        | read                                            | finished jobs included        |
 | `find_oldest`,        |                                                 |                               |
+| `search`, `count`,    |                                                 |                               |
 | `counts`, `queues`,   |                                                 |                               |
 | `workers`, `upcoming` |                                                 |                               |
 | `settled`, `explain`, |                                                 |                               |
@@ -51,6 +57,13 @@ clock. Each returns rows.
 | `schedules`, `now`,   |                                                 |                               |
 | `ready_lines`,        |                                                 |                               |
 | `backlog`             |                                                 |                               |
+| `add_to_minute`       | add these counts to the ones of a minute or     | adds to what others added     |
+|                       | quarter of an hour, queue and kind              |                               |
+| `minutes`,            | the sums of these counts in a time, by queue or | bounded                       |
+| `forget_minutes`      | kind or of all; remove the ones before a time   |                               |
+| `refuse`, `refusals`, | note a write of a claim that had lost this job, | once; the newest twenty of a  |
+| `forget_refusals`     | if it is there; read what was noted; remove     | job                           |
+|                       | what was noted of jobs that are gone            |                               |
 | `identify`            | the identity of the store                       | one id, kept for good         |
 | `depart`              | take jobs out that don't run, for another store | they can't be claimed; kept   |
 |                       |                                                 | until they `landed`; bounded  |
@@ -63,8 +76,14 @@ clock. Each returns rows.
 | `age`                 | make stored times older; only tests ask this    |                               |
 
 `enqueue` returns one row per job, in order: `is_new` with the job's `state`, `run_at`, `enqueued_at`, or else
-the id of the job that is its `holder`. `enqueue_tick` returns nothing when the last tick is not the one read;
-else one row, and then the rows of `enqueue` for its jobs, which always have fresh ids.
+the id of the job that is its `holder`.
+
+`schedules` returns `name`, `last_tick`, `revision` and `about`, a text that the engine does not read
+(`dibs.operations.schedules`); it is None of a schedule that only a worker of an earlier version has recorded.
+`enqueue_tick` and `set_schedule` return nothing unless last tick and revision are the ones read, `since` and
+`revision`; else one row, and `enqueue_tick` then the rows of `enqueue` for its jobs, which always have fresh
+ids. `new_revision` is a number that the schedule never had before. `tick` and `upcoming` return as
+`schedules` a number that differs once any schedule was set or deleted.
 
 `claim`, `claim_job`, `claim_within_limits` and `exchange` return at least one row. The first one also has
 `limited` (nothing was claimed because a queue in question has a limit: ask `claim_within_limits`), `overdue`
@@ -78,7 +97,8 @@ worker is sent a hint (`STOP_HINT`), so that it need not wait for its next heart
 
 Trains and slots change what the other questions do, not their parameters (ADR 12): a job that has one becomes
 `ready` only when its gate lets it go, and whatever ends a job or puts it back lets the next one go in the
-same step. `gates` returns a row per train or slot, by name: `name`, `head` (an id), `length` and `held`;
+same step. `gates` returns a row per train or slot, by name: `name`, `head` (an id), `length`, `held` and of a
+slot how many of its jobs are `running`;
 `current` per slot the `id` and `token` of the job that started last, if any; `release_train` one row,
 `was_held`, or none when no job is on that train; `mend` the `sort` and `name` of each gate it read. Before
 the gates come the jobs that wait for others, of the sort `pipeline`, and after them the jobs that have a
@@ -89,7 +109,10 @@ A caller's open transaction may have a gate locked (`Traits.locks_gates`). Then 
 `waiting` of the first row. With "short", the question fails after about a second. With it come the unique
 `keys` of these jobs, by id, which may be locked, too. Left out, they wait.
 
-A busy worker may say where its last claims ended (ADR 21): `exchange` takes as `marks` (a `Cursor` each; left
+`claim` may come with the ids of jobs that hints have `named`; left out when there are none, as for engines
+that send no such hints. If any of them is ready the engine may claim only these.
+
+A worker may say where its last claims ended (ADR 21): `exchange` takes as `marks` (a `Cursor` each; left
 out when there are none, and for engines without `Traits.goes_on`) the last job that was claimed in some
 queue-kind pairs. Then it claims only there, behind them. A worker that got fewer jobs than it wanted asks
 again without.
@@ -101,10 +124,17 @@ parent ends otherwise, the jobs after it are cancelled, or wait on, as the pipel
 out when there are none. `enqueue_pipeline` takes the `pipeline` (id, name, on_failed), the `edges` (parent,
 child) and the jobs; it returns what `enqueue` does, or nothing when it knows the pipeline. `parents` returns
 `child`, `parent` and `met` (it has succeeded), in the order given; `pipelines` the `id`, `name` and
-`on_failed`.
+`on_failed`; `pipeline_counts` per `pipeline_id` and `state` how many `jobs`, and the sum of their `progress`.
 
 `find` returns whole jobs, newest first, older than the id `after`, if there is one. `find_oldest` returns
 only ids, oldest first, of jobs newer than `after`: jobs are put back in that order.
+
+`search` takes the filter of `find` and up to three texts in lower case: `in_args`, `in_errors` and `in_text`
+(of the kind, the message or the errors). Of the newest `scan` jobs before `after` that match the filter it
+returns `id` and place (`nth`) of up to `limit` with texts that hold them (`hit`; others may be among them, as
+an operation compares each again), and of the last one. Where an engine has an index of arguments, it may
+return instead the newest with arguments that contain one of two JSON texts (`contained`), however old.
+`count` returns the number of `jobs` that match, up to about `scan`.
 
 `ready_lines` returns the (queue, kind) pairs that have ready jobs in queues that are not paused; it must cost
 little however many jobs there are. `backlog` returns per queue how many jobs are ready (`jobs`) and `since`
@@ -126,26 +156,25 @@ repetition is recognised. Without `ids`, all that came `in` from a store have la
 lists the facts it knows and judges them; an engine returns the ones that it has.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-# A hint that wakes workers is a queue's name, or empty for any queue; a kind may follow, if there is but one.
-# These characters and a worker's name say that this worker has ticked, or that one of its jobs was asked to
-# stop; without a name, any worker's. (No name can have a control character.)
+# Hints that are not about new jobs (engines/hints.py): a worker has ticked, or one of its jobs was asked to
+# stop. The worker's name follows; without a name, any worker's. (No name can have a control character.)
 ECHO_HINT, STOP_HINT = "\x01", "\x02"
-_KIND_FOLLOWS = "\x1f"
 
 QUESTIONS = frozenset(
     {
         *("enqueue", "claim", "claim_within_limits", "claim_job", "settle", "exchange", "renew"),
-        *("progress", "stage", "sweep", "cancel", "retry", "recover", "delete", "prune"),
+        *("progress", "stage", "sweep", "cancel", "update", "retry", "recover", "delete", "prune"),
         *("tick", "leave", "workers", "upcoming", "enqueue_tick", "schedules"),
+        *("set_schedule", "delete_schedule", "search", "count", "add_to_minute", "minutes", "forget_minutes"),
+        *("refuse", "refusals", "forget_refusals"),
         *("set_queue", "get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now", "age"),
         *("ready_lines", "backlog", "examine", "echo", "glance", "glance_at_queue"),
-        *("enqueue_pipeline", "parents", "pipelines"),
+        *("enqueue_pipeline", "parents", "pipelines", "newest_pipelines", "pipeline_counts"),
         *("identify", "depart", "departed", "arrive", "give_back", "landed"),
     }
 )
@@ -169,17 +198,6 @@ class Cursor(NamedTuple):
     priority: int
     run_at: datetime
     id: UUID
-
-
-def hint_of(queue: str, kinds: Collection[str]) -> str:
-    """Return the hint that there are jobs in this queue, of these kinds."""
-    return _KIND_FOLLOWS.join([queue, *kinds]) if len(kinds) == 1 else queue
-
-
-def split_hint(hint: str) -> tuple[str, str | None]:
-    """Return the queue of a hint, and its kind if it has one."""
-    queue, _, kind = hint.partition(_KIND_FOLLOWS)
-    return queue, kind or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from dibs.jobs.states import JobState
 from dibs.operations.claim import ClaimRequest, checked_jobs, claimed_rows
 from dibs.operations.enqueue import ENOUGH_RACES, NewRow
 from dibs.operations.questions import SETTLEMENT_COLUMNS
+from dibs.operations.refusals import LateWrite, record_refusals
 from dibs.operations.scripts import Row, Script, Step
 
 _ID = NEW_JOB_COLUMNS.index("id")
@@ -44,13 +45,15 @@ class SettleRequest(Struct, frozen=True, gc=False, kw_only=True):
     steps_of: UUID | None = None
     """Its pipeline, where other jobs may wait for this one."""
     unique: str | None = None
+    worker: str | None = None
 
     @property
     def child_ids(self) -> list[UUID]:
         return [child[_ID] for child in self.children]
 
 
-Patience = Literal["none", "short"]
+# How long to wait for locks: not for gates and keys; not for the jobs' own rows either; for a second.
+Patience = Literal["none", "wary", "short"]
 
 
 class NotSettled(NamedTuple):
@@ -59,7 +62,7 @@ class NotSettled(NamedTuple):
     lost: Sequence[SettleRequest] = ()
     """Their claims no longer hold the job."""
     locked: Sequence[SettleRequest] = ()
-    """Their gate was locked by an open transaction, for longer than the caller waits."""
+    """Their gate or their row was locked by an open transaction, for longer than the caller waits."""
 
 
 def settle_one(one: SettleRequest) -> Script[None]:
@@ -114,6 +117,9 @@ def _settle_round(settlements: Sequence[SettleRequest], patience: Patience | Non
         stored = {row["id"]: row for row in found}
         open_ones = [one for one in open_ones if not _won_before(one, stored.get(one.id))]
         if not any(_holds(one, stored.get(one.id)) for one in open_ones):
+            yield from record_refusals(
+                LateWrite(one.id, one.token, one.worker, one.settled_as) for one in open_ones
+            )
             return NotSettled(open_ones, locked)
     raise AssertionError(f"settle kept losing races for {[one.id for one in open_ones]}")
 
@@ -145,8 +151,8 @@ def exchange(
 ) -> Script[tuple[NotSettled, list[Job]]]:
     """Settle and claim in one round trip and one commit: (settlements not applied, jobs claimed)."""
     first, *more = _rounds(settlements)
-    marks = {"marks": request.marks} if request.marks and not any(map(_is_at_gate, first)) else {}
-    given = settle_params(first) | request.params(look=False) | marks | _waits(first, patience)
+    places = {} if any(map(_is_at_gate, first)) else request.places()
+    given = settle_params(first) | request.params(look=False) | places | _waits(first, patience)
     rows = yield Step("exchange", given)
     applied, waiting = set(rows[0]["settled"]), set[UUID]()
     if patience is not None:
@@ -198,17 +204,21 @@ def renew(claims: Sequence[tuple[UUID, int]], lease: int) -> Script[dict[tuple[U
     return {(row["id"], row["token"]): Renewal(row["lease_until"], row["cancel_reason"]) for row in rows}
 
 
-def renew_one(id: UUID, token: int, lease: int) -> Script[Renewal]:
+def renew_one(id: UUID, token: int, lease: int, worker: str | None) -> Script[Renewal]:
     """Extend one lease, else `LeaseLost`."""
     renewals = yield from renew([(id, token)], lease)
     if (id, token) not in renewals:
+        yield from record_refusals([LateWrite(id, token, worker, "renew")])
         raise lease_lost(id, token)
     return renewals[id, token]
 
 
-def progress(id: UUID, token: int, fraction: float, message: str | None) -> Script[Renewal]:
+def progress(
+    id: UUID, token: int, fraction: float, message: str | None, worker: str | None
+) -> Script[Renewal]:
     rows = yield Step("progress", {"job": id, "token": token, "fraction": fraction, "message": message})
     if not rows:
+        yield from record_refusals([LateWrite(id, token, worker, "progress")])
         raise lease_lost(id, token)
     return Renewal(rows[0]["lease_until"], rows[0]["cancel_reason"])
 

@@ -99,6 +99,8 @@ class Upcoming:
     overdue: bool
     ready: bool
     seconds: float | None
+    schedules: int
+    """Another number once a schedule was set or deleted."""
     now: datetime
 
 
@@ -118,7 +120,7 @@ def upcoming() -> Script[Upcoming]:
 def _upcoming(row: Row) -> Upcoming:
     times = [row[name] for name in ("next_due", "next_lease") if row[name] is not None]
     seconds = (min(times) - row["now"]).total_seconds() if times else None
-    return Upcoming(bool(row["overdue"]), bool(row["ready"]), seconds, row["now"])
+    return Upcoming(bool(row["overdue"]), bool(row["ready"]), seconds, row["schedules"], row["now"])
 
 
 def leave(worker: str) -> Script[None]:

@@ -16,9 +16,9 @@ import msgspec
 
 from dibs.errors import BadRequest
 from dibs.jobs.ids import parse_id
-from dibs.jobs.job import Job, job_from_row
+from dibs.jobs.job import Job, progress_of
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.operations.queries import find, job_filter
+from dibs.operations.queries import find, job_filter, with_current
 from dibs.operations.scripts import Row, Script, Step
 
 MOST_LIVE = 10_000  # live jobs of a queue that are watched, the newest
@@ -60,7 +60,7 @@ def fingerprint(job: Job) -> Fingerprint:
 
 
 def _fingerprint(row: Row) -> Fingerprint:
-    return (row["state"], row["attempts"], row["token"], row["progress"], row["message"], row["run_at"])
+    return (row["state"], row["attempts"], row["token"], progress_of(row), row["message"], row["run_at"])
 
 
 def version(id: UUID, fields: Fingerprint) -> int:
@@ -213,8 +213,8 @@ def _worth_fetching(
 
 def _fetch(ids: Iterable[UUID], poll: WatchPoll) -> Script[None]:
     for some in _pieces(sorted(ids), FETCHED_AT_ONCE):
-        rows = yield Step("get", {"ids": list(some)})
-        poll.jobs |= {row["id"]: job_from_row(row) for row in rows}
+        jobs = yield from with_current((yield Step("get", {"ids": list(some)})))
+        poll.jobs |= {job.id: job for job in jobs}
 
 
 def _snapshot(target: WatchTarget, poll: WatchPoll) -> Script[list[Job]]:

@@ -1,13 +1,13 @@
 """Why is this job not running? One sentence, and a code that programs can match."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from dibs.errors import NotFound
 from dibs.jobs.ids import may_have_steps
-from dibs.jobs.job import Job, job_from_row
+from dibs.jobs.job import Job, JobError, job_from_row
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row, Script, Step
 from dibs.operations.upkeep import WorkerInfo, workers
@@ -25,11 +25,21 @@ class Why:
     sentence: str
     others: tuple[UUID, ...] = ()
     """The other jobs in the sentence: the one it waits for, and the one that that one waits for."""
+    quotes: tuple[str, ...] = ()
+    """The errors in the sentence, each with the colon before it."""
 
     @property
     def discreet(self) -> str:
-        """The sentence for users that may not know of the other jobs."""
-        return _DISCREET[self.code] if self.others else self.sentence
+        """The sentence for users that may not know of other jobs."""
+        return _DISCREET[self.code] if self.others or self.code == "limit" else self.sentence
+
+    @property
+    def without_errors(self) -> str:
+        """The sentence for users that may not see errors."""
+        sentence = self.sentence
+        for quote in self.quotes:
+            sentence = sentence.replace(quote, "", 1)
+        return sentence
 
     def __str__(self) -> str:
         return self.sentence
@@ -39,7 +49,9 @@ _DISCREET = {
     "parent": "it waits for another job",
     "train": "it is behind another job of its train",
     "slot": "its slot is held by another job",
+    "limit": "as many jobs of its queue are running as may",
 }
+LONGEST_QUOTE = 200  # characters
 
 
 HOPS = 3  # a job that waits for one that waits for one …: so many are named in one sentence
@@ -60,7 +72,9 @@ def _explained(job: Job, about: Row, silence: int, hops: int) -> Script[Why]:
     why = judge(job, about)
     if why.code == "ready":
         return (yield from _no_worker_could(job, why, silence))
-    return (yield from _no_worker_sweeps(why, silence)) if _awaits_sweep(job, why, about["now"]) else why
+    if not _awaits_sweep(job, why, about["now"]):
+        return why
+    return (yield from _no_worker_sweeps(why, silence, job))
 
 
 def _unmet_parents(job: Job, silence: int, hops: int) -> Script[Why | None]:
@@ -78,7 +92,8 @@ def _unmet_parents(job: Job, silence: int, hops: int) -> Script[Why | None]:
     first = parents[0]
     if first.is_finished:
         ended = f"which {_finished(first)[3:]}; retry that job"
-        return Why("parent", f"it waits for job {first.id} ({first.kind}), {ended}", (first.id,))
+        sentence = f"it waits for job {first.id} ({first.kind}), {ended}"
+        return Why("parent", sentence, (first.id,), _quotes(first))
     waits = Why("parent", f"it waits for job {first.id} ({first.kind}){others}", (first.id,))
     return (yield from _with_state_of(waits, first, silence, hops))
 
@@ -106,6 +121,7 @@ def _behind_train(job: Job, ahead: Sequence[Job], held: bool) -> Why:
             f"its train {job.train!r} is held by job {head.id} ({head.kind}), which {_finished(head)[3:]}; "
             "retry that job or release the train",
             (head.id,),
+            _quotes(head),
         )
     return Why("train", f"it is behind job {head.id} ({head.kind}) of its train {job.train!r}", (head.id,))
 
@@ -128,14 +144,15 @@ def _with_state_of(why: Why, other: Job, silence: int, hops: int) -> Script[Why]
     if other.state == JobState.running:
         stands = f"which is running at {other.worker}{_ending(other, about['cancel_reason'], now)}"
         if _is_late(other, now):
-            stands = str((yield from _no_worker_sweeps(Why("running", stands), silence)))
+            stands = str((yield from _no_worker_sweeps(Why("running", stands), silence, other)))
     elif other.state == JobState.scheduled and other.run_at > now and not about["paused"]:
         stands += f" until {_time(other.run_at)}"
     elif hops and not other.is_finished:
         needs = yield from _explained(other, about, silence, hops - 1)
     if needs is None or needs.code == "ready":
-        return Why(why.code, f"{why}, {stands}", why.others)
-    return Why(why.code, f"{why}, {stands}: {needs}", (*why.others, *needs.others))
+        return replace(why, sentence=f"{why}, {stands}")
+    others, quotes = (*why.others, *needs.others), (*why.quotes, *needs.quotes)
+    return Why(why.code, f"{why}, {stands}: {needs}", others, quotes)
 
 
 def _no_worker_could(job: Job, why: Why, silence: int) -> Script[Why]:
@@ -154,10 +171,13 @@ def _takes(worker: WorkerInfo, job: Job) -> bool:
     return job.kind in worker.kinds and (worker.queues is None or job.queue in worker.queues)
 
 
-def _no_worker_sweeps(why: Why, silence: int) -> Script[Why]:
-    """Say so if no worker is there to sweep."""
+def _no_worker_sweeps(why: Why, silence: int, late: Job | None = None) -> Script[Why]:
+    """Say so if no worker is there to sweep; the holder of a late job was last seen before it was late."""
     here = yield from workers(silence)
-    return why if here else Why(why.code, f"{why}, but {NO_WORKER} that would sweep: {WHAT_TO_DO}")
+    if any(late is None or worker.name != late.worker or _is_late(late, worker.seen_at) for worker in here):
+        return why
+    none = "no other worker has been heard of lately" if here else NO_WORKER
+    return replace(why, sentence=f"{why}, but {none} that would sweep: {WHAT_TO_DO}")
 
 
 def _awaits_sweep(job: Job, why: Why, now: datetime) -> bool:
@@ -173,7 +193,7 @@ def judge(job: Job, about: Row) -> Why:
     """Say why, from what the store knows of the job, its queue, and the time."""
     now: datetime = about["now"]
     if job.is_finished:
-        return Why("finished", _finished(job))
+        return Why("finished", _finished(job), quotes=_quotes(job))
     if job.state == JobState.running:
         return Why("running", _running(job, about["cancel_reason"], now))
     if about["paused"]:
@@ -198,11 +218,22 @@ def judge(job: Job, about: Row) -> Why:
 def _finished(job: Job) -> str:
     when = "" if job.finished_at is None else f" at {_time(job.finished_at)}"
     if job.state == JobState.failed:
-        last = job.errors[-1].message if job.errors else "no reason was recorded"
-        return f"it failed{when} after {job.attempts} of {job.max_attempts} attempts: {last}"
+        last = _quote(job.errors[-1]) if job.errors else ": no reason was recorded"
+        return f"it failed{when} after {job.attempts} of {job.max_attempts} attempts{last}"
     if job.state == JobState.cancelled:
         return f"it was cancelled{when}" + (f": {job.message}" if job.message else "")
     return f"it succeeded{when}"
+
+
+def _quotes(job: Job) -> tuple[str, ...]:
+    return (_quote(job.errors[-1]),) if job.state == JobState.failed and job.errors else ()
+
+
+def _quote(error: JobError) -> str:
+    """Return type and message on one line; the whole message may be thousands of characters long."""
+    message = " ".join(error.message.split())
+    text = f"{error.type}: {message}" if message else error.type
+    return f": {text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + '…'}"
 
 
 def _running(job: Job, asked: str | None, now: datetime) -> str:

@@ -5,13 +5,13 @@ kinds of tests: an assertion without its `await` could not fail.
 """
 
 from dibs.testing.enqueued import assert_enqueued, assert_not_enqueued
-from dibs.testing.pending import EndlessJobs, JobFailed, run_pending
+from dibs.testing.pending import AttemptFailed, EndlessJobs, run_pending
 from dibs.testing.stores import Crashed, VirtualClock, crash_at, fresh_store, virtual_time
 
 __all__ = [
+    "AttemptFailed",
     "Crashed",
     "EndlessJobs",
-    "JobFailed",
     "VirtualClock",
     "assert_enqueued",
     "assert_not_enqueued",

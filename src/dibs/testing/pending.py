@@ -24,7 +24,7 @@ from dibs.text import numbered
 MOST_JOBS = 1000
 
 
-class JobFailed(AssertionError):
+class AttemptFailed(AssertionError):
     """A failed attempt without an exception of its handler: a timeout, a bad result."""
 
 
@@ -173,7 +173,7 @@ class _Attempt:
             f"it is {job.state} now. With raise_errors=False, run_pending continues"
         )
         if self._error is None or isinstance(self._error, asyncio.CancelledError):
-            raise JobFailed(f"{recorded.type}: {recorded.message}\n{about}")
+            raise AttemptFailed(f"{recorded.type}: {recorded.message}\n{about}")
         self._error.add_note(about)
         raise self._error
 

@@ -8,12 +8,13 @@ claim is settled or renewed, as after a kill.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+from dibs.app import state
 from dibs.app.dibs import Dibs
 from dibs.app.state import AppState
 from dibs.app.sync import SyncDibs
@@ -26,6 +27,7 @@ from dibs.operations import upkeep
 from dibs.operations.scripts import Rows, Script, Step
 from dibs.operations.upkeep import Swept
 from dibs.settings import Duration, micros
+from dibs.text import without_password
 
 AnyApp = TypeVar("AnyApp", bound=Dibs | SyncDibs)
 T = TypeVar("T")
@@ -57,6 +59,36 @@ def fresh_store(app: AnyApp, url: str = "memory://") -> Iterator[AnyApp]:
             yield app
     finally:
         store.close()
+
+
+def forbid_stores() -> Callable[[], None]:
+    """Let no app made from now on reach the store that it names, unless that is in memory; return the undo.
+
+    On the store of `fresh_store` everything works.
+    """
+    there = vars(state)
+    there["connect"] = lambda settings: cast("Store", _Forbidden(connect(settings), settings.url))
+
+    def undo() -> None:
+        there["connect"] = connect
+
+    return undo
+
+
+class _Forbidden:
+    """A store that can be closed, and not be used."""
+
+    def __init__(self, store: Store, url: str) -> None:
+        self._store = store
+        self._url = url
+
+    def __getattr__(self, name: str) -> Any:
+        if self._url.startswith("memory:") or name in ("traits", "close", "close_async", "leave_loop"):
+            return getattr(self._store, name)
+        raise Refused(
+            f"dibs_forbid_store is set, and this test uses {without_password(self._url)}, the store that the "
+            "app names: take the fixture dibs_app, or fresh_store(app)"
+        )
 
 
 @contextmanager

@@ -2,21 +2,27 @@
 
 `/healthz` has status 200 while the worker can do its work, 503 with the reason while it can't. The requests
 are served on the worker's own event loop on purpose: a loop that a handler blocks can't respond, and that is
-the truth. Clients may be slow, silent or hostile; each gets a few seconds and a few kilobytes.
+the truth. Clients may be slow, silent or hostile; each gets a few seconds and a few kilobytes. A thread
+names the handler and the line that block it.
 """
 
 import asyncio
 import random
+import sys
+import sysconfig
+import threading
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from socket import socket
+from types import FrameType
 from typing import Any, Literal
 
 import msgspec
 
+from dibs.app.claims import ClaimState
 from dibs.clock import monotonic
 from dibs.errors import BadRequest, DibsError, StoreBusy, StoreRefused, StoreUnavailable
 from dibs.events import log
@@ -25,6 +31,13 @@ SILENCE = 3  # polls without a word from the store, when there should be one in 
 SLACK = 10.0  # seconds more than that
 LONGEST_BACK_OFF = 2.0  # seconds between two tries to reach a lost store
 LONGEST_ABSENCE = 60.0  # seconds without a store after which a worker that runs until idle gives up
+
+LONGEST_STEP = 1.0  # seconds
+ASK_EVERY = 0.25
+COMPLAIN_EVERY = 60.0  # seconds between two warnings about one kind
+
+_OURS = str(Path(__file__).parents[1])
+_LIBRARY = sysconfig.get_path("stdlib")
 
 Phase = Literal["not started", "starting", "working", "stopping"]
 
@@ -294,3 +307,70 @@ async def _get(path: Path, target: str) -> bytes:
             return await reader.read()
         finally:
             writer.close()
+
+
+# -- a blocked event loop -------------------------------------------------------------------------
+
+
+class LoopWatch:
+    """The thread that asks the loop of a worker for a sign of life while handlers run.
+
+    Without one for a second it looks where the loop is: in the step of a handler, at a line of its author.
+    """
+
+    def __init__(self, running: Mapping[ClaimState, "asyncio.Task[None]"]) -> None:
+        self._running = running
+        self._complained: dict[str, float] = {}
+
+    def start(self) -> None:
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._over, self._answered = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dibs-loop-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._answered.set()  # this thread is the loop's: it will not answer any more
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(ASK_EVERY):
+            if self._running and not self._is_alive():
+                self._complain()
+
+    def _is_alive(self) -> bool:
+        """Return whether the loop answers within a second, or this whole process stood still meanwhile."""
+        answered = self._answered = threading.Event()
+        if self._over.is_set():
+            return True
+        asked_at = monotonic()
+        self._loop.call_soon_threadsafe(answered.set)
+        return answered.wait(LONGEST_STEP) or monotonic() - asked_at > LONGEST_STEP + ASK_EVERY
+
+    def _complain(self) -> None:
+        step = asyncio.current_task(self._loop)
+        held = next((held for held, task in list(self._running.items()) if task is step), None)
+        if held is None or self._has_complained(held.job.kind):
+            return
+        log.warning(
+            "%s %s keeps the event loop for more than %g s%s: no other handler of this worker goes on; make "
+            "it a plain def, which runs in a thread, or await what it waits for",
+            held.job.kind,
+            held.job.id,
+            LONGEST_STEP,
+            self._line(),
+        )
+
+    def _has_complained(self, kind: str) -> bool:
+        now = monotonic()
+        if now - self._complained.get(kind, float("-inf")) < COMPLAIN_EVERY:
+            return True
+        self._complained[kind] = now
+        return False
+
+    def _line(self) -> str:
+        """Return the line at which the loop's thread is, in code that is neither ours nor Python's."""
+        frame: FrameType | None = sys._current_frames().get(self._loop_thread)
+        while frame is not None and frame.f_code.co_filename.startswith((_OURS, _LIBRARY, "<")):
+            frame = frame.f_back
+        return "" if frame is None else f", at line {frame.f_lineno} of {frame.f_code.co_filename}"

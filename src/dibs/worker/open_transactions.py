@@ -13,10 +13,9 @@ from datetime import datetime
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from dibs.app.callbacks import PendingEvent
 from dibs.app.claims import ClaimState
 from dibs.app.leases import KeptClaim
-from dibs.app.running import still_ours
+from dibs.app.outcomes import still_ours
 from dibs.app.state import AppState
 from dibs.clock import monotonic
 from dibs.errors import DibsError, StoreUnavailable
@@ -118,7 +117,7 @@ class GateBatch(Waiting):
             held, _ = self.ended[0]
             log.warning(
                 "job %s has run and can't be settled: for %.0f s an open transaction has locked %s "
-                "(or that of a follow-up job); its lease is kept, and other jobs go on",
+                "(or its row, or what a follow-up job needs); its lease is kept, and other jobs go on",
                 held.job.id,
                 self.age,
                 self.gate,
@@ -187,7 +186,7 @@ def _gate_of(held: ClaimState) -> str:
         return f"the train {job.train!r}"
     if job.slot is not None:
         return f"the slot {job.slot!r}"
-    return f"the gate of job {job.id}" if job.unique is None else f"the unique key {job.unique!r}"
+    return f"the row of job {job.id}" if job.unique is None else f"the unique key {job.unique!r}"
 
 
 # -- completions that are not committed ---------------------------------------------------------
@@ -238,7 +237,7 @@ class OpenCompletions(RetriedWaits[ClaimState, Completion]):
         core: AppState,
         *,
         rolled_back: Callable[[ClaimState, SettleRequest], None],
-        committed: Callable[[PendingEvent], None],
+        committed: Callable[[ClaimState, SettleRequest], None],
         task_ended: Callable[["asyncio.Task[None]"], None],
     ) -> None:
         super().__init__(task_ended)
@@ -307,7 +306,7 @@ class OpenCompletions(RetriedWaits[ClaimState, Completion]):
             completion.until = job.lease_until
             return False
         if (job.state, job.token) == (JobState.succeeded, held.token):
-            self._committed(PendingEvent("succeeded", job.id, held.token))
+            self._committed(held, completion.settlement)
         else:
             held.is_lost()
         return True

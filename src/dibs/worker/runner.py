@@ -14,17 +14,21 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from dibs.app import signals
 from dibs.app.claims import Claim, ClaimState
 from dibs.app.context import Context
 from dibs.app.dibs import Dibs
 from dibs.app.leases import KeptClaim
-from dibs.app.running import broken_off, not_committed, perform, settlement, surrounded
+from dibs.app.outcomes import CANCELLED_ITSELF, broken_off, not_committed, settlement
+from dibs.app.running import perform, surrounded
 from dibs.clock import monotonic
 from dibs.errors import LeaseLost
 from dibs.events import log
 from dibs.jobs.states import Released
+from dibs.log_format import current_job
 from dibs.operations.settle import SettleRequest
 from dibs.worker.exchange import USUAL_LEASE
+from dibs.worker.health import LoopWatch
 from dibs.worker.isolation.pool import ProcessPool, is_isolated
 from dibs.worker.settlements import Settlements
 from dibs.worker.state import WorkerState
@@ -44,6 +48,7 @@ class Runner:
         self._processes = ProcessPool(app)
         self._waiting: deque[ClaimState] = deque()
         self._running: dict[ClaimState, asyncio.Task[None]] = {}
+        self._watch = LoopWatch(self._running)
         self._newest: asyncio.Task[None] | None = None  # the loop alone would not keep it alive
         self.shared: Any = None
         """What the lifespan of the app made for the handlers: `ctx.state`."""
@@ -57,11 +62,13 @@ class Runner:
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="dibs-job")
+        self._watch.start()
         await self._processes.open()
 
     async def close(self) -> None:
         self._core.keeper.drop(*self.held())
         self.shared = None
+        self._watch.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._processes.close()
 
@@ -95,9 +102,12 @@ class Runner:
         while self._waiting:
             held = self._waiting.popleft()
             self._running[held] = task
+            noted = current_job.set(held.job) if current_job.is_wanted else None
             try:
                 await self._run(held)
             finally:
+                if noted is not None:
+                    current_job.reset(noted)
                 del self._running[held]
                 self._state.changed()
             if task.cancelling() or copy_context() != fresh:
@@ -108,7 +118,11 @@ class Runner:
         try:
             one = await self._attempt(held)
         except asyncio.CancelledError:
-            one = held.settled_by(Released())
+            one = held.settled_by(Released() if self._was_asked(held) else held.raised(CANCELLED_ITSELF))
+        except KeyboardInterrupt as error:
+            if self._state.is_ending or signals.may_raise_interrupt():
+                raise
+            one = held.settled_by(held.raised(error))
         except LeaseLost:
             self._core.keeper.drop(held)  # the job's next holder settles it
             return
@@ -118,6 +132,10 @@ class Runner:
             await self._settlements.completions.add(held, one)
         else:
             self._settlements.add(held, one)
+
+    def _was_asked(self, held: ClaimState) -> bool:
+        """Return whether the worker cancelled this handler; if not, its own code did."""
+        return self._state.is_ending or held.stopping or held.lost or held.cancel_reason is not None
 
     async def _attempt(self, held: ClaimState) -> SettleRequest:
         task = self._core.registry.tasks[held.job.kind]

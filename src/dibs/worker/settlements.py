@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from dibs.app.callbacks import CallbackQueue, PendingEvent
 from dibs.app.claims import ClaimState
 from dibs.app.state import AppState
@@ -9,6 +11,7 @@ from dibs.clock import SECOND
 from dibs.jobs.states import Released
 from dibs.operations.settle import Patience, SettleRequest
 from dibs.worker.exchange import EndedAttempt, Exchange, Exchanged
+from dibs.worker.minutes import MinuteCounters
 from dibs.worker.open_transactions import LockedSettlements, OpenCompletions
 from dibs.worker.state import WorkerState
 
@@ -16,8 +19,11 @@ from dibs.worker.state import WorkerState
 class Settlements:
     """The attempts that have ended: not sent yet, or waiting for an open transaction."""
 
-    def __init__(self, core: AppState, worker: str, exchange: Exchange, state: WorkerState) -> None:
+    def __init__(
+        self, core: AppState, worker: str, exchange: Exchange, state: WorkerState, minutes: MinuteCounters
+    ) -> None:
         self._core = core
+        self._minutes = minutes
         self._worker = worker
         self._exchange = exchange
         self._state = state
@@ -78,6 +84,7 @@ class Settlements:
 
     def _note(self, over: Sequence[EndedAttempt], lost: Sequence[SettleRequest]) -> None:
         self._core.keeper.drop(*(held for held, _ in over))
+        self._minutes.count(over if not lost else [each for each in over if each[1] not in lost])
         self.count += len(over) - len(lost)
         for held, one in over:
             if lost and any(one is other for other in lost):
@@ -106,8 +113,9 @@ class Settlements:
         self.add(held, settlement)
         self._state.changed()
 
-    def _committed(self, event: PendingEvent) -> None:
-        self.report([event])
+    def _committed(self, held: ClaimState, otherwise: SettleRequest) -> None:
+        self._minutes.count([(held, replace(otherwise, settled_as="succeeded"))])
+        self.report([PendingEvent("succeeded", held.job.id, held.token)])
         self._expect_work()
 
     def _expect_work(self) -> None:

@@ -7,11 +7,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from dibs.clock import monotonic
+from dibs.engines.hints import Hint
 from dibs.errors import StoreUnavailable
 from dibs.events import log
 from dibs.jobs.job import Job
 from dibs.worker.health import WorkerHealth
 
+MOST_HEARD = 100  # hints between two turns, from which on jobs are expected anywhere
 SECOND_CLAIM = 0.03  # seconds after a hint: jobs enqueued right behind the announced one were not announced
 SOON = 0.2  # seconds between two upkeep rounds at the least
 
@@ -33,9 +35,11 @@ class WorkerState:
         self.is_stopping = self.is_hurried = False
         self.error: BaseException | None = None
         self._changed = asyncio.Event()
+        self._run: asyncio.Task[None] | None = None
 
     def begin(self, *, until_idle: bool) -> None:
         self._reset(until_idle=until_idle)
+        self._run = asyncio.current_task()
         self.work.begin()
         self.upkeep.next_at = 0.0
         self.health.becomes("starting")
@@ -45,6 +49,11 @@ class WorkerState:
         self.is_stopping = True
         self.health.becomes("stopping")
         self._changed.set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the worker was stopped or cancelled."""
+        return self.is_stopping or (self._run is not None and self._run.cancelling() > 0)
 
     def changed(self) -> None:
         """End the worker's rest."""
@@ -107,9 +116,11 @@ class UpkeepTimer:
 class TakenHints(NamedTuple):
     """The hints that a turn has taken into account."""
 
-    total: int  # since the worker was made
-    are_new: bool  # since the turn before
-    pair: QueueKind | None  # the only one where a job is expected, if there is just one
+    total: int = 0  # since the worker was made
+    are_new: bool = False  # since the turn before
+    is_anywhere: bool = False  # jobs may be ready that they were not about
+    named: Sequence[Hint] = ()  # with the id of a job
+    pair: QueueKind | None = None  # the only one where a job is expected, if there is just one
 
 
 class ExpectedWork:
@@ -117,23 +128,30 @@ class ExpectedWork:
 
     def __init__(self, poll: float) -> None:
         self._connections = StaleConnectionCheck(poll)
-        self._hints = TakenHints(0, False, None)
+        self._heard: list[Hint] = []
+        self._total = 0
         self._has_claimed = False
         self.begin()
 
     def begin(self) -> None:
-        self.is_likely, self.claim_again_at = True, float("inf")
+        self.expect()
+        self.claim_again_at = float("inf")
 
     def expect(self) -> None:
-        self.is_likely = True
+        """Note that jobs may be ready anywhere."""
+        self.is_likely = self._is_anywhere = True
 
-    def hint(self, queue: str, kind: str | None, *, is_turn_under_way: bool) -> None:
-        """Note the hint that a job was enqueued; while nothing else is expected, only its pair is claimed."""
-        is_only = kind is not None and not self.is_likely and not is_turn_under_way
-        pair = (queue, kind) if kind is not None and is_only else None
-        self._hints = TakenHints(self._hints.total + 1, True, pair)
+    def hint(self, hint: Hint) -> None:
+        """Note the hint that a job was enqueued; while nothing else is expected, only this is claimed."""
+        self._heard.append(hint)
+        self._total += 1
+        self._is_anywhere = self._is_anywhere or hint.kind is None or len(self._heard) > MOST_HEARD
         self.is_likely = True
         self.claim_again_at = monotonic() + SECOND_CLAIM
+
+    def claim_again_within(self, seconds: float) -> None:
+        """Claim from anywhere in this many seconds at the latest."""
+        self.claim_again_at = min(self.claim_again_at, monotonic() + seconds)
 
     def claim_again_if_due(self) -> None:
         if monotonic() >= self.claim_again_at:
@@ -141,21 +159,29 @@ class ExpectedWork:
 
     def take_hints(self) -> TakenHints:
         """Return the hints that the turn which begins now takes into account."""
-        hints, self._hints = self._hints, TakenHints(self._hints.total, False, None)
-        return hints
+        heard, self._heard = self._heard, []
+        is_anywhere, self._is_anywhere = self._is_anywhere, False
+        pairs = {(hint.queue, hint.kind) for hint in heard if hint.kind is not None}
+        pair = pairs.pop() if len(pairs) == 1 and not is_anywhere else None
+        named = [hint for hint in heard if hint.id is not None]
+        is_anywhere = is_anywhere or len(named) < len(heard) or not heard
+        return TakenHints(self._total, bool(heard), is_anywhere, named, pair)
 
     def claimed(self, jobs: Sequence[Job], since: TakenHints, *, may_be_more: bool) -> None:
         """Note what a turn that had room has claimed."""
         self._has_claimed = self._has_claimed or bool(jobs)
-        if may_be_more or since.total == self._hints.total:
-            self.is_likely = may_be_more
+        if may_be_more:
+            self.expect()
+        elif since.total == self._total and not self._is_anywhere:
+            self.is_likely = False
 
     def are_connections_stale(self, jobs: Sequence[Job]) -> bool:
         return self._connections.is_stale_after(jobs)
 
     def upkeep_found(self, ready_at: datetime | None, *, more: bool) -> None:
         """Note what upkeep found: ready jobs at this time of the store, or `more` by its own work."""
-        self.is_likely = self.is_likely or more or ready_at is not None
+        if more or ready_at is not None:
+            self.expect()
         self._connections.ready(ready_at)
 
     def has_claimed_since_upkeep(self) -> bool:

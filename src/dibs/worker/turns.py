@@ -9,6 +9,7 @@ room has two turns under way, so that its handlers run while the store is at wor
 import asyncio
 from contextlib import suppress
 
+from dibs.engines.hints import Hint
 from dibs.engines.store import Store
 from dibs.errors import StoreUnavailable
 from dibs.events import log
@@ -48,12 +49,14 @@ class Turns:
 
     async def _turn(self, room: int) -> None:
         """Settle what has ended and claim up to `room` jobs, in one round trip; run what was claimed."""
-        ended, hints = self._settlements.take(), self._state.work.take_hints()
+        ended = self._settlements.take()
         limit = 0 if self._state.is_stopping else room  # since this turn was begun it may have been stopped
+        hints = self._state.work.take_hints() if limit else TakenHints()
         try:
-            result = await self._exchange.settle_and_claim([one for _, one in ended], limit, hints.pair)
+            result = await self._exchange.settle_and_claim([one for _, one in ended], limit, hints)
         except BaseException as error:
             self._settlements.put_back(ended)
+            self._state.work.expect()
             if not isinstance(error, StoreUnavailable):
                 raise  # and the worker ends by it
             self._listener.store_lost()
@@ -74,6 +77,8 @@ class Turns:
         """Poll soon where there was work, or where a hint announced a job that is not ready yet."""
         if result.jobs and not self._state.work.is_likely:
             self._state.upkeep.within(self._listener.poll_after_work())
+        if result.all_in is not None and hints.is_anywhere:
+            self._state.work.claim_again_within(result.all_in)
         if hints.are_new and not result.jobs:  # the job is scheduled: upkeep finds out for when
             self._state.upkeep.soon()
         if self._state.work.are_connections_stale(result.jobs):
@@ -108,11 +113,18 @@ class Turns:
         self.under_way.discard(turn)
         self._state.task_ended(turn)
 
-    def hint(self, queue: str, kind: str | None) -> None:
+    def hint(self, hint: Hint) -> None:
         """Note that a job was enqueued; while the worker rests, claim it at once: to wake it takes longer."""
-        self._state.work.hint(queue, kind, is_turn_under_way=bool(self.under_way))
+        self._state.work.hint(hint)
         if self._state.is_resting and self.is_due:
             self.begin()
+
+    def look_anew(self) -> bool:
+        """Claim from the first job on, if the last claim did not; return whether that is left to do."""
+        if self._exchange.drop_cursor():
+            self._state.work.expect()
+            return True
+        return False
 
     # -- the end --------------------------------------------------------------------------------
 

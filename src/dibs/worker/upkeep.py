@@ -7,19 +7,22 @@ lease ends or a schedule ticks, and after `poll` seconds at the latest.
 import math
 import random
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from dibs.app.callbacks import PendingEvent, swept_events
 from dibs.app.state import AppState
 from dibs.clock import SECOND, monotonic
-from dibs.errors import StoreUnavailable
+from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
 from dibs.operations import upkeep
-from dibs.operations.schedules import enqueue_due
+from dibs.operations.refusals import forget_refusals
+from dibs.operations.schedules import RECORDED_EVERY, enqueue_due
 from dibs.operations.scripts import Row, Script, Step
 from dibs.operations.upkeep import Upcoming
 from dibs.worker.exchange import USUAL_LEASE
 from dibs.worker.listening import HintListener
+from dibs.worker.minutes import MinuteCounters
 from dibs.worker.state import SOON, QueueKind, UpkeepTimer
 
 
@@ -33,12 +36,14 @@ class Upkeep:
         queues: list[str] | None,
         listener: HintListener,
         timer: UpkeepTimer,
+        minutes: MinuteCounters,
     ) -> None:
         self._core = core
         self._name = name
         self._queues = queues
         self._listener = listener
         self._timer = timer
+        self._minutes = minutes
         self._schedules = ScheduleTicks(core)
         self._rare = RareUpkeep(core)
         self._unknown_kinds = UnknownKinds()
@@ -70,7 +75,7 @@ class Upkeep:
 
     async def enqueue_ticks(self, upcoming: Upcoming) -> bool:
         """Enqueue the jobs of schedules that are due; return whether there were any."""
-        return await self._schedules.enqueue_due(upcoming.now)
+        return await self._schedules.enqueue_due(upcoming)
 
     async def finish(self, upcoming: Upcoming, *, is_idle: bool) -> None:
         """Do the rare parts, and set the time of the next round; an idle worker names kinds it can't run."""
@@ -78,8 +83,16 @@ class Upkeep:
         if upcoming.ready and is_idle and began_at >= self._next_naming:
             self._next_naming = began_at + self._core.settings.poll
             await self.name_unknown_kinds()
+        with suppress(StoreUnavailable):
+            await self._minutes.write_if_due(upcoming.now)
         await self._rare.do(began_at)
         self._timer.next_at = min(self._timer.next_at, began_at + self._pause(upcoming, began_at))
+
+    async def close(self) -> None:
+        """Write what was counted, and report that the worker has left."""
+        with suppress(DibsError):
+            await self._minutes.write_rest()
+            await self._core.store.run_async(lambda _: upkeep.leave(self._name))
 
     async def name_unknown_kinds(self) -> None:
         """Log the kinds of ready jobs for which this worker has no handler."""
@@ -110,21 +123,25 @@ JITTER = 0.05  # seconds; of many workers that wait for one tick, most find it e
 
 
 class ScheduleTicks:
-    """The next ticks of an app's schedules, as far as this worker knows. Every `now` is the store's."""
+    """The next ticks of all schedules, as far as this worker knows. Every `now` is the store's."""
 
     def __init__(self, core: AppState) -> None:
         self._core = core
         self._next_ticks: dict[str, datetime | None] = {}
+        self._changes = 0  # what the store said of its schedules when they were read
+        self._recorded: set[str] = set()
+        self._record_at: datetime | None = None
 
-    async def enqueue_due(self, now: datetime) -> bool:
+    async def enqueue_due(self, upcoming: Upcoming) -> bool:
         """Enqueue the jobs of due ticks that no other worker has enqueued; return whether there were any."""
-        if not any(self._is_due(schedule.name, now) for schedule in self._core.schedules):
+        core, now = self._core, upcoming.now
+        known = dict(core.schedules.definitions)
+        if not (self._has_to_read(known, upcoming) or self._is_due(now)):
             return False
-        core = self._core
-        ticked = await core.store.run_async(
-            lambda _: enqueue_due(list(core.schedules), core.registry.prepare, now)
-        )
-        self._next_ticks = dict(ticked.next_ticks)
+        is_first = not known.keys() <= self._recorded
+        ticked = await core.store.run_async(lambda _: enqueue_due(known, now, is_first=is_first))
+        self._next_ticks, self._changes = dict(ticked.next_ticks), upcoming.schedules
+        self._recorded, self._record_at = set(known), now + RECORDED_EVERY
         if ticked.jobs:
             self._core.events.enqueued(ticked.jobs)
         return bool(ticked.jobs)
@@ -136,11 +153,14 @@ class ScheduleTicks:
             return float("inf")
         return max((min(ticks) - now).total_seconds(), 0.0) + JITTER * random.random()  # noqa: S311
 
-    def _is_due(self, name: str, now: datetime) -> bool:
-        if name not in self._next_ticks:
+    def _has_to_read(self, known: Collection[str], upcoming: Upcoming) -> bool:
+        """Return whether a schedule was set or deleted, or this app's own must be recorded."""
+        if upcoming.schedules != self._changes or not self._recorded.issuperset(known):
             return True
-        tick = self._next_ticks[name]
-        return tick is not None and tick <= now
+        return bool(known) and (self._record_at is None or upcoming.now >= self._record_at)
+
+    def _is_due(self, now: datetime) -> bool:
+        return any(tick is not None and tick <= now for tick in self._next_ticks.values())
 
 
 PRUNE_EVERY = 600.0  # seconds
@@ -181,6 +201,7 @@ class RareUpkeep:
         self._next_prune = now + PRUNE_EVERY * (0.5 + random.random())  # noqa: S311
         for operation in self._core.retention():
             await self._core.store.run_async(operation)
+        await self._core.store.run_async(lambda _: forget_refusals())
 
     async def _mend(self, now: float) -> None:
         """Continue a pass over all gates: what an operator deleted stops no train."""

@@ -13,16 +13,17 @@ from dibs.app import signals
 from dibs.app.dibs import Dibs
 from dibs.app.lifespan import LifespanEntry
 from dibs.clock import monotonic
+from dibs.engines.hints import read_hint
 from dibs.errors import BadRequest, DibsError, StoreUnavailable
 from dibs.jobs.ids import worker_name
 from dibs.jobs.payload import check_names, check_whole
-from dibs.operations import upkeep
-from dibs.operations.questions import STOP_HINT, split_hint
+from dibs.operations.questions import STOP_HINT
 from dibs.settings import Duration, span
 from dibs.worker.exchange import Exchange
 from dibs.worker.health import Health
 from dibs.worker.isolation.importing import refuse_while_loading
 from dibs.worker.listening import HintListener
+from dibs.worker.minutes import MinuteCounters
 from dibs.worker.runner import Runner
 from dibs.worker.settlements import Settlements
 from dibs.worker.state import SOON, WorkerState
@@ -47,7 +48,10 @@ class Worker:
         if not isinstance(app, Dibs):
             raise BadRequest(f"Worker({app!r}): give the app, a Dibs, that has the jobs it is to run")
         if not app._core.registry.tasks:
-            raise BadRequest("no jobs are registered on this app: there is nothing this worker could run")
+            raise BadRequest(
+                "no jobs are registered on this app: there is nothing this worker could run; import the "
+                "modules that have its jobs first (dibs work: --import pkg.mail,pkg.billing)"
+            )
         self.name = _own_name()
         self._core = core = app._core
         self._queues = check_names(queues, "queue")
@@ -59,13 +63,18 @@ class Worker:
         self._lifespan = LifespanEntry()
         self._listener = HintListener(core.store, self.name)
         exchange = Exchange(core, self.name, self._queues)
-        self._settlements = Settlements(core, self.name, exchange, state)
+        minutes = MinuteCounters(core.store)
+        self._settlements = Settlements(core, self.name, exchange, state, minutes)
         self._runner = Runner(app, self._concurrency, self._settlements, state)
         self._turns = Turns(
             core.store, self._concurrency, state, exchange, self._runner, self._settlements, self._listener
         )
-        self._upkeep = Upkeep(core, self.name, self._queues, self._listener, state.upkeep)
+        self._upkeep = Upkeep(core, self.name, self._queues, self._listener, state.upkeep, minutes)
         self._upkeep_task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        queues = "all queues" if self._queues is None else f"queues {', '.join(self._queues)}"
+        return f"<Worker {self.name}: {len(self._runner)} of {self._concurrency} running, {queues}>"
 
     @property
     def settled(self) -> int:
@@ -104,8 +113,7 @@ class Worker:
             self._settlements.drop_all()
             signals.unhandle_signals(loop, handled)
             await self._runner.close()
-            with suppress(DibsError):
-                await self._core.store.run_async(lambda _: upkeep.leave(self.name))
+            await self._upkeep.close()
 
     def stop(self) -> None:
         """Claim nothing more; running handlers get `grace` seconds. Called twice, they end at once."""
@@ -139,6 +147,8 @@ class Worker:
             elif self._upkeep_task is None and self._state.upkeep.is_due:
                 self._begin_upkeep()
             elif self._state.until_idle and self._is_idle():
+                if self._turns.look_anew():
+                    continue
                 await self._upkeep.name_unknown_kinds()
                 if self._is_idle():  # still: a job may have been enqueued meanwhile
                     return
@@ -161,12 +171,13 @@ class Worker:
             if hint in (STOP_HINT, STOP_HINT + self.name):
                 self._core.keeper.look(self._runner.held())
             return
-        queue, kind = split_hint(hint)
-        if self._queues is not None and queue and queue not in self._queues:
+        heard = read_hint(hint)
+        if self._queues is not None and heard.queue and heard.queue not in self._queues:
             return
-        self._state.upkeep.within(SOON)
-        if kind is None or kind in self._core.registry.tasks:
-            self._turns.hint(queue, kind)
+        if heard.id is None:  # it may be about a job that is due later
+            self._state.upkeep.within(SOON)
+        if heard.kind is None or heard.kind in self._core.registry.tasks:
+            self._turns.hint(heard)
         self._state.changed()
 
     # -- upkeep ---------------------------------------------------------------------------------
@@ -184,6 +195,9 @@ class Worker:
     async def _do_upkeep(self) -> None:
         try:
             upcoming = await self._upkeep.report(concurrency=self._concurrency, running=len(self._runner))
+            if upcoming.ready:  # a sweep may have to wait for locks
+                self._state.work.expect()
+                self._state.changed()
             if upcoming.overdue:
                 self._settlements.report(await self._upkeep.sweep())
             has_ticked = await self._upkeep.enqueue_ticks(upcoming)

@@ -33,6 +33,8 @@ from tests.support.servers.processes import (
 
 used: dict[str, str] = {}
 """The version of every kind of server this process has really started."""
+not_tested: dict[str, str] = {}
+"""The servers that tests wanted and could not have, with the reasons."""
 
 
 class Server:

@@ -196,7 +196,7 @@ class MariaDB(Server):
     greeting = b"MariaDB"
 
     def __init__(self, settings: Mapping[str, str | int] | None = None) -> None:
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})
         self._numbers = itertools.count(1)
         super().__init__()
 
@@ -229,12 +229,16 @@ class MariaDB(Server):
             cursor.execute(statement)
 
     def _prepare(self) -> None:
-        subprocess.run(["cp", "-a", "--reflink=auto", _pristine_mariadb(), self.folder / "data"], check=True)
+        subprocess.run(["cp", "-a", "--reflink=auto", self._pristine(), self.folder / "data"], check=True)
+
+    def _pristine(self) -> Path:
+        return _pristine_mariadb()
 
     def _command(self) -> list[str]:
+        return [self._find("mariadbd"), "--no-defaults", *self._options(), *self._own_settings()]
+
+    def _options(self) -> list[str]:
         return [
-            self._find("mariadbd"),
-            "--no-defaults",
             f"--datadir={self.folder / 'data'}",
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
@@ -246,8 +250,10 @@ class MariaDB(Server):
             "--max-connections=500",
             # Connections that tests cut would otherwise get this host blocked after a hundred.
             "--max-connect-errors=1000000000",
-            *(f"--{key}={value}" for key, value in self._settings.items()),
         ]
+
+    def _own_settings(self) -> list[str]:
+        return [f"--{key}={value}" for key, value in self.settings.items()]
 
 
 def mysql_connection(url: str, cls: Any = pymysql.Connection, **options: Any) -> Any:

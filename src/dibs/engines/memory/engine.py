@@ -109,11 +109,11 @@ class Memory(MemoryMoves):
             self._wait_again(job)
 
     def _enqueue_tick(
-        self, schedule: str, since: datetime | None, tick: datetime, jobs: Sequence[tuple[Any, ...]]
+        self, schedule: str, since: datetime, revision: int, tick: datetime, jobs: Sequence[tuple[Any, ...]]
     ) -> Rows:
-        if self._last_ticks.get(schedule) != (None if since is None else to_micros(since)):
+        if (known := self._schedule_at(schedule, since, revision)) is None:
             return []
-        self._last_ticks[schedule] = to_micros(tick)
+        known["last_tick"] = to_micros(tick)
         return [{"name": schedule}, *self._enqueue(jobs, fresh=True)]
 
     # -- claim ----------------------------------------------------------------------------------
@@ -282,6 +282,16 @@ class Memory(MemoryMoves):
                     self._finish(job, JobState.cancelled, reason)
         return changed
 
+    def _update(self, job: UUID, priority: int | None, run_at: datetime | None) -> Rows:
+        record = self._live.get(job)
+        if record is None or record["state"] not in WAITING:
+            return []
+        record |= {} if priority is None else {"priority": priority}
+        record |= {} if run_at is None else {"run_at": to_micros(run_at)}
+        if not self._waits_for_parents(record):
+            self._wait_again(record)
+        return [{"id": job}]
+
     def _retry(self, ids: Sequence[UUID]) -> Rows:
         return [{"id": job["id"]} for job in self._each(ids) if self._retried(job)]
 
@@ -320,7 +330,7 @@ class Memory(MemoryMoves):
         record = self._running.get(job)
         if record is None or record["token"] != token or record["lease_until"] + stale_after > self._clock():
             return []
-        record |= {"attempts": 0, "cancel_reason": None, "errors": errors}
+        record |= {"attempts": 0, "progress": 0.0, "message": None, "cancel_reason": None, "errors": errors}
         self._back(record, JobState.ready)
         return [{"id": job}]
 

@@ -104,7 +104,9 @@ class MemoryGates(Storage):
     def _about(self, gate: MemoryGate) -> Row:
         held = gate.held_by is not None
         head = gate.held_by or self._shown_as_head(gate)
-        return {"name": gate.key[1], "head": head, "length": len(gate.members) + held, "held": held}
+        running = sum(self._live[id]["state"] == JobState.running for id in gate.going & self._live.keys())
+        length = len(gate.members) + held
+        return {"name": gate.key[1], "head": head, "length": length, "held": held, "running": running}
 
     def _shown_as_head(self, gate: MemoryGate) -> UUID | None:
         """Return the first of a train; of a slot the job that started last, or else the next one."""

@@ -1,16 +1,21 @@
 """The reference engine's answers to questions that only read, and to the reports of workers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from dibs.clock import from_micros
+from dibs.clock import from_micros, to_micros
 from dibs.engines.memory.pipelines import MemoryPipelines
 from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
+from dibs.jobs.minutes import MINUTE_COLUMNS, NOTHING, added
+from dibs.jobs.search import is_like
 from dibs.jobs.states import WAITING, JobState
+from dibs.operations.refusals import MOST_KEPT
 from dibs.operations.scripts import Rows
 
 
@@ -21,14 +26,47 @@ class MemoryQueries(MemoryPipelines):
         return [self._row(job) for job in self._each(ids)]
 
     def _find(self, limit: int, after: UUID | None, **filter: Any) -> Rows:
-        found = sorted({**self._live, **self._finished}.items(), reverse=True)
-        matching = (job for id, job in found if (after is None or id < after) and _matches(job, **filter))
-        return [self._row(job) for _, job in zip(range(limit), matching, strict=False)]
+        return [self._row(job) for job in islice(self._newest(after, filter), limit)]
 
     def _find_oldest(self, limit: int, after: UUID, **filter: Any) -> Rows:
-        found = sorted({**self._live, **self._finished}.items())
-        matching = (id for id, job in found if id > after and _matches(job, **filter))
-        return [{"id": id} for _, id in zip(range(limit), matching, strict=False)]
+        matching = [{"id": job["id"]} for job in self._newest(None, filter) if job["id"] > after]
+        return matching[: -limit - 1 : -1]
+
+    def _search(
+        self,
+        in_args: str | None,
+        in_errors: str | None,
+        in_text: str | None,
+        limit: int,
+        scan: int,
+        after: UUID | None,
+        contained: Any,
+        **filter: Any,
+    ) -> Rows:
+        del contained  # there is no index
+
+        def may_match(job: Record) -> bool:
+            texts = (job["kind"], job["message"] or "", job["errors"])
+            sought = [(in_args, (job["args"],)), (in_errors, (job["errors"],)), (in_text, texts)]
+            return all(part is None or any(part in text.lower() for text in among) for part, among in sought)
+
+        jobs = list(islice(self._newest(after, filter), scan))
+        rows = [{"id": job["id"], "nth": n, "hit": may_match(job)} for n, job in enumerate(jobs, 1)]
+        return [row for row in rows if row["hit"] or row is rows[-1]][:limit]
+
+    def _count(self, scan: int, after: UUID | None, **filter: Any) -> Rows:
+        return [{"jobs": sum(1 for _ in islice(self._newest(after, filter), scan))}]
+
+    def _newest(self, after: UUID | None, filter: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the jobs that match, newest first."""
+        filter = dict(filter)
+        since, newer_than = filter.pop("since"), filter.pop("newer_than")
+        earliest = None if since is None else self._clock() - since
+        for id, job in sorted({**self._live, **self._finished}.items(), reverse=True):
+            is_between = (after is None or id < after) and (newer_than is None or id > newer_than)
+            is_young = earliest is None or job["enqueued_at"] >= earliest
+            if is_between and is_young and _matches(job, **filter):
+                yield job
 
     def _glance(self, ids: Sequence[UUID]) -> Rows:
         return [self._glanced(job) for job in self._each(ids)]
@@ -74,20 +112,114 @@ class MemoryQueries(MemoryPipelines):
         upcoming = {"next_due": min(due, default=None), "next_lease": min(leases, default=None), "now": now}
         times = {name: None if at is None else from_micros(at) for name, at in upcoming.items()}
         ready = any(self._head(pair) is not None for pair in self._pairs)
-        return [{"overdue": self._overdue(), "ready": ready, **times}]
+        changes = sum(schedule["revision"] for schedule in self._schedules_by_name.values())
+        return [{"overdue": self._overdue(), "ready": ready, "schedules": changes, **times}]
 
     def _leave(self, worker: str) -> Rows:
         return [{"name": worker}] if self._here.pop(worker, None) else []
 
     def _workers(self, silence: int) -> Rows:
         seen = [row for row in self._here.values() if row["seen_at"] >= self._clock() - silence]
+        running = Counter(job["worker"] for job in self._running.values())
         return [
-            {**row, **{name: from_micros(row[name]) for name in ("started_at", "seen_at")}}
+            {
+                **row,
+                "running": running[row["name"]],
+                **{name: from_micros(row[name]) for name in ("started_at", "seen_at")},
+            }
             for row in sorted(seen, key=lambda row: row["name"])
         ]
 
     def _schedules(self) -> Rows:
-        return [{"name": name, "last_tick": from_micros(at)} for name, at in self._last_ticks.items()]
+        known = self._schedules_by_name.values()
+        return [{**row, "last_tick": from_micros(row["last_tick"])} for row in known]
+
+    def _set_schedule(
+        self, schedule: str, since: datetime | None, revision: int, tick: datetime, **to: Any
+    ) -> Rows:
+        if since is None and schedule not in self._schedules_by_name:
+            self._schedules_by_name[schedule] = {"name": schedule}
+        elif since is None or self._schedule_at(schedule, since, revision) is None:
+            return []
+        known = self._schedules_by_name[schedule]
+        known |= {"last_tick": to_micros(tick), "about": to["about"], "revision": to["new_revision"]}
+        return [{"name": schedule}]
+
+    def _schedule_at(self, schedule: str, since: datetime, revision: int) -> Record | None:
+        known = self._schedules_by_name.get(schedule)
+        if known is None or (known["last_tick"], known["revision"]) != (to_micros(since), revision):
+            return None
+        return known
+
+    def _delete_schedule(self, schedule: str) -> Rows:
+        return [{"name": schedule}] if self._schedules_by_name.pop(schedule, None) else []
+
+    def _newest_pipelines(self, after: UUID, limit: int) -> Rows:
+        jobs = [*self._live.values(), *self._finished.values()]
+        ids = {job["pipeline_id"] for job in jobs if job["pipeline_id"] is not None}
+        return [{"id": id} for id in sorted((id for id in ids if id < after), reverse=True)[:limit]]
+
+    def _pipeline_counts(self, ids: Sequence[UUID]) -> Rows:
+        counts: defaultdict[tuple[UUID, str], list[float]] = defaultdict(list)
+        for job in [*self._live.values(), *self._finished.values()]:
+            if job["pipeline_id"] in ids:
+                counts[job["pipeline_id"], job["state"]].append(job["progress"])
+        return [
+            {"pipeline_id": id, "state": state, "jobs": len(progress), "progress": sum(progress)}
+            for (id, state), progress in counts.items()
+        ]
+
+    def _add_to_minute(self, width: int, at_minute: int, queue: str, kind: str, **counts: int) -> Rows:
+        key = (width, at_minute, queue, kind)
+        self._counted[key] = added(
+            [[counts[name] for name in MINUTE_COLUMNS], self._counted.get(key, NOTHING)]
+        )
+        return []
+
+    def _minutes(
+        self,
+        width: int,
+        first: int,
+        last: int,
+        queue: str | None,
+        kind: str | None,
+        by_queue: bool,
+        by_kind: bool,
+    ) -> Rows:
+        rows: defaultdict[Any, list[tuple[int, ...]]] = defaultdict(list)
+        for (wide, at, its_queue, its_kind), counts in self._counted.items():
+            if (
+                wide == width
+                and first <= at < last
+                and queue in (None, its_queue)
+                and kind in (None, its_kind)
+            ):
+                rows[at, its_queue if by_queue else None, its_kind if by_kind else None].append(counts)
+        return [
+            {**dict(zip(MINUTE_COLUMNS, added(counts), strict=True)), "at_minute": at, "queue": q, "kind": k}
+            for (at, q, k), counts in rows.items()
+        ]
+
+    def _refuse(self, job: UUID, token: int, tried: str, worker: str | None) -> Rows:
+        noted = self._refused.setdefault(job, {}) if self._known(job) else {}
+        noted.setdefault(
+            (token, tried), {"token": token, "tried": tried, "worker": worker, "at": self._clock()}
+        )
+        if len(noted) > MOST_KEPT:
+            del noted[next(iter(noted))]
+        return []
+
+    def _refusals(self, job: UUID) -> Rows:
+        noted = self._refused.get(job, {}) if self._known(job) else {}
+        return [{**row, "refused_at": from_micros(row["at"])} for row in noted.values()]
+
+    def _forget_refusals(self) -> Rows:
+        self._refused = {job: noted for job, noted in self._refused.items() if self._known(job)}
+        return []
+
+    def _forget_minutes(self, width: int, before: int) -> Rows:
+        self._counted = {key: n for key, n in self._counted.items() if key[0] != width or key[1] >= before}
+        return []
 
     def _ready_lines(self, queues: Sequence[str] | None) -> Rows:
         ready = sorted(pair for pair in self._pairs if self._head(pair) is not None)
@@ -124,7 +256,8 @@ class MemoryQueries(MemoryPipelines):
             if job["state"] in WAITING:
                 self._wait(job, job["state"])
         self._age_gates(micros)
-        self._last_ticks = {name: at - micros for name, at in self._last_ticks.items()}
+        for schedule in self._schedules_by_name.values():
+            schedule["last_tick"] -= micros
         return []
 
     def _overdue(self) -> bool:
@@ -137,5 +270,10 @@ def _matches(job: Record, states: Any, tags: Sequence[str], **equal: Any) -> boo
     return (
         (states is None or job["state"] in states)
         and set(tags) <= set(msgspec.json.decode(job["tags"]))
-        and all(value is None or job[name] == value for name, value in equal.items())
+        and all(value is None or _is_equal(job, name, value) for name, value in equal.items())
     )
+
+
+def _is_equal(job: Record, name: str, value: Any) -> bool:
+    column = name.removesuffix("_like")
+    return job[name] == value if column == name else is_like(job[column] or "", value)

@@ -34,7 +34,9 @@ class Storage:
         self._running: dict[UUID, Record] = {}
         self._settings: dict[str, Record] = {}
         self._here: dict[str, Record] = {}
-        self._last_ticks: dict[str, int] = {}
+        self._schedules_by_name: dict[str, Record] = {}
+        self._refused: dict[UUID, dict[tuple[int, str], Record]] = {}
+        self._counted: dict[tuple[int, int, str, str], tuple[int, ...]] = {}
         self._tokens = count(1)
         self._moment = 0
 

@@ -25,9 +25,11 @@ Line = tuple[str, str]  # queue, kind
 class MysqlClaims(MysqlGates):
     """The answers to claims."""
 
-    def _claim(self, look: bool, **wish: Any) -> Plan:
+    def _claim(self, look: bool, marks: Sequence[Cursor] = (), **wish: Any) -> Plan:
         opening = yield from self._opening(look)
-        return (yield from self._claim_from(opening, {}, wish))
+        if not marks or any(mark.queue in opening.limits for mark in marks):
+            return (yield from self._claim_from(opening, {}, wish))
+        return (yield from self._claim_on(opening, marks, wish))
 
     def _claim_within_limits(self, look: bool, **wish: Any) -> Plan:
         yield Query("lock_limits", {})
@@ -100,11 +102,9 @@ class MysqlClaims(MysqlGates):
         near = sorted((job for jobs in lines.values() for job in jobs), key=_rank)
         return (yield from self._claim_best(opening, near, room, wish))
 
-    def _claim_on(self, marks: Sequence[Cursor], wish: Mapping[str, Any]) -> Plan:
+    def _claim_on(self, opening: "Opening", marks: Sequence[Cursor], wish: Mapping[str, Any]) -> Plan:
         """Claim only behind these cursors."""
-        opening = yield from self._opening(look=False)
-        places = [_place(mark, wish["limit"]) for mark in marks]
-        places = [at for at in places if at["queue"] not in (*opening.paused, *opening.limits)]
+        places = [_place(mark, wish["limit"]) for mark in marks if mark.queue not in opening.paused]
         if len(places) == 1:
             return (yield from self._leased(opening, (yield Query("lock_first_on", places[0])), wish))
         near: list[Row] = []

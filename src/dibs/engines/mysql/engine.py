@@ -52,6 +52,8 @@ SPELLINGS = {
     "stored_given": ", ".join(_IN_JSON[type][1].format(name=name) for name, type in STORED_TYPES.items()),
     "id": "unhex(:$1)",
     "by_id": "force index (primary)",
+    "by_lease": "force index (dibs_jobs_leases)",
+    "as_gate": "",
     "if_free": "for update skip locked",
     "now": NOW,
     "now_minus": f"{NOW} - interval :$1 microsecond",
@@ -72,8 +74,13 @@ SPELLINGS = {
     ),
     "is_given": "true",
     "join": "straight_join",
-    "newest": "for update",
+    # MySQL refuses a locking clause that covers a `json_table`; MariaDB can name no table.
+    "of": "/*!80017 of $1 */",
+    "newest": "for update /*!80017 of $1 */",
+    "share": "/*M! lock in share mode */ /*!80017 for share of $1 */",
     "bigint": "signed",
+    "like": "$1 like :$2 escape '!'",
+    "holds": "locate(:$2, lower($1)) > 0",
     "has_tags": "json_contains(job.tags, :$1)",
     "next_token": "/*M! nextval(dibs_token) + */ 0",
     # Where the settings are: MariaDB and MySQL have them in different schemas.
@@ -83,6 +90,10 @@ SPELLINGS = {
 }
 
 OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON as rows
+
+
+# A report is not worth locks that last: what a stopped process leaves half done is harmless.
+REPORTS = frozenset(("tick", "leave", "add_to_minute", "forget_minutes", "refuse", "forget_refusals"))
 
 
 class MySQL(MysqlSettle, MovingEngine):
@@ -106,6 +117,8 @@ class MySQL(MysqlSettle, MovingEngine):
         own: dict[str, Answer] = {
             "enqueue": self._enqueue,
             "enqueue_tick": self._enqueue_tick,
+            "set_schedule": self._set_schedule,
+            "delete_schedule": self._delete_schedule,
             "claim": self._claim,
             "claim_job": self._claim_job,
             "claim_within_limits": self._claim_within_limits,
@@ -119,6 +132,7 @@ class MySQL(MysqlSettle, MovingEngine):
             "tick": self._tick,
             "age": self._age,
             "cancel": self._cancel,
+            "update": self._update,
             "retry": self._retry,
             "recover": self._recover,
             "delete": self._delete,
@@ -129,8 +143,9 @@ class MySQL(MysqlSettle, MovingEngine):
             "gates": self._gates,
             "current": self._current,
             "get": self._get,
-            "find": self._find,
-            "find_oldest": self._find_oldest,
+            **self._finders(),
+            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
+            "refuse": self._refuse,
             "counts": self._counts,
             "glance": self._glance,
             "ready_lines": self._ready_lines,
@@ -141,14 +156,14 @@ class MySQL(MysqlSettle, MovingEngine):
         }
         writes = {question: answer for question, answer in own.items() if question not in READS}
         within = own | {question: on_newest(answer) for question, answer in writes.items()}
-        within["get"] = self._get_beside_snapshot
+        within |= {"get": self._get_beside_snapshot, "refuse": self._refuse_within}
         self.answers = own | PipelineAnswers(self, own).answers()
         self.answers_within = within | PipelineAnswers(self, within).answers()
 
     def needs_transaction(self, step: Step) -> bool:
         if step.question == "enqueue":
             return concerns_pipelines(step) or not is_one_insert(**step.params)
-        return step.question not in READS
+        return step.question not in READS and step.question not in REPORTS
 
     # -- pipelines ------------------------------------------------------------------------------
 
@@ -163,6 +178,7 @@ class MySQL(MysqlSettle, MovingEngine):
         return [UUID(id) for id, *_ in msgspec.json.decode(params["ends"])]
 
     def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        yield Query("wait_briefly", {})
         return (yield Query("pipelines_soon", {"ids": self.ids(ids)}))
 
     def following_jobs(self, id: UUID) -> Plan:
@@ -256,6 +272,14 @@ class MySQL(MysqlSettle, MovingEngine):
         live = yield from self._live(ids, stale_after)
         yield from self._lock_gates_of(live, gates)
         return live, gates
+
+    def _update(self, job: UUID, **change: Any) -> Plan:
+        live, gates = yield from self._live_at_gates([job])
+        waiting = [{"id": row["id"]} for row in live if row["state"] != JobState.running]
+        if waiting:
+            yield Query("update", self.adapt({"job": job, **change}))
+        yield from self._open_gates(gates)
+        return waiting
 
     def _retry(self, ids: Sequence[UUID]) -> Plan:
         found = yield Query("gates_of_ended", {"ids": as_ids(ids)})

@@ -176,12 +176,24 @@ class MysqlEnqueue(MysqlGates):
         return [{**answer, "state": states.get(answer["id"])} for answer in answers]
 
     def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
-        begins = move["since"] is None
-        found = yield Query("last_tick" if begins else "schedule_at", self.adapt(move))
-        if bool(found) == begins:  # another worker began it, or moved it
+        found = yield Query("schedule_at", self.adapt(move))
+        if not found:  # another worker moved it, or it was changed
             return []
-        yield Query("begin_schedule" if begins else "move_schedule", self.adapt(move))
-        return [{"name": move["schedule"]}, *((yield from self._enqueue(jobs, fresh=True)) if jobs else ())]
+        yield Query("move_schedule", self.adapt(move))
+        return [*found, *((yield from self._enqueue(jobs, fresh=True)) if jobs else ())]
+
+    def _set_schedule(self, **to: Any) -> Plan:
+        makes = to["since"] is None
+        found = yield Query("schedule_named" if makes else "schedule_at", self.adapt(to))
+        if bool(found) == makes:
+            return []
+        yield Query("make_schedule" if makes else "change_schedule", self.adapt(to))
+        return [{"name": to["schedule"]}]
+
+    def _delete_schedule(self, schedule: str) -> Plan:
+        found = yield Query("schedule_named", {"schedule": schedule})
+        yield Query("delete_schedule", {"schedule": schedule})
+        return found
 
     # -- shared ---------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ from dibs.errors import NotPermitted, SchemaOutdated, StoreRefused, StoreUnavail
 
 PARSE_ERROR, UNKNOWN_COLLATION, DUPLICATE, TOO_LARGE = 1064, 1273, 1062, 1153
 # Errors after which the same operation may succeed on the same connection: deadlock, lock wait, record
-# changed, a key taken at the same time, a table that was altered.
+# changed, a key taken at the same time, a table that was altered, a statement that took too long.
 LOCKED = 1205
-UNDONE = (1213, LOCKED, 1020, DUPLICATE, 1412, 1615)
+LIMITS = {1969: "max_statement_time", 3024: "max_execution_time"}
+UNDONE = (1213, LOCKED, 1020, DUPLICATE, 1412, 1615, *LIMITS)
 # The same on another connection: too many connections, shutting down, killed, idle too long, aborted,
 # read-only since a failover, gone.
 BROKEN = (
@@ -24,8 +25,8 @@ BROKEN = (
 NEVER_BEGAN = (1040, 1203, 1290, 1836, 2002, 2003)  # of these, what surely did nothing
 NO_TABLES = (1146, 1054, 4091)
 NOT_PERMITTED = (1044, 1142, 1143, 1227, 1370)  # known, without the rights
-# Credentials, no such database; the last ones: a password that expired, an account that is locked.
-REFUSED = (1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 4151)
+# Credentials, no such database, no TLS; the last ones: a password that expired, an account that is locked.
+REFUSED = (1045, 1049, 1130, 1251, 1524, 1698, 1820, 1862, 2026, 3118, 4151)
 READ_ONLY = (1290, 1836)
 
 # Where PyMySQL stands in for MySQLdb, as in many Django projects, its errors may be of that module's name.
@@ -52,7 +53,7 @@ def judge(error: BaseException, url: str) -> BaseException:
     if number in NO_TABLES:
         return SchemaOutdated(0, schema_version("mysql"), store_name(url))
     if number in UNDONE:
-        return TryAgain(error, store_name(url), locked=number == LOCKED)
+        return TryAgain(error, store_name(url), locked=number == LOCKED, limit=LIMITS.get(number))
     if number in BROKEN or number == 0:
         return TryAgain(error, store_name(url), number not in NEVER_BEGAN, read_only=number in READ_ONLY)
     if number in NOT_PERMITTED:
@@ -93,7 +94,9 @@ def error_number(error: BaseException) -> int | None:
 def is_known_state(error: BaseException) -> bool:
     """Return whether the server itself reported the error, so that the connection is still usable."""
     number = error_number(error)
-    return number is not None and number not in BROKEN and 1000 <= number < 2000 and number != TOO_LARGE
+    if number is None or number in BROKEN or number == TOO_LARGE:
+        return False
+    return 1000 <= number < 2000 or number in LIMITS
 
 
 def lacks(error: BaseException) -> bool:

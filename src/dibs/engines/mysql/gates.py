@@ -11,8 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
-from dibs.engines.sql.engine import Plan, Query
-from dibs.engines.sql.gates import MendingEngine
+from dibs.engines.sql.engine import MendingEngine, Plan, Query
 from dibs.jobs.gates import (
     OFFER,
     WAITING_READ,
@@ -140,6 +139,7 @@ class MysqlGates(MendingEngine):
     def _lock_with_patience(self, keys: Collection[Key], patience: str | None) -> Any:
         """Return (these gates, locked; with patience `none` the gates that are locked elsewhere)."""
         if patience == "short":
+            yield Query("wait_briefly", {})
             yield from self._read_gates("gates_soon", sorted(keys))
         if patience != "none":
             return (yield from self._lock_gates(keys)), set()

@@ -43,19 +43,23 @@ set gate.changes = -abs(gate.changes)
 -- name: locked_gates
 select {>gate_columns}
 from {>each_gate}
-for update
+for update {of:gate}
+
+-- name: wait_briefly
+-- MySQL has no limit for the locks of one statement. The end of the transaction sets it back.
+/*!80017 set session innodb_lock_wait_timeout = 1 */ /*M! do 0 */
 
 -- name: gates_soon
--- Waits for a second and then fails, so that the caller tries again later. (MySQL waits as for any lock.)
+-- Waits for a second and then fails, so that the caller tries again later.
 select {>gate_columns}
 from {>each_gate}
-for update /*M! wait 1 */
+for update {of:gate} /*M! wait 1 */
 
 -- name: free_gates
 -- Upkeep skips gates that another transaction has locked.
 select {>gate_columns}
 from {>each_gate}
-for update skip locked
+for update {of:gate} skip locked
 
 -- fragment: gate_columns
 gate.sort, gate.name, gate.last_position, gate.held_by, gate.offer_ends, gate.changes, {now} as now
@@ -109,9 +113,10 @@ select head.position {>head}
 select head.state {>head}
 
 -- fragment: head
+-- Ordered by all of the index: by `position` alone MySQL sorts the whole train.
 from dibs_jobs head force index (dibs_jobs_gate)
 where head.gate = given.gate and head.place = 0 and head.position is not null
-order by head.position
+order by head.gate, head.place, head.position
 limit 1
 
 -- name: open_heads
@@ -170,7 +175,7 @@ where job.gate = :gate and job.place in (30, 31)
 -- A claimer may have locked a ready job: wait for it, and read what the job is then.
 select {>at_gate}
 from {>each_job}
-for update
+for update {of:job}
 
 -- name: slot_in_use
 {>any_of_slot}
@@ -308,14 +313,14 @@ where job.state = 'running'
 -- settled: of two that had waited for it together each would block the insert of the other.
 select job.id as holder, job.unique_key
 from {>each_keyed}
-/*M! lock in share mode skip locked */ /*!80017 for share skip locked */
+/*M! lock in share mode skip locked */ /*!80017 for share of job skip locked */
 
 -- name: free_keys
 -- The keys that no open transaction has met. Read before the rows are locked, because a locked row can't be
 -- renewed.
 select job.unique_key
 from {>each_keyed}
-for update skip locked
+for update {of:job} skip locked
 
 -- name: keys_held
 select job.id, job.unique_key
@@ -327,12 +332,12 @@ straight_join dibs_jobs job force index (primary) on {>is_held} and job.unique_k
 -- row first, and then the entry that it deletes, the two would deadlock.
 select job.unique_key
 from {>each_keyed}
-for update
+for update {of:job}
 
 -- name: keys_soon
 select job.unique_key
 from {>each_keyed}
-for update /*M! wait 1 */
+for update {of:job} /*M! wait 1 */
 
 -- name: lasting
 -- Finished jobs that keep their unique keys for a time. Read after the insert, so that a job that finished
@@ -343,7 +348,7 @@ from {>lasting_keys}
 -- name: lasting_newest
 select {>lasting_columns}
 from {>lasting_keys}
-lock in share mode
+{share:job}
 
 -- fragment: lasting_columns
 job.id as holder, job.unique_key
@@ -365,6 +370,20 @@ set
         else 'scheduled'
     end
 where id = unhex(:holder) and state in ('scheduled', 'blocked', 'ready')
+
+-- name: update
+-- Of a waiting job: its gate, if it has one, decides what follows. One that waits for its parents only notes it.
+update dibs_jobs
+set
+    priority = coalesce(:priority, priority),
+    run_at = coalesce(:run_at, run_at),
+    state = case
+        when (state = 'blocked' and position is null) or train is not null then 'blocked'
+        when run_at > {now} then 'scheduled'
+        when slot is not null then 'blocked'
+        else 'ready'
+    end
+where id = unhex(:job) and state in ('scheduled', 'blocked', 'ready')
 
 -- name: offers_over
 select gate.sort, gate.name
@@ -398,7 +417,7 @@ where due.slot is not null
 select job.id, job.slot
 from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id) and job.due_at <= {now}
-for update skip locked
+for update {of:job} skip locked
 
 -- name: expired
 select {>expired_columns}
@@ -423,7 +442,7 @@ where dead.gate is not null
 select {>expired_columns}
 from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id) and job.lease_until <= {now}
-for update skip locked
+for update {of:job} skip locked
 
 -- fragment: expired_columns
 job.id, job.kind, job.queue, job.worker, job.token, job.attempts, job.max_attempts,
@@ -452,14 +471,14 @@ select
     job.lease_until <= {now_minus:stale_after} as stale,
     {>place_columns}
 from {>each_job}
-for update
+for update {of:job}
 
 -- name: held
 -- Fenced by the token: a claim that no longer holds locks nothing, and so writes nothing.
 select job.id, job.token, job.cancel_reason, {>place_columns}, {now} as now
 from {>given_claims}
 straight_join dibs_jobs job force index (primary) on {>is_held}
-for update
+for update {of:job}
 
 -- name: sweep_returned
 update {>given_ends}
@@ -486,7 +505,7 @@ select
     job.settled_as
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-for update
+for update {of:job}
 on duplicate key update stored_by = dibs_jobs.stored_by
 
 -- name: hurry
@@ -500,6 +519,8 @@ set
     attempts = 0,
     worker = null,
     lease_until = null,
+    progress = 0,
+    message = null,
     cancel_reason = null,
     errors = :errors
 where id = unhex(:job)
@@ -580,7 +601,12 @@ select
         from dibs_jobs job force index (dibs_jobs_gate)
         where job.gate = concat(left(gate.sort, 1), gate.name) and job.position is not null
     ) as length,
-    gate.held_by is not null as held
+    gate.held_by is not null as held,
+    (
+        select count(*)
+        from dibs_jobs job force index (dibs_jobs_gate)
+        where job.gate = concat('s', gate.name) and gate.sort = 'slot' and job.place in (40, 41)
+    ) as running
 from dibs_gates gate
 where gate.sort = :sort
   and (:names is null or json_contains(:names, json_quote(gate.name)))
@@ -629,6 +655,7 @@ select
         ) due
     ) as next_due,
     (select min(held.lease_until) from dibs_jobs held) as next_lease,
+    {>schedule_changes} as schedules,
     {now} as now
 
 -- fragment: overdue
@@ -669,4 +696,4 @@ on duplicate key update stored_by = dibs_jobs.stored_by
 -- The jobs that have these unique keys now.
 select job.id as holder, job.unique_key, job.stored_by, {>place_columns}
 from {>each_keyed}
-for update
+for update {of:job}

@@ -16,14 +16,14 @@ json_table(:ids, '$[*]' columns (id char(32) character set ascii path '$')) give
     select {job_columns:job}
     from {>given_ids}
     straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-    lock in share mode
+    {share:job}
 )
 union all
 (
     select {job_columns:job}
     from {>given_ids}
     straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-    lock in share mode
+    {share:job}
 )
 
 -- name: counts
@@ -86,7 +86,7 @@ id char(32) character set ascii path '$[0]',
 select job.id, job.stored_by
 from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-for update
+for update {of:job}
 
 -- name: ended
 select job.id
@@ -97,7 +97,7 @@ straight_join dibs_finished job force index (primary) on job.id = unhex(given.id
 select job.id
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
-for update
+for update {of:job}
 
 -- name: opening
 -- What a claim must know before it reads jobs: which queues are paused or limited, and whether upkeep is due.
@@ -179,7 +179,7 @@ limit :limit
 select {>locked}
 from {>given_ids}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id) and job.state = 'ready'
-for update skip locked
+for update {of:job} skip locked
 
 -- name: looks_ready
 select 1 as is_ready
@@ -227,11 +227,11 @@ where setting.max_running is not null
 group by setting.name
 
 -- name: held_and_free
--- Rows that another transaction has locked are left for the next heartbeat.
-select job.id, job.token, job.cancel_reason, {now} as now
+-- Rows that another transaction has locked are left for the next heartbeat, or a later settlement.
+select job.id, job.token, job.cancel_reason, {>place_columns}, {now} as now
 from {>given_claims}
 straight_join dibs_jobs job force index (primary) on {>is_held}
-for update skip locked
+for update {of:job} skip locked
 
 -- name: standing
 select job.id, job.token, job.lease_until, job.cancel_reason
@@ -273,7 +273,7 @@ select
     {now}
 from {>given_settlements}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-for update
+for update {of:job}
 
 -- name: return_settled
 update {>given_settlements}
@@ -349,7 +349,7 @@ select
     {now}
 from {>given_ends}
 straight_join dibs_jobs job force index (primary) on job.id = unhex(given.id)
-for update
+for update {of:job}
 
 -- fragment: given_ends
 json_table(
@@ -372,7 +372,7 @@ select job.id, job.unique_key
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
 where job.state in ('failed', 'cancelled')
-for update
+for update {of:job}
 
 -- name: set_queue
 insert into dibs_queues (name, paused, max_running)
@@ -386,8 +386,30 @@ insert into dibs_workers (name, queues, kinds, concurrency, running, started_at,
 values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
 on duplicate key update queues = :queues, kinds = :kinds, running = :running, seen_at = {now}
 
+-- name: add_to_minute
+insert into dibs_minutes (width, at_minute, queue, kind, {minute_columns})
+values (:width, :at_minute, :queue, :kind, {minute_values})
+on duplicate key update {minute_adds:dibs_minutes}
+
+-- name: refuse
+insert into dibs_refusals (job, token, tried, worker, refused_at)
+select job.id, :token, :tried, :worker, {now}
+from ({>this_job}) job
+on duplicate key update token = dibs_refusals.token
+
 -- name: forget_workers
-delete from dibs_workers where seen_at < {now_minus:forget_after}
+-- A worker that was stopped in the middle of its report keeps its row locked: it is skipped.
+delete worker
+from (
+    select known.name
+    from dibs_workers known
+    where known.seen_at < {now_minus:forget_after}
+    for update skip locked
+) gone
+straight_join dibs_workers worker force index (primary) on worker.name = gone.name
+
+-- name: database
+select database() as name
 
 -- name: leave
 delete from dibs_workers where name = :worker
@@ -397,24 +419,31 @@ select asked.id, asked.token, asked.worker
 from dibs_jobs asked force index (dibs_jobs_leases)
 where asked.lease_until is not null and asked.cancel_reason is not null
 
--- name: begin_schedule
--- The first worker that sees a schedule decides from when on its ticks count. If two do this at once, the second
--- violates the key, starts over and finds the row.
-insert into dibs_schedules (name, last_tick)
-values (:schedule, :tick)
+-- name: make_schedule
+-- If two processes do this at once, the second violates the key, starts over and finds the row.
+insert into dibs_schedules (name, last_tick, revision, about)
+values (:schedule, :tick, :new_revision, :about)
 
--- name: last_tick
-select name, last_tick from dibs_schedules where name = :schedule for update
+-- name: schedule_named
+select name from dibs_schedules where name = :schedule for update
 
 -- name: schedule_at
--- Only from where the worker saw it.
+-- Only while it is as it was read.
 select name
 from dibs_schedules
-where name = :schedule and last_tick = :since
+where name = :schedule and last_tick = :since and revision = :revision
 for update
 
 -- name: move_schedule
 update dibs_schedules set last_tick = :tick where name = :schedule
+
+-- name: change_schedule
+update dibs_schedules
+set last_tick = :tick, revision = :new_revision, about = :about
+where name = :schedule
+
+-- name: delete_schedule
+delete from dibs_schedules where name = :schedule
 
 -- name: examine
 -- What the server says about itself, for `dibs doctor`.

@@ -9,7 +9,7 @@ straight_join dibs_pipelines pipeline force index (primary) on pipeline.id = unh
 -- name: lock_pipelines
 select pipeline.id
 from {>given_pipelines}
-for update
+for update {of:pipeline}
 
 -- name: insert_pipeline
 insert into dibs_pipelines (id, name, on_failed, changes) values ({id:id}, :name, :on_failed, :changes)
@@ -18,23 +18,23 @@ on duplicate key update changes = dibs_pipelines.changes
 -- name: pipeline_changes
 select pipeline.changes
 from {>given_pipelines}
-for update
+for update {of:pipeline}
 
 -- name: free_pipelines
 select pipeline.id
 from {>given_pipelines}
-for update skip locked
+for update {of:pipeline} skip locked
 
 -- name: pipelines_soon
 select pipeline.id
 from {>given_pipelines}
-for update /*M! wait 1 */
+for update {of:pipeline} /*M! wait 1 */
 
 -- name: children_of
 select distinct edge.child as id
 from {>given_ids}
 straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
-for update
+for update {of:edge}
 
 -- name: insert_parents
 insert into dibs_parents (child, place, parent)
@@ -83,7 +83,7 @@ select other.child as id, other.parent as parent_id, other.met
 from {>given_ids}
 straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
 straight_join dibs_parents other force index (primary) on other.child = edge.child
-for update
+for update {of:edge, other}
 
 -- name: forget_steps
 delete job
@@ -155,3 +155,22 @@ where job.id < unhex(:before)
 order by job.id
 limit :limit
 for update skip locked
+
+-- fragment: newest_in
+select job.pipeline_id as id
+from $1 job force index ($1_pipeline)
+where job.pipeline_id < {id:after}
+group by job.pipeline_id
+order by job.pipeline_id desc
+limit :limit
+
+-- name: pipeline_counts
+{>counted_in:dibs_jobs}
+union all
+{>counted_in:dibs_finished}
+
+-- fragment: counted_in
+select job.pipeline_id, job.state, count(*) as jobs, sum(job.progress) as progress
+from {>given_ids}
+straight_join $1 job force index ($1_pipeline) on job.pipeline_id = unhex(given.id)
+group by job.pipeline_id, job.state

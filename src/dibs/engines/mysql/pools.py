@@ -20,6 +20,7 @@ from dibs.engines.mysql.session import (
     ROLLBACK,
     SESSION,
     begin_on,
+    check_method,
     connect_options,
     end_on,
 )
@@ -72,7 +73,8 @@ class AsyncMySQL(AsyncDatabasePool):
         except ImportError:
             raise _missing("asyncmy") from None
         options = {**connect_options(self._url), "read_timeout": None}
-        connection = asyncmy.connection.Connection(**options, client_flag=FOUND_ROWS)
+        connection = _careful(asyncmy.connection.Connection)(**options, client_flag=FOUND_ROWS)
+        connection.options = options
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):  # also for the greeting, which theirs leaves out
                 await _unswallowed(connection.connect())
@@ -109,6 +111,18 @@ class AsyncMySQL(AsyncDatabasePool):
     def _drop(self, connection: Any) -> None:
         with suppress(Exception):  # its event loop may be closed, and with it the socket
             connection.close()
+
+
+@lru_cache
+def _careful(driver: Any) -> Any:
+    """Return asyncmy's class of connections, without the methods that give the password away."""
+
+    class CarefulConnection(driver):  # type: ignore[misc]
+        async def _process_auth(self, method: bytes, *rest: Any) -> Any:
+            check_method(method, self.options)
+            return await super()._process_auth(method, *rest)
+
+    return CarefulConnection
 
 
 async def _unswallowed(connecting: Awaitable[None]) -> None:
@@ -173,12 +187,14 @@ class SyncMySQL(SyncDatabasePool):
             from pymysql.constants.CLIENT import FOUND_ROWS, MULTI_STATEMENTS
         except ImportError:
             raise _missing("PyMySQL") from None
+        options = connect_options(self._url)
         connection = _quick_connection()(
-            **connect_options(self._url),
+            **options,
             client_flag=FOUND_ROWS | MULTI_STATEMENTS,  # as asyncmy has it; see `begin_on`
             write_timeout=ANSWER_TIMEOUT,
             defer_connect=True,
         )
+        connection.options = options
         try:
             connection.connect()
             for statement in SESSION:
@@ -241,7 +257,7 @@ def pymysql_query(connection: Any, engine: MySQL) -> Any:
 
 @lru_cache
 def _quick_connection() -> Any:
-    """Return PyMySQL's class of connections, without its cost for TLS.
+    """Return PyMySQL's class of connections, careful with passwords and without its cost for TLS.
 
     It offers TLS to every server and for each connection reads all certificate authorities, of which it then
     asks none: 20 ms that the first heartbeat of a short lease may not have.
@@ -252,6 +268,10 @@ def _quick_connection() -> Any:
         def _create_ssl_ctx(self, given: Any) -> ssl.SSLContext:
             context: ssl.SSLContext = super()._create_ssl_ctx(given) if given else _unverified()
             return context
+
+        def _process_auth(self, method: bytes, *rest: Any) -> Any:
+            check_method(method, self.options)
+            return super()._process_auth(method, *rest)
 
     return Connection
 

@@ -11,18 +11,18 @@ from dibs.engines.retries import TryAgain
 from dibs.engines.sql.engine import Query
 from dibs.engines.sql.migrations import LOCK_SECONDS, Blocker, pending, schema_table
 from dibs.engines.sql.pools import IDLE_LIMIT, Conversation
-from dibs.errors import BadRequest, UnknownEngine
+from dibs.errors import BadRequest, StoreRefused, UnknownEngine
 from dibs.operations.scripts import Rows
 
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
-LOCK_TIMEOUT = 10  # seconds that a statement waits for a row before its transaction starts over
+LOCK_TIMEOUT = 5  # seconds that a statement waits for a row before its transaction starts over
 TURN_TIMEOUT = 25  # seconds that a migration waits for another one
 
 # Whatever the server's defaults are: at REPEATABLE READ an idle claim would block every enqueue.
 SESSION = (
     "set session transaction isolation level read committed",
-    f"set session innodb_lock_wait_timeout = {LOCK_TIMEOUT}, "
+    f"set session innodb_lock_wait_timeout = {LOCK_TIMEOUT}, lock_wait_timeout = {LOCK_TIMEOUT}, "
     f"/*M! idle_transaction_timeout = {IDLE_LIMIT}, */ "
     "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
 )
@@ -31,16 +31,16 @@ SESSION = (
 # open. Each pair of statements is one round trip.
 BEGIN, COMMIT, ROLLBACK = "start transaction", "commit", "rollback"
 _LIMITED = f"set session wait_timeout = {IDLE_LIMIT}; {BEGIN}"
-_UNLIMITED = "set session wait_timeout = default"
+_UNLIMITED = f"set session wait_timeout = default, innodb_lock_wait_timeout = {LOCK_TIMEOUT}"
 
 # What an old server does not understand: locks that are skipped, JSON as rows, names that end in spaces.
 PROBE = """
 select 'a' collate /*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */
-from json_table('[1]', '$[*]' columns (n integer path '$')) given
+from (select given.n from json_table('[1]', '$[*]' columns (n integer path '$')) given) found
 for update skip locked
 """
 
-_TLS = {"ssl_ca": "ca", "ssl_cert": "cert", "ssl_key": "key"}
+TLS = frozenset(("ssl", "ssl_ca", "ssl_cert", "ssl_key"))
 _IGNORED = ("charset",)  # part of SQLAlchemy's URLs; ours is always utf8mb4
 
 
@@ -65,18 +65,35 @@ def connect_options(url: str) -> dict[str, Any]:
 
 
 def _extras(given: Mapping[str, str]) -> dict[str, Any]:
-    known = {"unix_socket", *_TLS, *_IGNORED}
+    known = {"unix_socket", *TLS, *_IGNORED}
     if unknown := given.keys() - known:
         raise BadRequest(f"{', '.join(sorted(unknown))}: unknown in a MySQL URL; known: {', '.join(known)}")
     extras: dict[str, Any] = {name: given[name] for name in ("unix_socket",) if name in given}
-    return extras | ({"ssl": _tls(given)} if given.keys() & _TLS.keys() else {})
+    return extras | ({"ssl": tls_of(given)} if given.keys() & TLS else {})
 
 
-def _tls(given: Mapping[str, str]) -> ssl.SSLContext:
+def tls_of(given: Mapping[str, str]) -> ssl.SSLContext:
+    """Return TLS that checks certificate and name, against the system's authorities or `ssl_ca`."""
+    if given.get("ssl", "verify") != "verify":
+        raise BadRequest(f"ssl={given['ssl']}: unknown in a MySQL URL; write ssl=verify, or leave it out")
     context = ssl.create_default_context(cafile=given.get("ssl_ca"))
     if "ssl_cert" in given:
         context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
     return context
+
+
+# Methods by which a server asks for the password as it is; the others scramble or encrypt it.
+_REVEALING = (b"mysql_clear_password", b"dialog")
+
+
+def check_method(method: bytes, options: Mapping[str, Any]) -> None:
+    """Refuse to send the password itself to a server that could be anyone's."""
+    if method in _REVEALING and not options.keys() & {"ssl", "unix_socket"}:
+        raise StoreRefused(
+            f"MySQL at {options['host']} asked for the password in clear text ({method.decode()}), which is "
+            "sent only over TLS that checks the server: add ?ssl=verify or ?ssl_ca=FILE to the URL, or let "
+            "the user log in by another method"
+        )
 
 
 # -- Transactions -------------------------------------------------------------------------------
@@ -108,11 +125,13 @@ def schema_version_script(engine: MySQL) -> Conversation[int]:
 
 def probe_script() -> Conversation[None]:
     """Refuse a server that lacks what dibs needs. It is tried out, not read from the version."""
-    [(version, log_bin, binlog_format)] = yield "select version(), @@log_bin, @@binlog_format"
+    names = "'version', 'log_bin', 'binlog_format'"  # by name: MySQL 9 warns of every `@@binlog_format`
+    server = dict((yield f"show variables where variable_name in ({names})"))
+    version = server["version"]
     if (yield PROBE) is None:
         oldest = " or ".join(f"{name} {number}" for name, number in OLDEST.items())
         raise UnknownEngine(f"the server is {version}, which is too old; dibs needs {oldest} or later")
-    if log_bin and str(binlog_format).upper() == "STATEMENT":
+    if server["log_bin"] == "ON" and server.get("binlog_format") == "STATEMENT":
         raise UnknownEngine(
             f"the server ({version}) replicates by statement, which can't repeat what `skip locked` chose; "
             "set binlog_format to ROW or MIXED"

@@ -12,7 +12,7 @@ from dibs.engines.sql.engine import Plan, Query
 from dibs.jobs.gates import Key
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, put_back
-from dibs.operations.questions import SETTLEMENT_COLUMNS, Cursor
+from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Row
 
 _PARENT, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("parent_id", "train", "slot"))
@@ -28,6 +28,7 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         patience: str | None = None,
         keys: Mapping[UUID, str] | None = None,
     ) -> Plan:
+        patience = "none" if patience == "wary" else patience
         given = [dict(zip(SETTLEMENT_COLUMNS, values, strict=True)) for values in settlements]
         needed = _gates_by_settlement(given, children)
         gates, taken = yield from self._lock_with_patience(set().union(*needed.values()), patience)
@@ -36,7 +37,8 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
             keys = yield from self._keys_of(given)
         waiting |= yield from self._locked_keys(keys, patience)
         given = [one for one in given if one["id"] not in waiting]
-        held = yield from self._held("held", ((one["id"], one["token"]) for one in given))
+        held, locked = yield from self._held_or_locked([(one["id"], one["token"]) for one in given], patience)
+        waiting |= locked
         applied = [_put_back(one, held[one["id"]]) for one in given if one["id"] in held]
         yield from self._end_settled([one for one in applied if one["state"] in FINISHED])
         back = [one for one in applied if one["state"] not in FINISHED]
@@ -48,6 +50,12 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         yield from self._open_gates(gates)
         yield from self._chain([child for child in children if child[_PARENT] in held])
         return [*({"id": id} for id in held), *({"id": id, "waits": True} for id in waiting)]
+
+    def _held_or_locked(self, claims: Sequence[tuple[UUID, int]], patience: str | None) -> Any:
+        """Return (claims that still hold their job, locked; with `none` the jobs with a locked row)."""
+        held = yield from self._held("held_and_free" if patience == "none" else "held", claims)
+        missing = [claim for claim in claims if claim[0] not in held] if patience == "none" else []
+        return held, set((yield from self._held("standing", missing)))
 
     def _held(self, block: str, claims: Iterable[tuple[UUID, int]]) -> Any:
         """Return the claims that still hold their job, by id, locked in the order of ids."""
@@ -90,12 +98,11 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
         children: Any,
         patience: str | None = None,
         keys: Mapping[UUID, str] | None = None,
-        marks: Sequence[Cursor] = (),
         **wish: Any,
     ) -> Plan:
         rows = yield from self._settle(settlements, children, patience, keys)
         waiting = [row["id"] for row in rows if row.get("waits")]
-        first, *rest = yield from self._claim_on(marks, wish) if marks else self._claim(**wish)
+        first, *rest = yield from self._claim(**wish)
         settled = [row["id"] for row in rows if not row.get("waits")]
         return [{**first, "settled": settled, "waiting": waiting}, *rest]
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from dibs.clock import monotonic
 from dibs.engines.hints import Listeners
@@ -39,17 +40,19 @@ class MysqlStore(DatabaseStore):
         self._engine: MySQL = MySQL(settings.prefix)
         self._url = settings.url
         self._name = store_name(settings.url)
+        self._own_database = unquote(urlsplit(settings.url).path.lstrip("/")) or None
         self._sync = SyncMySQL(self._engine, settings.url, settings.pool_size)
         self._async = AsyncMySQL(self._engine, settings.url, settings.pool_size)
         self._listeners = Listeners()
+        self._ask, self._ask_async = self._ask_and_announce, self._ask_and_announce_async
 
-    def _execute(self, step: Step) -> Rows:
-        rows = super()._execute(step)
+    def _ask_and_announce(self, step: Step) -> Rows:
+        rows: Rows = self._sync.execute(step)
         self._listeners.announce(step, rows)
         return rows
 
-    async def _execute_async(self, step: Step) -> Rows:
-        rows = await super()._execute_async(step)
+    async def _ask_and_announce_async(self, step: Step) -> Rows:
+        rows: Rows = await self._async.execute(step)
         self._listeners.announce(step, rows)
         return rows
 

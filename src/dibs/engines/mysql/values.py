@@ -74,7 +74,7 @@ _CONVERTERS = Converters(
 _TIMES = (
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now", "due"),
     *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "offer_ends"),
-    "unique_until",
+    *("unique_until", "refused_at"),
 )
 _IDS = ("id", "holder", "near", "store", "pipeline_id", "parent_id", "stored_by", "head", "held_by")
 READERS: dict[str, Callable[[Any], Any]] = {

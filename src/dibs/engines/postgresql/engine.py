@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.engines.hints import Hints
+from dibs.engines.hints import Hints, hint_of
 from dibs.engines.postgresql.enqueue import (
     PostgresEnqueue,
     apart,
@@ -15,13 +15,14 @@ from dibs.engines.postgresql.enqueue import (
     columns_of,
     gate_of_new,
     is_bare,
+    is_plain,
     settled_gate,
 )
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import LOOKS, Answer, Copy, Plan, Query
+from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.jobs.job import NEW_JOB_COLUMNS
-from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits, hint_of
+from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
 from dibs.operations.scripts import Row, Rows, Step
 
 SPELLINGS = {
@@ -36,6 +37,7 @@ SPELLINGS = {
     "if": "cast(:$1 as boolean)",
     "id": "cast(:$1 as uuid)",
     "by_id": "",
+    "by_lease": "",
     "if_free": "for update skip locked",
     "true": "true",
     "as_gate": 'collate "C"',
@@ -49,6 +51,8 @@ SPELLINGS = {
     "newest": "",
     "bigint": "bigint",
     "in_numbers": "= any (cast(:$1 as bigint[]))",
+    "like": "$1 like :$2 escape '!'",
+    "holds": 'strpos(lower($1 collate "C"), :$2) > 0',
     "has_tags": "cast(job.tags as jsonb) @> cast(:$1 as jsonb)",
 }
 
@@ -59,21 +63,17 @@ MOST_NAMED_LINES = 32
 # From this number of jobs on a bulk load is faster than an insert.
 COPY_FROM = 500
 
-_RUN_AT, _DELAY, _UNIQUE, _PARENT = (
-    NEW_JOB_COLUMNS.index(name) for name in ("run_at", "delay", "unique_key", "parent_id")
-)
-_TRAIN = NEW_JOB_COLUMNS.index("train")
 # The columns of a settlement without its claim and its gate; and their usual values.
 _OUTCOME = slice(SETTLEMENT_COLUMNS.index("state"), SETTLEMENT_COLUMNS.index("train"))
+_GATE, _NO_GATE = slice(_OUTCOME.stop, _OUTCOME.stop + 2), (None, None)
 _JUST_SUCCEEDED = ("succeeded", "succeeded", None, False, None, "[]", None, None)
 # Questions with answers of several statements.
 TOGETHER = frozenset(
     {
         *("claim_within_limits", "delete", "age", "enqueue_tick", "stage", "sweep", "cancel", "retry"),
-        *("recover", "release_train", "mend", "depart", "arrive", "give_back"),
+        *("recover", "release_train", "mend", "depart", "arrive", "give_back", "set_schedule", "update"),
     }
 )
-_COPIED = tuple(n for n in NEW_JOB_COLUMNS[:_TRAIN] if n not in ("run_at", "delay", "unique_key"))
 
 
 class PostgreSQL(PostgresEnqueue):
@@ -89,13 +89,15 @@ class PostgreSQL(PostgresEnqueue):
         locks_gates=True,
         goes_on=True,
     )
+    may_index_args = True
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="postgresql", spellings=SPELLINGS, prefix=prefix)
-        self._hints = Hints()
+        self._hints = Hints(naming=True)
         own: dict[str, Answer] = {
             "enqueue": partial(self._enqueue, may_copy=True),
             "enqueue_tick": self._enqueue_tick,
+            "set_schedule": self._set_schedule,
             "claim": self._claim,
             "claim_job": self._claim_job,
             "claim_within_limits": self._claim_within_limits,
@@ -106,29 +108,50 @@ class PostgreSQL(PostgresEnqueue):
             "sweep": self._sweep,
             "age": self._age,
             "cancel": self._cancel,
+            "update": self._update,
             "retry": self._retry,
             "recover": self._recover,
             "delete": self._delete,
             "set_queue": self._set_queue,
             "release_train": self._release_train,
             "mend": self._mend,
-            "find": self._find,
-            "find_oldest": self._find_oldest,
+            **self._finders(),
+            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
+            "refuse": self._refuse,
             "counts": self._counts,
             "ready_lines": self._ready_lines,
             "examine": self._examine,
             **self._move_answers(),
             **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
             **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
+            **self._blocks("delete_schedule"),
             **self._blocks("tick", "upcoming", "now", "echo"),
         }
         # A bulk load needs a connection of our own.
         within = own | {
             "enqueue": partial(self._enqueue, may_copy=False),
             "settled": self._settled_by_now,
+            "refuse": self._refuse_within,
         }
         self.answers = own | PipelineAnswers(self, own).answers()
         self.answers_within = within | PipelineAnswers(self, within).answers()
+
+    def plain_answer(self, step: Step) -> Plan | None:
+        """Return the answer of one statement to what most questions are about: jobs without any relation.
+
+        They have no train, slot, unique key or children, and no job waits for them.
+        """
+        asked = step.params
+        match step.question:
+            case "claim":
+                return self._claim(**asked)
+            case "enqueue" if asked["fresh"] and all(map(is_bare, asked["jobs"])):
+                return self._enqueue_bare(asked["jobs"])
+            case "settle" if _is_plain_settlement(asked):
+                return self._settle_plain(asked["settlements"])
+            case "exchange" if _is_plain_settlement(asked):
+                return self._exchange(**asked)
+        return None
 
     def needs_transaction(self, step: Step) -> bool:
         if concerns_pipelines(step):
@@ -137,7 +160,12 @@ class PostgreSQL(PostgresEnqueue):
             case "enqueue":
                 return not step.params["fresh"] or not all(map(is_bare, step.params["jobs"]))
             case "settle" | "exchange":
-                return bool(step.params["children"]) or any(map(settled_gate, step.params["settlements"]))
+                wary = step.params.get("patience") == "wary"
+                return (
+                    wary
+                    or bool(step.params["children"])
+                    or any(map(settled_gate, step.params["settlements"]))
+                )
             case question:
                 return question in TOGETHER
 
@@ -162,11 +190,9 @@ class PostgreSQL(PostgresEnqueue):
         return {**params, "tags": _json(params["tags"])} if "tags" in params else params
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, may_copy: bool) -> Plan:
-        if may_copy and fresh and len(jobs) >= COPY_FROM and all(map(_is_plain, jobs)):
-            return (yield from self._copy(jobs))
         plain = [job for job in jobs if is_bare(job)]
         if fresh and len(plain) == len(jobs):
-            return (yield from self._enqueue_plain(jobs, self._hints.due(jobs, always=not may_copy)))
+            return (yield from self._enqueue_bare(jobs, may_copy=may_copy))
         placed = [job for job in jobs if not is_bare(job)]
         gates = yield from self._lock_for(placed)
         # Each statement has a time of its own, but jobs that are enqueued together are due together.
@@ -186,31 +212,26 @@ class PostgreSQL(PostgresEnqueue):
         yield from self._wake(self._hints.due(_to_hint(jobs, answers), always=not may_copy))
         return _in_order(jobs, answers)
 
-    def _enqueue_plain(self, jobs: Sequence[tuple[Any, ...]], wake: Sequence[str]) -> Plan:
+    def _enqueue_bare(self, jobs: Sequence[tuple[Any, ...]], *, may_copy: bool = True) -> Plan:
+        if may_copy and len(jobs) >= COPY_FROM and all(map(is_plain, jobs)):
+            return (yield from self._copy(jobs))
+        wake = self._hints.due(jobs, always=not may_copy)
         if len(jobs) == 1:
             return (yield Query("enqueue_one", _one(jobs[0], wake)))
         rows = yield Query("enqueue", {**columns_of(jobs), "wake": wake})
         return _in_order(jobs, {row["id"]: row for row in rows})
 
     def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
-        block = "begin_schedule" if move["since"] is None else "move_schedule"
-        moved = yield Query(block, move)
+        moved = yield Query("move_schedule", move)
         if not moved or not jobs:
             return moved
         return [*moved, *(yield from self._enqueue(jobs, fresh=True, may_copy=False))]
 
-    def _wake(self, queues: Sequence[str]) -> Plan:
-        return (yield Query("wake", {"wake": queues})) if queues else ()
-
-    def _copy(self, jobs: Sequence[tuple[Any, ...]]) -> Plan:
-        [clock] = yield Query("now", {})
-        now = clock["now"]
-        records = [(*_without_times(job), "ready", now, now) for job in jobs]
-        yield Copy("dibs_jobs", (*_COPIED, "state", "run_at", "enqueued_at"), records)
-        yield from self._wake(self._hints.due(jobs, always=True))
-        return [{"is_new": True, "state": "ready", "run_at": now, "enqueued_at": now}] * len(jobs)
-
     def _claim(self, **wish: Any) -> Plan:
+        if "named" in wish and (rows := (yield Query("claim_named", _wish(wish)))):
+            return sorted(rows, key=_in_claiming_order)
+        if wish.get("marks"):
+            return (yield Query("exchange_on", self.settlements([]) | _going_on(wish)))
         if (line := _only_line(wish)) is not None and (rows := (yield Query("claim_line", line))):
             return sorted(rows, key=_in_claiming_order)
         return (yield Query("claim", _wish(wish)))
@@ -235,10 +256,14 @@ class PostgreSQL(PostgresEnqueue):
         yield from self._open_gates(slots)
         return rows
 
+    def _settle_plain(self, settlements: Sequence[tuple[Any, ...]]) -> Plan:
+        return (yield Query("settle", self.settlements(settlements)))
+
     def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
         del keys  # here an enqueue that finds a taken key locks nothing
-        gated, plain = apart(settlements, children)
-        rows: list[Row] = []
+        locked = yield from self._locked_rows(settlements, patience)
+        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
+        rows: list[Row] = [{"id": id, "waits": True} for id in locked]
         if gated:
             theirs = children_of(gated, children)
             at_gates = self._settle_at_gates(gated, theirs, tell=True, patience=patience)
@@ -259,7 +284,8 @@ class PostgreSQL(PostgresEnqueue):
         **wish: Any,
     ) -> Plan:
         """Settle at gates first, so that the claim may take the jobs that become ready."""
-        gated, plain = apart(settlements, children)
+        locked = yield from self._locked_rows(settlements, patience)
+        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
         applied: list[Row] = []
         moved: Sequence[Row] = ()
         waiting: Collection[UUID] = ()
@@ -275,7 +301,13 @@ class PostgreSQL(PostgresEnqueue):
         if moved:
             yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
         settled = [*first["settled"], *(row["id"] for row in applied)]
-        return [{**first, "settled": settled, "waiting": list(waiting)}, *rest]
+        return [{**first, "settled": settled, "waiting": [*waiting, *locked]}, *rest]
+
+    def _locked_rows(self, settlements: Sequence[tuple[Any, ...]], patience: str | None) -> Any:
+        """Return the jobs of these that another transaction has locked, if they are not to be waited for."""
+        if patience != "wary":
+            return set()
+        return {row["id"] for row in (yield Query("locked_rows", {"ids": [one[0] for one in settlements]}))}
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         usual: list[tuple[Any, ...]] = []
@@ -292,6 +324,14 @@ class PostgreSQL(PostgresEnqueue):
         ids, tokens = [id for id, _ in claims], [token for _, token in claims]
         return (yield Query("renew", {"ids": ids, "tokens": tokens, "lease": lease}))
 
+    def _update(self, job: UUID, **change: Any) -> Plan:
+        keys = yield from self._gates_of([job])
+        yield from self._lock_gates(keys)
+        rows = yield Query("update", {"job": job, **change})
+        yield from self._open_gates(keys)
+        yield from self._wake([""] if rows else [])
+        return rows
+
     def _retry(self, ids: Sequence[UUID]) -> Plan:
         rows = yield from self._retry_at_gates(ids)
         yield from self._wake([""] if rows else [])
@@ -305,6 +345,11 @@ class PostgreSQL(PostgresEnqueue):
     def _set_queue(self, **setting: Any) -> Plan:
         yield from super()._set_queue(**setting)
         return (yield from self._wake([setting["queue"]]))
+
+    def _set_schedule(self, **to: Any) -> Plan:
+        rows = yield from super()._set_schedule(**to)
+        yield from self._wake([""] if rows else [])
+        return rows
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
         return (yield Query(block, {"rows": _json(rows)}))
@@ -323,6 +368,11 @@ class PostgreSQL(PostgresEnqueue):
 
     def _examine(self) -> Plan:
         return (yield Query("examine", {"needed": OLDEST, "schema": str(schema_version("postgresql"))}))
+
+
+def _is_plain_settlement(asked: Mapping[str, Any]) -> bool:
+    is_alone = not asked["children"] and "steps" not in asked and asked.get("patience") != "wary"
+    return is_alone and all(one[_GATE] == _NO_GATE for one in asked["settlements"])
 
 
 class Given(msgspec.Struct, gc=False, omit_defaults=True):
@@ -350,7 +400,7 @@ def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
     marks = [mark._asdict() for mark in wish["marks"]]
-    return {**wish, "leases": _json(wish["leases"]), "marks": _json(marks)}
+    return {**wish, "leases": _json(wish["leases"]), "marks": _json(marks), "ahead": wish.get("ahead", [])}
 
 
 def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -371,10 +421,6 @@ def _one(job: tuple[Any, ...], wake: Sequence[str]) -> dict[str, Any]:
     return {**dict(values), "moment": None, "hint": wake[0] if wake else None}
 
 
-def _is_plain(job: tuple[Any, ...]) -> bool:
-    return job[_RUN_AT] is None and not job[_DELAY] and is_bare(job)
-
-
 def _in_states(answers: Mapping[UUID, Row], states: Mapping[UUID, str]) -> dict[UUID, Row]:
     """Return the states at the end: a job may be superseded by a later one of the same call."""
     return {id: {**row, "state": states[id]} if id in states else row for id, row in answers.items()}
@@ -390,10 +436,6 @@ def _left(moved: Sequence[Row], taken: set[UUID]) -> list[str]:
     """Return hints for the jobs that became ready and were not claimed at once."""
     left = [row for row in moved if row["state"] == "ready" and row["id"] not in taken]
     return sorted({hint_of(row["queue"], [row["kind"]]) for row in left})
-
-
-def _without_times(job: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN])
 
 
 def _in_order(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[Row]:

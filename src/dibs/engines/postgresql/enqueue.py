@@ -1,12 +1,13 @@
-"""How PostgreSQL stores and settles jobs that have a unique key, a train or a slot."""
+"""How PostgreSQL stores and settles jobs that have a unique key, a train or a slot, and many plain ones."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from dibs.engines.hints import Hints
 from dibs.engines.postgresql.gates import LockedGates, PostgresGates
-from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.jobs.gates import GateJob, Key, gate_of, kept_instead
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState
@@ -21,11 +22,15 @@ _ID, _UNIQUE, _PARENT, _TRAIN, _SLOT, _POLICY, _LIMIT, _REPLACES = (
     NEW_JOB_COLUMNS.index(name)
     for name in ("id", "unique_key", "parent_id", "train", "slot", "slot_policy", "slot_limit", "replaces")
 )
+_RUN_AT, _DELAY = NEW_JOB_COLUMNS.index("run_at"), NEW_JOB_COLUMNS.index("delay")
+_COPIED = tuple(n for n in NEW_JOB_COLUMNS[:_TRAIN] if n not in ("run_at", "delay", "unique_key"))
 _SETTLED_TRAIN, _SETTLED_SLOT = SETTLEMENT_COLUMNS.index("train"), SETTLEMENT_COLUMNS.index("slot")
 
 
 class PostgresEnqueue(PostgresGates):
     """What stores jobs at gates: enqueue, and settlements with their children."""
+
+    _hints: Hints
 
     # -- enqueue --------------------------------------------------------------------------------
 
@@ -117,6 +122,18 @@ class PostgresEnqueue(PostgresGates):
         yield Query("replace", {"holder": answer["holder"], "args": new["args"], **times})
         return set() if key[1] is None else {key}
 
+    def _copy(self, jobs: Sequence[Values]) -> Plan:
+        """Store many plain jobs by a bulk load."""
+        [clock] = yield Query("now", {})
+        now = clock["now"]
+        records = [(*_without_times(job), "ready", now, now) for job in jobs]
+        yield Copy("dibs_jobs", (*_COPIED, "state", "run_at", "enqueued_at"), records)
+        yield from self._wake(self._hints.due(jobs, always=True))
+        return [{"is_new": True, "state": "ready", "run_at": now, "enqueued_at": now}] * len(jobs)
+
+    def _wake(self, queues: Sequence[str]) -> Plan:
+        return (yield Query("wake", {"wake": queues})) if queues else ()
+
     # -- settle ---------------------------------------------------------------------------------
 
     def _settle_at_gates(
@@ -135,7 +152,7 @@ class PostgresEnqueue(PostgresGates):
             if (key := gate_of_new(child)) is not None:
                 places[key] = places.get(key, 0) + 1
         waiting: set[UUID] = set()
-        if patience == "none" and keys:
+        if patience in ("none", "wary") and keys:
             gates, taken = yield from self._lock_if_free(keys, places)
             waiting = {id for id, needed in gates_of.items() if needed & taken}
             settlements = [one for one in settlements if one[_ID] not in waiting]
@@ -190,6 +207,15 @@ def _position(job: Values, gates: LockedGates) -> int | None:
 def is_bare(job: Values) -> bool:
     """Return whether a job has no unique key, train or slot."""
     return job[_UNIQUE] is None and job[_TRAIN] is None and job[_SLOT] is None
+
+
+def is_plain(job: Values) -> bool:
+    """Return whether it is bare, and due at once."""
+    return job[_RUN_AT] is None and not job[_DELAY] and is_bare(job)
+
+
+def _without_times(job: Values) -> Values:
+    return (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN])
 
 
 def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[list[Values], list[Values]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.sql.engine import LOOKS, Plan, Query
-from dibs.engines.sql.gates import MendingEngine
+from dibs.engines.hints import hint_of
+from dibs.engines.sql.engine import LOOKS, MendingEngine, Plan, Query
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.jobs.gates import (
     OFFER,
@@ -29,7 +29,6 @@ from dibs.jobs.gates import (
 )
 from dibs.jobs.job import StoredJob
 from dibs.jobs.states import JobState
-from dibs.operations.questions import hint_of
 from dibs.operations.scripts import Row, Rows
 
 

@@ -154,6 +154,32 @@ where job.ctid = any (array(
 ))
 returning false as limited, false as overdue, false as crowded, {job_columns:job}
 
+-- name: claim_named
+-- The same for the jobs that hints have named: by primary key, so it reads nothing of the claim index, which keeps
+-- an entry for every job that has left it while an old snapshot is open. (As a plain condition the state would
+-- let the planner use that index.)
+update dibs_jobs job
+set {>leased}
+where job.ctid = any (array(
+    {>by_name:named}
+))
+returning false as limited, false as overdue, false as crowded, {job_columns:job}
+
+-- fragment: by_name
+select named.ctid as spot
+    from dibs_jobs named
+    where named.id = any (cast(:$1 as uuid[]))
+      and (named.state = 'ready') is true
+      and (cast(:queues as text[]) is null or named.queue = any (cast(:queues as text[])))
+      and named.kind = any (cast(:kinds as text[]))
+      and not exists (
+          select 1
+          from dibs_queues setting
+          where setting.name = named.queue and (setting.paused or setting.max_running is not null)
+      )
+    limit :limit
+    for update skip locked
+
 -- name: exchange
 -- Settle and claim: one round trip, one commit.
 with recursive
@@ -167,26 +193,13 @@ select {>header}, {>exchanged}
 -- name: exchange_on
 -- The same from the worker's cursors on: `marks` has the last claimed job of each queue-kind pair. While a
 -- transaction keeps an old snapshot open, the index keeps an entry for every job that has been ready since, and
--- without a cursor each claim reads all of them. The next claim without cursors finds jobs before them.
+-- without a cursor each claim reads all of them. The next claim without cursors finds jobs before them. The jobs
+-- in `ahead` are claimed first, by primary key, wherever they stand.
 with
 {>settling},
-line as materialized (
-    select mark.*, count(*) over () as lines
-    from json_to_recordset(cast(:marks as json)) as mark (
-        queue text,
-        kind text,
-        priority smallint,
-        run_at timestamptz,
-        id uuid
-    )
-    where not exists (
-        select 1
-        from dibs_queues setting
-        where setting.name = mark.queue and (setting.paused or setting.max_running is not null)
-    )
-),
+{>marks},
 share as materialized (
-    select line.*, cast(:limit as bigint) as places
+    select line.*, cast(:limit as bigint) - (select count(*) from ahead) as places
     from line
     where line.lines = 1
     union all
@@ -203,24 +216,55 @@ share as materialized (
         ) next
         where line.lines > 1
         order by line.priority desc, next.run_at, next.id
-        limit :limit
+        limit cast(:limit as bigint) - (select count(*) from ahead)
     ) first
     group by first.queue, first.kind, first.priority, first.run_at, first.id, first.lines
 ),
 picked as materialized (
+    select ahead.spot from ahead
+    union all
     select job.spot
     from share line
     cross join lateral (
         select ready.ctid as spot
         from dibs_jobs ready
         where {>beyond}
+          and ready.id <> all (cast(:ahead as uuid[]))
         order by ready.run_at, ready.id
         limit line.places
         for update skip locked
     ) job
 ),
 {>taken}
-select false as limited, false as overdue, false as crowded, {>exchanged}
+select exists (select 1 from limited) as limited, false as overdue, false as crowded, {>exchanged}
+
+-- fragment: marks
+mark as materialized (
+    select given.*
+    from json_to_recordset(cast(:marks as json)) as given (
+        queue text,
+        kind text,
+        priority smallint,
+        run_at timestamptz,
+        id uuid
+    )
+),
+-- None while one of the queues has a limit: that is the question `claim_within_limits`.
+limited as materialized (
+    select 1
+    from dibs_queues setting
+    where setting.max_running is not null
+      and setting.name in (select mark.queue from mark)
+),
+line as materialized (
+    select mark.*, count(*) over () as lines
+    from mark
+    where not exists (select 1 from limited)
+      and not exists (select 1 from dibs_queues setting where setting.name = mark.queue and setting.paused)
+),
+ahead as materialized (
+    {>by_name:ahead}
+)
 
 -- fragment: beyond
 ready.state = 'ready'
@@ -551,6 +595,19 @@ wanted as materialized (
     where locked.state = 'ready' and not coalesce(setting.paused, false)
 )
 
+-- name: locked_rows
+-- The others are locked from here on, in the order of their ids.
+with free as materialized (
+    select job.id
+    from dibs_jobs job
+    where job.id {in_ids:ids}
+    order by job.id
+    for update skip locked
+)
+select job.id
+from dibs_jobs job
+where job.id {in_ids:ids} and job.id not in (select free.id from free)
+
 -- name: settle
 with
 {>settling}
@@ -808,13 +865,20 @@ with here as (
     returning name
 ),
 gone as (
-    delete from dibs_workers where seen_at < {now_minus:forget_after} and name <> :worker
+    delete from dibs_workers
+    where name = any (array(
+        select known.name
+        from dibs_workers known
+        where known.seen_at < {now_minus:forget_after} and known.name <> :worker
+        for update skip locked  -- a worker that was stopped in the middle of its report keeps its row locked
+    ))
 )
 select
     {>overdue} as overdue,
     exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
     {>next_due} as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
+    {>schedule_changes} as schedules,
     {now} as now,
     pg_notify('dibs_wake', chr(1) || here.name) as told
 from here
@@ -868,6 +932,42 @@ moved as (
         {now}
     from ended
 )
+
+-- name: has_args_index
+-- The indexes that an operator may make: see the guide on finding jobs.
+select count(*) = 2 as ready
+from pg_index made
+where made.indexrelid in (to_regclass('dibs_jobs_args'), to_regclass('dibs_finished_args')) and made.indisvalid
+
+-- name: search_by_args
+-- All that is found by the index may match, however old it is; one of the two is contained, or the other.
+select found.id, row_number() over (order by found.id desc) as nth, true as hit
+from (
+    select *
+    from (
+        {>contains:dibs_jobs}
+        union all
+        {>contains:dibs_finished}
+    ) each_job
+    order by each_job.id desc
+    limit least(cast(:limit as bigint), cast(:scan as bigint))
+) found
+order by nth
+
+-- fragment: contains
+select *
+    from (
+        select job.id
+        from $1 job
+        where (
+                cast(job.args as jsonb) @> cast(:as_text as jsonb)
+                or cast(job.args as jsonb) @> cast(:as_json as jsonb)
+            )
+          and {>is_between}
+          and {>is_wanted}
+        order by job.id desc
+        limit :limit
+    ) $1_found
 
 -- name: retry
 with wanted as materialized (

@@ -14,8 +14,9 @@ from typing import Any
 from uuid import uuid4
 
 from dibs.clock import monotonic
+from dibs.engines.hosts import hosts_of
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.errors import is_ending, is_hopeless, judge, refused, store_name
+from dibs.engines.postgresql.errors import is_ending, is_hopeless, judge, refused, store_name, unanswered
 from dibs.engines.postgresql.session import ANSWER_TIMEOUT, BEGIN, BULK_TIMEOUT, CONNECT_TIMEOUT, SessionMode
 from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import placeholders
@@ -30,8 +31,14 @@ ARRAYS = ("uuid", "text", "smallint", "integer", "bigint", "boolean", "timestamp
 
 
 def _driver_url(url: str) -> str:
-    """Return the URL without the driver that SQLAlchemy names in it: `postgresql+asyncpg://…`."""
-    return f"postgresql://{url.split('://', 1)[1]}"
+    """Return the URL without the driver that SQLAlchemy names in it: `postgresql+asyncpg://…`.
+
+    Of several hosts the one that takes changes is meant; unless the URL says so, drivers take any.
+    """
+    driver_url = f"postgresql://{url.split('://', 1)[1]}"
+    if len(hosts_of(url)) == 1 or "target_session_attrs=" in url:
+        return driver_url
+    return f"{driver_url}{'&' if '?' in url else '?'}target_session_attrs=read-write"
 
 
 def _missing(package: str) -> UnknownEngine:
@@ -39,6 +46,9 @@ def _missing(package: str) -> UnknownEngine:
 
 
 def _script(engine: PostgreSQL, step: Step, mode: SessionMode) -> Conversation[Rows]:
+    answer = engine.plain_answer(step)
+    if answer is not None:
+        return in_transaction(answer, mode.begin) if mode.pooled else answer
     answer = engine.answer(step)
     if mode.pooled or engine.needs_transaction(step):
         return in_transaction(answer, mode.begin)
@@ -132,7 +142,7 @@ class AsyncPostgres(AsyncDatabasePool):
                 connection_class=_naming(asyncpg.Connection),
                 **({"statement_cache_size": 0} if self.mode.pooled else {}),
             )
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             if self.mode.learn_from_refusal(error):
                 return await self._dial()
             raise self._sorted(error) from error
@@ -169,7 +179,7 @@ class AsyncPostgres(AsyncDatabasePool):
         if isinstance(error, OSError) and is_hopeless(error):
             return refused(error, self._url)
         if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | TimeoutError):
-            return TryAgain(error, store_name(self._url), unsure=True)
+            return unanswered(error, self._url)
         return error
 
 
@@ -302,7 +312,7 @@ class SyncPostgres(SyncDatabasePool):
         if isinstance(error, psycopg.Error) and is_hopeless(error):
             return refused(error, self._url)
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
-            return TryAgain(error, store_name(self._url), unsure=True)
+            return unanswered(error, self._url)
         return error
 
 

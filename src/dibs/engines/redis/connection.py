@@ -4,19 +4,23 @@ All keys of a store share one hash tag, so in a cluster they are in one slot, on
 that node alone and follows when the cluster says that the slot has moved. Nothing here does I/O.
 """
 
-import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from msgspec import structs
+
+from dibs.engines.hosts import hosts_of
+from dibs.engines.redis.protocol import Address, Command, ReplyError, tls_context, truth
 from dibs.engines.redis.scripts import Scripts
+from dibs.engines.redis.sentinel import OPTIONS as SENTINEL_OPTIONS
+from dibs.engines.redis.sentinel import sentinels_of
 from dibs.engines.retries import TryAgain, not_permitted
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable, UnknownEngine, UnsafeStore
 from dibs.operations.scripts import Row
 
 OLDEST, OLDEST_VALKEY = "6.2", "7.2"
 DEFAULT_PORT = 6379
-YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 
 # Replies after which the same question may succeed: a node that starts, stops, becomes a replica, or gives
 # its slot away; a disk that is full for the moment; an endless script of another client.
@@ -27,56 +31,61 @@ AGAIN = (
 REFUSED = ("NOAUTH", "WRONGPASS")
 NOT_PERMITTED = "NOPERM"
 
-# Versions before 7 put the code of an error inside a script behind a dash, after other words.
-_CODE = re.compile(r"^([A-Z]{3,})\b|: -([A-Z]{3,}) ")
-
-Command = tuple[str | bytes, ...]
-
-
-def driver() -> Any:
-    try:
-        import redis.asyncio  # noqa: F401
-        from redis import exceptions
-    except ImportError:
-        raise UnknownEngine("redis is not installed; run: pip install 'dibs[redis]'") from None
-    return exceptions
-
 
 class RedisNode:
     """The node to connect to: the URL's own, or the one that the cluster named."""
 
     def __init__(self, url: str) -> None:
         scheme, rest = url.split("://", 1)
-        parts = urlsplit(f"{scheme.split('+')[0].replace('valkey', 'redis')}://{rest}")
+        parts = urlsplit(f"redis://{rest}")
         options = dict(parse_qsl(parts.query))
-        self.allows_eviction = _truth(options.pop("allow_eviction", "no"))
-        self._url = urlunsplit(parts._replace(query=urlencode(options)))
-        self._user = unquote(parts.username) if parts.username else None
-        self._start = (parts.hostname or "localhost", parts.port or DEFAULT_PORT)
-        self._at = self._start
-        self._cluster: list[tuple[str, int]] = []
-        self.database = parts.path.removeprefix("/") or "0"
-        if not self.database.isdecimal():  # redis-py would use database 0
+        self.allows_eviction = truth("allow_eviction", options, "no")
+        is_watched = "+sentinel" in scheme.lower()
+        path = parts.path.strip("/").partition("/")[2] if is_watched else parts.path.removeprefix("/")
+        self.database = path or options.get("db", "0")
+        if not self.database.isdecimal():
             raise BadRequest(f"{self.database!r} is no database of Redis: they have numbers, redis://host/0")
+        ours = ("allow_eviction", "db", *(SENTINEL_OPTIONS if is_watched else ()))
+        self._user = unquote(parts.username) if parts.username else None
+        [(host, port), *_] = hosts_of(url)
+        self._start = (host or "localhost", port or DEFAULT_PORT)
+        self._at = self._start
+        self._address = Address(
+            host=self._at[0],
+            port=self._at[1],
+            user=self._user,
+            password=unquote(parts.password) if parts.password else None,
+            database=self.database,
+            tls=tls_context(
+                {name: value for name, value in options.items() if name not in ours},
+                wanted=scheme.split("+")[0].lower() in ("rediss", "valkeys"),
+            ),
+        )
+        self._cluster: list[tuple[str, int]] = []
+        self.sentinels = sentinels_of(url, parts.path, options, self._address) if is_watched else None
 
     @property
     def name(self) -> str:
         """Host, port and database for messages, never a password."""
         host, port = self._at
-        return f"Redis at {host}:{port}, database {self.database}"
+        where = self.sentinels.name if self.sentinels is not None else f"{host}:{port}"
+        return f"Redis at {where}, database {self.database}"
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of a connection of either face; `connection_class` names its class."""
-        from redis.connection import parse_url
-
+    @property
+    def address(self) -> Address:
+        """Where to connect now."""
         host, port = self._at
-        try:
-            return {**parse_url(self._url), "host": host, "port": port}
-        except ValueError as error:
-            raise BadRequest(f"the URL of the store can't be read: {error}") from None
+        return structs.replace(self._address, host=host, port=port)
 
-    def moved(self, host: str, port: int) -> None:
-        self._at = (host or self._at[0], port)
+    def found(self, primary: tuple[str, int]) -> Address:
+        """Turn to the server that Sentinel has named."""
+        self._at = primary
+        return self.address
+
+    def moved(self, error: ReplyError) -> None:
+        """Turn to the node that has the slot: `MOVED 3999 host:6381`, without a host if it is the same."""
+        host, _, port = str(error).split()[2].rpartition(":")
+        self._at = (host or self._at[0], int(port))
 
     def lost(self) -> None:
         """Turn to the next known node, which will say where the slot is now."""
@@ -91,10 +100,11 @@ class RedisNode:
 
     def judge(self, error: BaseException, *, done: bool = False) -> BaseException:
         """Return what an error means for the operation; `done`: a part of it was done already."""
-        exceptions = driver()
-        code = _code_of(error)
-        if isinstance(error, exceptions.MovedError):
-            self.moved(error.host, error.port)
+        if isinstance(error, TryAgain):
+            return error
+        code = error.code if isinstance(error, ReplyError) else ""
+        if code == "MOVED":
+            self.moved(error)  # type: ignore[arg-type]
         if code in AGAIN:
             return TryAgain(error, self.name, unsure=done, read_only=code == "READONLY")
         if code == "OOM":
@@ -105,16 +115,16 @@ class RedisNode:
         if code == NOT_PERMITTED:
             advice = "let it run scripts on its keys and subscribe to its channel with ACL SETUSER"
             return not_permitted(self.name, self._user, str(error), advice)
-        if code in REFUSED or isinstance(error, exceptions.AuthenticationError):
+        if code in REFUSED:
             return self._refused(error, "the user and the password in the URL")
-        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        if isinstance(error, OSError):
             return TryAgain(error, self.name, unsure=True)
         return error
 
     def unreachable(self, error: BaseException) -> BaseException:
         """Return what a failure to connect means: nothing can have been done."""
         judged = self.judge(error)
-        if isinstance(judged, driver().ResponseError):  # as for a database that does not exist
+        if isinstance(judged, ReplyError):  # as for a database that does not exist
             judged = self._refused(error, "the URL")
         self.lost()
         if isinstance(judged, TryAgain):
@@ -146,35 +156,6 @@ class RedisNode:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
-
-
-def _truth(word: str) -> bool:
-    if word.lower() not in YES + NO:
-        raise BadRequest(f"allow_eviction={word!r} in the URL of the store: write true or false")
-    return word.lower() in YES
-
-
-def _code_of(error: BaseException) -> str:
-    """Return the first word of an error reply; redis-py keeps some of them only as the class."""
-    exceptions = driver()
-    classes = {
-        exceptions.MovedError: "MOVED",
-        exceptions.AskError: "ASK",
-        exceptions.TryAgainError: "TRYAGAIN",
-        exceptions.MasterDownError: "MASTERDOWN",
-        exceptions.ClusterDownError: "CLUSTERDOWN",
-        exceptions.BusyLoadingError: "LOADING",
-        exceptions.ReadOnlyError: "READONLY",
-        exceptions.OutOfMemoryError: "OOM",
-        exceptions.NoPermissionError: "NOPERM",
-    }
-    for cls, code in classes.items():
-        if isinstance(error, cls):
-            return code
-    if not isinstance(error, exceptions.ResponseError):
-        return ""
-    match = _CODE.search(str(error))
-    return (match[1] or match[2]) if match else ""
 
 
 # -- What a server reports about itself: facts for the doctor, no opinion -------------------------

@@ -28,6 +28,7 @@ from dibs.engines.redis.rows import (
     id_rows,
     job_row,
     micros,
+    minute_rows,
     moved_rows,
     new_row,
     settlement_rows,
@@ -38,6 +39,7 @@ from dibs.engines.redis.rows import (
 from dibs.engines.redis.scripts import Answer, OptionalCommand, ScriptCall, Scripts
 from dibs.jobs.job import NEW_JOB_COLUMNS, read_stored
 from dibs.jobs.states import WORKER_DIED
+from dibs.operations.minutes import KEPT
 from dibs.operations.questions import ECHO_HINT, Traits
 from dibs.operations.scripts import Row, Step
 
@@ -75,9 +77,11 @@ class Redis:
             **{name: partial(self._read_all, name, reader) for name, reader in READERS_WITH_REST.items()},
             "enqueue": self._enqueue,
             "enqueue_tick": self._enqueue_tick,
+            "set_schedule": self._set_schedule,
             "enqueue_pipeline": self.pipelines.enqueue,
             "parents": self.pipelines.parents,
             "pipelines": self.pipelines.pipelines,
+            "pipeline_counts": self.pipelines.counts,
             "claim_within_limits": self._claim_within_limits,
             "settle": self._settle,
             "exchange": self._exchange,
@@ -85,9 +89,17 @@ class Redis:
             "progress": self._progress,
             "sweep": self._sweep,
             "recover": self._recover,
+            "update": self._update,
             "tick": self._tick,
             "find": self._find,
             "find_oldest": self._find_oldest,
+            "search": self._search,
+            "add_to_minute": self._add_to_minute,
+            "minutes": self._minutes,
+            "forget_minutes": self._forget_minutes,
+            "refuse": self._refuse,
+            "forget_refusals": self._forget_refusals,
+            "count": self._count,
             "examine": self._examine,
             "depart": self._depart,
             "departed": self._departed,
@@ -128,15 +140,22 @@ class Redis:
     def _enqueue_tick(
         self,
         schedule: str,
-        since: datetime | None,
+        since: datetime,
+        revision: int,
         tick: datetime,
         jobs: Sequence[tuple[Any, ...]],
     ) -> Answer:
-        ticks = {"since": None if since is None else micros(since), "tick": micros(tick)}
+        ticks = {"since": micros(since), "revision": str(revision), "tick": micros(tick)}
         wake = sorted({job[_QUEUE] for job in jobs})
         stored = {"jobs": list(map(new_row, jobs)), "fresh": True, "wake": wake}
         reply = yield from self.scripts.ask("enqueue_tick", schedule=schedule, **ticks, **stored)
         return [{"name": schedule}, *stored_rows(jobs, reply)] if reply else []
+
+    def _set_schedule(self, since: datetime | None, tick: datetime, **to: Any) -> Answer:
+        numbers = {name: str(to.pop(name)) for name in ("revision", "new_revision")}
+        ticks = {"since": None if since is None else micros(since), "tick": micros(tick)}
+        reply = yield self.scripts.call("set_schedule", **ticks, **numbers, **to)
+        return [{"name": name} for name in reply]
 
     # -- claim, settle --------------------------------------------------------------------------
 
@@ -172,6 +191,10 @@ class Redis:
     def _recover(self, token: int, **which: Any) -> Answer:
         return id_rows((yield self.scripts.call("recover", token=str(token), **which)))
 
+    def _update(self, run_at: datetime | None, **change: Any) -> Answer:
+        at = None if run_at is None else micros(run_at)
+        return id_rows((yield self.scripts.call("update", run_at=at, **change)))
+
     def _tick(self, **about: Any) -> Answer:
         return upcoming_rows((yield self.scripts.call("tick", echo=ECHO_HINT + about["worker"], **about)))
 
@@ -182,6 +205,52 @@ class Redis:
 
     def _find_oldest(self, **wanted: Any) -> Answer:
         return id_rows((yield from self._pages("find_oldest", **wanted)))
+
+    def _search(self, limit: int, scan: int, after: UUID | None, contained: Any, **wanted: Any) -> Answer:
+        del contained  # there is no index
+        rows: list[Row] = []
+        looked, start, last = 0, None if after is None else str(after), ""
+        while start != "" and looked < scan and len(rows) < limit:
+            left = {"limit": limit - len(rows), "scan": scan - looked}
+            page = yield self.scripts.call("search", **left, after=start, **distinct_states(wanted))
+            start, number, newest, *hits = page
+            rows += [{"id": UUID(id), "nth": looked + nth, "hit": True} for id, nth in hits]
+            looked, last = looked + number, newest or last
+        if looked and len(rows) < limit and not (rows and rows[-1]["nth"] == looked):
+            rows.append({"id": UUID(last), "nth": looked, "hit": False})
+        return rows
+
+    def _count(self, scan: int, after: UUID | None, **wanted: Any) -> Answer:
+        counted, start = 0, None if after is None else str(after)
+        while start != "" and counted < scan:
+            left = {"scan": scan - counted, "after": start}
+            start, number = yield self.scripts.call("count", **left, **distinct_states(wanted))
+            counted += number
+        return [{"jobs": counted}]
+
+    def _add_to_minute(self, width: int, at_minute: int, queue: str, kind: str, **counts: int) -> Answer:
+        line = {"queue": queue, "kind": kind, "counts": [pair for pair in counts.items() if pair[1]]}
+        about = {"width": width, "at_minute": at_minute, "seconds": 60 * KEPT[width]}
+        yield self.scripts.call("add_to_minute", **about, **line)
+        return []
+
+    def _minutes(self, width: int, first: int, last: int, **which: Any) -> Answer:
+        begin = -(-first // width) * width
+        return minute_rows((yield self.scripts.call("minutes", width=width, first=begin, last=last)), **which)
+
+    def _refuse(self, token: int, **write: Any) -> Answer:
+        yield self.scripts.call("refuse", token=str(token), **write)
+        return []
+
+    def _forget_refusals(self) -> Answer:
+        """Do nothing: they go with their job."""
+        yield from ()
+        return []
+
+    def _forget_minutes(self, width: int, before: int) -> Answer:
+        """Do nothing: they expire."""
+        yield from ()
+        return []
 
     def _pages(
         self, question: str, limit: int, after: UUID | None, **filter: Any

@@ -1,5 +1,6 @@
 """Pipelines on Redis: how they are stored, in pieces if they are large, and read (ADR 18)."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
@@ -87,6 +88,24 @@ class RedisPipelineAnswers:
         while after != "" and len(rows) < MOST_AT_ONCE:
             after, *found = yield self._scripts.call("pipelines", ids=ids, after=after)
             rows += pipeline_rows(found)
+        return rows
+
+    def counts(self, ids: Sequence[UUID]) -> Answer:
+        rows: list[Row] = []
+        for id in ids:
+            found: Counter[str] = Counter()
+            progress: Counter[str] = Counter()
+            first: int | None = 0
+            while first is not None:
+                after, states = yield self._scripts.call("pipeline_counts", id=id, first=first)
+                for state, jobs, done in states:
+                    found[state] += jobs
+                    progress[state] += float(done)  # type: ignore[assignment]
+                first = after or None
+            rows += [
+                {"pipeline_id": id, "state": state, "jobs": jobs, "progress": progress[state]}
+                for state, jobs in found.items()
+            ]
         return rows
 
 

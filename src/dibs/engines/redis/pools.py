@@ -7,20 +7,21 @@ replies. `RedisNode` sorts errors into `TryAgain`, an error that says what to do
 import asyncio
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from dibs.engines.pools import AsyncPool, SyncPool
-from dibs.engines.redis.connection import Command, RedisNode, driver
+from dibs.engines.redis.connection import RedisNode
 from dibs.engines.redis.engine import Redis
+from dibs.engines.redis.protocol import AsyncConnection, Command, ReplyError, SyncConnection
 from dibs.engines.redis.scripts import OptionalCommand, ScriptCall
+from dibs.engines.redis.sentinel import Asked, check_role
 from dibs.engines.retries import TryAgain
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT = 10
-ANSWER_TIMEOUT = 30  # seconds without a reply; the connection is then given up
+SENTINEL_TIMEOUT = 1.0  # seconds for a Sentinel to answer, before the next one is asked
 QUIET = 10  # seconds without a message on the listening connection; then it is pinged
 
 # A script is called by its digest; its text is sent only to a server that does not know it.
@@ -51,7 +52,7 @@ def _opening(engine: Redis, node: RedisNode) -> Requests[Rows]:
 
 
 class AsyncRedis(AsyncPool):
-    """Connections of redis-py's asyncio half, one set per event loop."""
+    """Connections of the async face, one set per event loop."""
 
     def __init__(self, engine: Redis, node: RedisNode, size: int) -> None:
         super().__init__(size)
@@ -68,7 +69,7 @@ class AsyncRedis(AsyncPool):
         """Pass on every hint until the connection ends, then raise; the listener begins again."""
         connection = await self._connect()
         try:
-            await connection.send_command("SUBSCRIBE", self._engine.channel)
+            connection.send(("SUBSCRIBE", self._engine.channel))
             while True:
                 what, *rest = await self._next_message(connection)
                 if what == "subscribe":
@@ -79,17 +80,17 @@ class AsyncRedis(AsyncPool):
         except Exception as error:
             raise self._node.judge(error) from error
         finally:
-            await connection.disconnect(nowait=True)
+            self._drop(connection)
 
-    async def _next_message(self, connection: Any) -> Any:
+    async def _next_message(self, connection: AsyncConnection) -> Any:
         """Return the next message; a connection without a reply even to a PING is half-open, and dead."""
-        for ping in ("PING", None):
+        for ping in (True, False):
             try:
                 async with asyncio.timeout(QUIET):
-                    return await connection.read_response(disconnect_on_error=False)
+                    return await connection.read()
             except TimeoutError:
-                if ping is not None:
-                    await connection.send_command(ping)
+                if ping:
+                    connection.send(("PING",))
         raise TryAgain(ConnectionError("the listening connection fell silent"), self._node.name)
 
     async def _send(self, make: Callable[[], Requests[Rows]]) -> Rows:
@@ -104,64 +105,64 @@ class AsyncRedis(AsyncPool):
         async with self._connection(lambda error: self._node.judge(error, done=done)) as connection:
             return await run_async(make(), ask)
 
-    async def _ask(self, connection: Any, request: Request) -> Any:
-        exceptions = driver()
-        async with asyncio.timeout(ANSWER_TIMEOUT):
-            try:
-                await connection.send_command(*_by_digest(self._engine, request))
-                return await connection.read_response()
-            except exceptions.NoScriptError:
-                assert isinstance(request, ScriptCall)
-                await connection.send_command(*_by_text(self._engine, request))
-                return await connection.read_response()
-            except exceptions.ResponseError:
-                if isinstance(request, OptionalCommand):
-                    return []
-                raise
-
-    async def _connect(self) -> Any:
-        driver()
-        import redis.asyncio.connection as asynchronous
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        options = _shared_options(self._node, asynchronous)
-        # Our own timeout is around the whole question: redis-py's starts an asyncio task for each write.
-        made = options.pop("class")(**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
+    async def _ask(self, connection: AsyncConnection, request: Request) -> Any:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):  # redis-py's does not include the handshake
-                await made.connect()
+            return await connection.ask(_by_digest(self._engine, request))
+        except ReplyError as error:
+            if not _is_unknown_script(request, error):
+                return _without_optional(error, request)
+        return await connection.ask(_by_text(self._engine, request))
+
+    async def _connect(self) -> AsyncConnection:
+        made = AsyncConnection()
+        try:
+            if (watched := self._node.sentinels) is None:
+                await made.connect(self._node.address)
+            else:
+                await made.connect(self._node.found(await run_async(watched.find(), _reply_of)))
+                check_role(await made.ask(("ROLE",)))
         except BaseException as error:
-            await made.disconnect(nowait=True)
+            made.close()
             raise self._node.unreachable(error) from error
         return made
 
-    async def _after(self, connection: Any, error: BaseException) -> None:
+    async def _after(self, connection: AsyncConnection, error: BaseException) -> None:
         """Keep a connection that has read its whole reply; close it after any other error."""
         if _is_plain_refusal(error):
             self._idle.append(connection)
             return
-        await connection.disconnect(nowait=True)
-        while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
+        self._drop(connection)
+        self._drop_idle()
 
     def _sorted(self, error: BaseException) -> BaseException:
         return self._node.judge(error)
 
-    async def _end(self, connection: Any) -> None:
-        await connection.disconnect()
+    async def _end(self, connection: AsyncConnection) -> None:
+        await connection.end()
 
-    def _drop(self, connection: Any) -> None:
+    def _drop(self, connection: AsyncConnection) -> None:
         with suppress(RuntimeError):
-            connection._close()
-        connection._writer = connection._reader = None
+            connection.close()
+
+
+async def _reply_of(asked: Asked) -> Any:
+    """Return the reply of one Sentinel; None if it does not answer, or not that."""
+    sentinel = AsyncConnection()
+    try:
+        async with asyncio.timeout(SENTINEL_TIMEOUT):
+            await sentinel.connect(asked.at)
+            return await sentinel.ask(asked.command)
+    except (OSError, ReplyError):
+        return None
+    finally:
+        sentinel.close()
 
 
 # -- Sync ---------------------------------------------------------------------------------------
 
 
 class SyncRedis(SyncPool):
-    """Connections of redis-py's sync half, shared by the threads of one process."""
+    """Connections of the sync face, shared by the threads of one process."""
 
     def __init__(self, engine: Redis, node: RedisNode, size: int) -> None:
         super().__init__(size)
@@ -186,65 +187,63 @@ class SyncRedis(SyncPool):
         with self._connection(lambda error: self._node.judge(error, done=done)) as connection:
             return run(make(), ask)
 
-    def _ask(self, connection: Any, request: Request) -> Any:
-        exceptions = driver()
-        connection.send_command(*_by_digest(self._engine, request))
+    def _ask(self, connection: SyncConnection, request: Request) -> Any:
         try:
-            return connection.read_response()
-        except exceptions.NoScriptError:
-            assert isinstance(request, ScriptCall)
-            connection.send_command(*_by_text(self._engine, request))
-            return connection.read_response()
-        except exceptions.ResponseError:
-            if isinstance(request, OptionalCommand):
-                return []
-            raise
+            return connection.ask(_by_digest(self._engine, request))
+        except ReplyError as error:
+            if not _is_unknown_script(request, error):
+                return _without_optional(error, request)
+        return connection.ask(_by_text(self._engine, request))
 
-    def _connect(self) -> Any:
-        driver()
-        import redis.connection as blocking
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        options = _shared_options(self._node, blocking)
-        made = options.pop("class")(**options, socket_timeout=ANSWER_TIMEOUT, retry=Retry(NoBackoff(), 0))
+    def _connect(self) -> SyncConnection:
+        made = SyncConnection()
         try:
-            made.connect()
+            if (watched := self._node.sentinels) is None:
+                made.connect(self._node.address)
+            else:
+                made.connect(self._node.found(run(watched.find(), _reply_to)))
+                check_role(made.ask(("ROLE",)))
         except BaseException as error:
-            made.disconnect()
+            made.close()
             raise self._node.unreachable(error) from error
         return made
 
-    def _after(self, connection: Any, error: BaseException) -> None:
+    def _after(self, connection: SyncConnection, error: BaseException) -> None:
         if _is_plain_refusal(error):
             self._idle.append(connection)
             return
-        connection.disconnect()
+        connection.close()
         self._drop_idle()
 
     def _sorted(self, error: BaseException) -> BaseException:
         return self._node.judge(error)
 
-    def _end(self, connection: Any) -> None:
-        connection.disconnect()
+    def _end(self, connection: SyncConnection) -> None:
+        connection.close()
 
 
-def _shared_options(node: RedisNode, module: Any) -> dict[str, Any]:
-    options = node.options()
-    wanted = options.pop("connection_class", None)
-    return {
-        "class": getattr(module, wanted.__name__ if wanted is not None else "Connection"),
-        "decode_responses": True,
-        "protocol": 2,
-        "client_name": "dibs",
-        "socket_connect_timeout": CONNECT_TIMEOUT,
-        "socket_keepalive": True,
-        **options,
-    }
+def _reply_to(asked: Asked) -> Any:
+    sentinel = SyncConnection()
+    try:
+        sentinel.connect(asked.at, SENTINEL_TIMEOUT)
+        return sentinel.ask(asked.command)
+    except (OSError, ReplyError):
+        return None
+    finally:
+        sentinel.close()
+
+
+def _is_unknown_script(request: Request, error: ReplyError) -> TypeGuard[ScriptCall]:
+    return error.code == "NOSCRIPT"
+
+
+def _without_optional(error: ReplyError, request: Request) -> Any:
+    """Return the empty reply to a command that the server forbids; raise any other error."""
+    if isinstance(request, OptionalCommand):
+        return []
+    raise error
 
 
 def _is_plain_refusal(error: BaseException) -> bool:
     """Tell whether an error reply leaves both the connection and its node usable."""
-    exceptions = driver()
-    elsewhere = (exceptions.MovedError, exceptions.AskError, exceptions.ReadOnlyError)
-    return isinstance(error, exceptions.ResponseError) and not isinstance(error, elsewhere)
+    return isinstance(error, ReplyError) and error.code not in ("MOVED", "ASK", "READONLY")

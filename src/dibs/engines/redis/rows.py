@@ -1,5 +1,6 @@
 """What scripts receive and return: between the rows of the questions and the text of Redis."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.jobs.job import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, stored_text
+from dibs.jobs.minutes import MINUTE_COLUMNS
 from dibs.operations.scripts import Row, Rows
 
 MOST_AT_ONCE = 1000  # jobs that one script stores
@@ -232,10 +234,35 @@ moved_rows = columns(id=UUID, job=_moved_text)
 departed_rows = columns(id=UUID, store=UUID, job=_moved_text)
 
 
+def minute_rows(
+    reply: Sequence[Any], queue: str | None, kind: str | None, by_queue: bool, by_kind: bool
+) -> Rows:
+    """Add up the counts of queues and kinds, except the ones that are asked for apart."""
+    sums: dict[tuple[int, str | None, str | None], Counter[str]] = {}
+    for minute, flat in reply:
+        for field, count in _pairs(flat):
+            its_queue, its_kind, column = field.split("\n")
+            if queue in (None, its_queue) and kind in (None, its_kind):
+                key = (minute, its_queue if by_queue else None, its_kind if by_kind else None)
+                sums.setdefault(key, Counter())[column] += int(count)
+    return [
+        {"at_minute": minute, "queue": q, "kind": k, **{name: counts[name] for name in MINUTE_COLUMNS}}
+        for (minute, q, k), counts in sums.items()
+    ]
+
+
 def upcoming_rows(reply: Sequence[Any]) -> Rows:
-    overdue, ready, next_due, next_lease, now = reply
+    overdue, ready, next_due, next_lease, now, schedules = reply
     times = {"next_due": _time_of_score(next_due), "next_lease": _time_of_score(next_lease)}
-    return [{"overdue": bool(overdue), "ready": bool(ready), **times, "now": time_of(now)}]
+    return [
+        {
+            "overdue": bool(overdue),
+            "ready": bool(ready),
+            **times,
+            "schedules": int(schedules),
+            "now": time_of(now),
+        }
+    ]
 
 
 def _worker_rows(reply: Sequence[Sequence[str]]) -> Rows:
@@ -257,10 +284,16 @@ def _explained_rows(reply: Sequence[Any]) -> Rows:
     return [{**job_row(flat), **setting, "running": running, "cancel_reason": asked, "now": time_of(now)}]
 
 
+def _refused_row(noted: str) -> Row:
+    token, tried, at, worker = noted.split("\n", 3)
+    return {"token": int(token), "tried": tried, "refused_at": time_of(at), "worker": worker or None}
+
+
 # Questions that are one call of one script, with the parameters as they are.
 READERS: dict[str, Reader] = {
     "claim": claimed_rows,
     "claim_job": claimed_rows,
+    "refusals": lambda notes: list(map(_refused_row, notes)),
     "settled": columns(
         id=UUID, state=str, token=_int_or_none, settled_token=_int_or_none, settled_as=_text_or_none
     ),
@@ -268,7 +301,8 @@ READERS: dict[str, Reader] = {
     "set_queue": no_rows,
     "leave": one_column(name=str),
     "release_train": one_column(was_held=bool),
-    "gates": columns(name=str, head=_id_or_none, length=int, held=bool),
+    "gates": columns(name=str, head=_id_or_none, length=int, held=bool, running=int),
+    "newest_pipelines": id_rows,
     "current": columns(slot=str, id=UUID, token=int),
     "get": lambda reply: list(map(job_row, reply)),
     "glance": _changing_rows,
@@ -276,7 +310,8 @@ READERS: dict[str, Reader] = {
     "counts": columns(state=str, jobs=int),
     "queues": columns(name=str, state=_text_or_none, jobs=int, paused=bool, max_running=_int_or_none),
     "workers": _worker_rows,
-    "schedules": lambda flat: [{"name": name, "last_tick": time_of(at)} for name, at in _pairs(flat)],
+    "schedules": columns(name=str, last_tick=time_of, revision=int, about=_text_or_none),
+    "delete_schedule": one_column(name=str),
     "upcoming": upcoming_rows,
     "explain": _explained_rows,
     "ready_lines": lambda pairs: columns(queue=str, kind=str)(sorted(pairs)),

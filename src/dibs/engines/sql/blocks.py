@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
+from dibs.jobs.minutes import MINUTE_COLUMNS
 
 # The columns that stay the same between the live and the finished table.
 KEPT_COLUMNS = (
@@ -20,7 +21,7 @@ RETRIED = {**RETURNED, "run_at": "{now}"}
 
 _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{>(\w+)(?::(\w+))?(?::(\w+))?\}")
-_SPELLING = re.compile(r"\{(\w+)(?::([\w.]+))?(?::(\w+))?\}")
+_SPELLING = re.compile(r"\{(\w+)(?::([\w., ]+))?(?::(\w+))?\}")
 _PARAM = re.compile(r"(?<!:):([a-z_]+)")
 
 
@@ -31,10 +32,10 @@ class Dialect:
     name: str
     spellings: Mapping[str, str]
     prefix: str = "dibs"
-    blocks: Mapping[str, str] = field(init=False)
+    blocks: "Blocks" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", _load(self))
+        object.__setattr__(self, "blocks", Blocks(self))
 
     def spell(self, text: str) -> str:
         return _SPELLING.sub(lambda match: self._word(*match.groups()), text)
@@ -53,6 +54,14 @@ class Dialect:
                 return _columns(tuple(STORED_TYPES), first)
             case "stored_values":
                 return ", ".join(f":{name}" for name in STORED_TYPES)
+            case "minute_columns":
+                return ", ".join(MINUTE_COLUMNS)
+            case "minute_values":
+                return ", ".join(f":{name}" for name in MINUTE_COLUMNS)
+            case "minute_adds":
+                return ", ".join(f"{name} = {first}.{name} + :{name}" for name in MINUTE_COLUMNS)
+            case "minute_sums":
+                return ", ".join(f"sum({first}.{name}) as {name}" for name in MINUTE_COLUMNS)
             case "returned_columns":
                 return _columns(KEPT_COLUMNS, first, RETURNED)
             case "retried_columns":
@@ -72,16 +81,41 @@ def placeholders(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
     return sql, order
 
 
-def _load(dialect: Dialect) -> dict[str, str]:
+class Blocks(dict[str, str]):
+    """The blocks of a dialect, filled in when they are first used: a process may need only one or two."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._parts = _parts(*_texts(dialect.name))
+
+    def __missing__(self, name: str) -> str:
+        blocks, fragments = self._parts
+        spelled = self._dialect.spell(_include(blocks[name], fragments))
+        text = self[name] = self._dialect.rename(spelled)
+        return text
+
+    def all(self) -> Mapping[str, str]:
+        """Return every block of the dialect by its name."""
+        return {name: self[name] for name in self._parts[0]}
+
+
+@cache
+def _texts(dialect: str) -> Sequence[str]:
     folder = files("dibs.engines")
     common = [folder.joinpath("sql", f"{part}.sql") for part in ("common", "gates", "pipelines")]
-    own = [folder.joinpath(dialect.name, f"{part}.sql") for part in ("jobs", "gates", "pipelines")]
-    texts = [file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file()]
-    return {name: dialect.rename(dialect.spell(body)) for name, body in read_blocks(*texts).items()}
+    own = [folder.joinpath(dialect, f"{part}.sql") for part in ("jobs", "gates", "pipelines")]
+    return tuple(file.read_text(encoding="utf-8") for file in (*common, *own) if file.is_file())
 
 
 def read_blocks(*texts: str) -> dict[str, str]:
     """Return the named blocks of these files, fragments filled in; a later file overrides."""
+    blocks, fragments = _parts(*texts)
+    return {name: _include(body, fragments) for name, body in blocks.items()}
+
+
+@cache
+def _parts(*texts: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the blocks and the fragments of these files, as they stand there."""
     blocks: dict[str, str] = {}
     fragments: dict[str, str] = {}
     for text in texts:
@@ -89,7 +123,7 @@ def read_blocks(*texts: str) -> dict[str, str]:
         for sort, name, comment, body in zip(*[iter(parts)] * 4, strict=True):
             del comment
             (blocks if sort == "name" else fragments)[name] = body.strip()
-    return {name: _include(body, fragments) for name, body in blocks.items()}
+    return blocks, fragments
 
 
 def _include(text: str, fragments: Mapping[str, str]) -> str:

@@ -82,13 +82,119 @@ from (
 order by job.id
 limit :limit
 
+-- name: search
+-- Of the newest `scan` jobs that match, the ones with texts that hold what is looked for, by their place in line;
+-- and the last of all, by which the caller knows how many there were.
+{>of_the_newest}
+            {>looked:dibs_jobs:all_jobs}
+            union all
+            {>looked:dibs_finished:all_jobs}
+{>only_hits}
+
+-- name: search_in_states
+{>of_the_newest}
+            {>looked:dibs_jobs:live}
+            union all
+            {>looked:dibs_finished:failed}
+            union all
+            {>looked:dibs_finished:cancelled}
+{>only_hits}
+
+-- name: search_in_pipeline
+{>of_the_newest}
+            {>looked:dibs_jobs:in_pipeline}
+            union all
+            {>looked:dibs_finished:in_pipeline}
+{>only_hits}
+
+-- fragment: of_the_newest
+select looked.id, looked.nth, looked.hit
+from (
+    select
+        job.id,
+        job.hit,
+        row_number() over (order by job.id desc) as nth,
+        count(*) over () as total
+    from (
+        select *
+        from (
+
+-- fragment: only_hits
+        ) each_job
+        order by each_job.id desc
+        limit :scan
+    ) job
+) looked
+where looked.hit or looked.nth = looked.total
+order by looked.nth
+limit :limit
+
+-- name: count
+select count(*) as jobs
+from (
+    {>newest_ids:dibs_jobs:all_jobs}
+    union all
+    {>newest_ids:dibs_finished:all_jobs}
+) job
+
+-- name: count_in_states
+select count(*) as jobs
+from (
+    {>newest_ids:dibs_jobs:live}
+    union all
+    {>newest_ids:dibs_finished:failed}
+    union all
+    {>newest_ids:dibs_finished:cancelled}
+) job
+
+-- name: count_in_pipeline
+select count(*) as jobs
+from (
+    {>newest_ids:dibs_jobs:in_pipeline}
+    union all
+    {>newest_ids:dibs_finished:in_pipeline}
+) job
+
+-- fragment: looked
+select *
+    from (
+        select job.id, {>may_match} as hit
+        from $1 job
+        where {>$2} and {>is_between} and {>is_wanted}
+        order by job.id desc
+        limit :scan
+    ) $1_$2
+
+-- fragment: newest_ids
+select *
+    from (
+        select job.id
+        from $1 job
+        where {>$2} and {>is_between} and {>is_wanted}
+        order by job.id desc
+        limit :scan
+    ) $1_$2
+
+-- fragment: may_match
+(cast(:in_args as {text}) is null or {holds:job.args:in_args})
+        and (cast(:in_errors as {text}) is null or {holds:job.errors:in_errors})
+        and (
+            cast(:in_text as {text}) is null
+            or {holds:job.kind:in_text}
+            or {holds:job.errors:in_text}
+            or (job.message is not null and {holds:job.message:in_text})
+        )
+
+-- fragment: is_between
+({id:after} is null or job.id < {id:after}) and ({id:newer_than} is null or job.id > {id:newer_than})
+
 -- fragment: newest
 -- The first page of a table, where a condition holds.
 select *
     from (
         select {job_columns:job}
         from $1 job
-        where {>$2} and ({id:after} is null or job.id < {id:after}) and {>is_wanted}
+        where {>$2} and {>is_between} and {>is_wanted}
         order by job.id desc
         limit :limit
     ) $1_$2
@@ -98,7 +204,7 @@ select *
     from (
         select job.id
         from $1 job
-        where {>$2} and job.id > {id:after} and {>is_wanted}
+        where {>$2} and job.id > {id:after} and ({id:newer_than} is null or job.id > {id:newer_than}) and {>is_wanted}
         order by job.id
         limit :limit
     ) $1_$2
@@ -124,6 +230,12 @@ job.pipeline_id = {id:pipeline_id}
           and (cast(:kind as {text}) is null or job.kind = :kind)
           and (cast(:train as {text}) is null or job.train = :train)
           and (cast(:slot as {text}) is null or job.slot = :slot)
+          and (cast(:worker as {text}) is null or job.worker = :worker)
+          and (cast(:queue_like as {text}) is null or {like:job.queue:queue_like})
+          and (cast(:kind_like as {text}) is null or {like:job.kind:kind_like})
+          and (cast(:train_like as {text}) is null or {like:job.train:train_like})
+          and (cast(:worker_like as {text}) is null or {like:job.worker:worker_like})
+          and (cast(:since as {bigint}) is null or job.enqueued_at >= {now_minus:since})
           and ({id:pipeline_id} is null or job.pipeline_id = {id:pipeline_id})
           and (cast(:states as {texts}) is null or {is_in:job.state:states})
           and {has_tags:tags}
@@ -263,7 +375,11 @@ select
     exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
     {>next_due} as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
+    {>schedule_changes} as schedules,
     {now} as now
+
+-- fragment: schedule_changes
+(select cast(coalesce(sum(schedule.revision), 0) as {bigint}) from dibs_schedules schedule)
 
 -- fragment: next_due
 (
@@ -286,28 +402,112 @@ select
 delete from dibs_workers where name = :worker returning name
 
 -- name: workers
-select name, queues, kinds, concurrency, running, started_at, seen_at
-from dibs_workers
-where seen_at >= {now_minus:silence}
-order by name
+-- What a worker runs is counted here: its own report is as old as its last upkeep round.
+select
+    worker.name,
+    worker.queues,
+    worker.kinds,
+    worker.concurrency,
+    coalesce(held.jobs, 0) as running,
+    worker.started_at,
+    worker.seen_at
+from dibs_workers worker
+left join (
+    select job.worker, count(*) as jobs
+    from dibs_jobs job {by_lease}
+    where job.state = 'running' and job.lease_until is not null
+    group by job.worker
+) held on held.worker {as_gate} = worker.name
+where worker.seen_at >= {now_minus:silence}
+order by worker.name
 
--- name: begin_schedule
--- The first worker that sees a schedule decides from when on its ticks count.
-insert into dibs_schedules (name, last_tick)
-values (:schedule, :tick)
+-- name: make_schedule
+insert into dibs_schedules (name, last_tick, revision, about)
+values (:schedule, :tick, :new_revision, :about)
 on conflict (name) do nothing
 returning name
+
+-- name: change_schedule
+update dibs_schedules
+set last_tick = :tick, revision = :new_revision, about = :about
+where name = :schedule and last_tick = :since and revision = :revision
+returning name
+
+-- name: delete_schedule
+delete from dibs_schedules where name = :schedule returning name
 
 -- name: move_schedule
 -- Only from where the worker saw it. `last_tick < :tick` would not do: if two workers catch up, one on the first
 -- of three ticks and one on all three, the later would repeat the first.
 update dibs_schedules
 set last_tick = :tick
-where name = :schedule and last_tick = :since
+where name = :schedule and last_tick = :since and revision = :revision
 returning name
 
 -- name: schedules
-select name, last_tick from dibs_schedules
+select name, last_tick, revision, about from dibs_schedules
+
+-- name: add_to_minute
+insert into dibs_minutes (width, at_minute, queue, kind, {minute_columns})
+values (:width, :at_minute, :queue, :kind, {minute_values})
+on conflict (width, at_minute, queue, kind) do update
+set {minute_adds:dibs_minutes}
+
+-- name: minutes
+select counted.at_minute, counted.queue, counted.kind, {minute_sums:counted}
+from (
+    select
+        at_minute,
+        case when {if:by_queue} then queue end as queue,
+        case when {if:by_kind} then kind end as kind,
+        {minute_columns}
+    from dibs_minutes
+    where width = :width
+      and at_minute >= :first
+      and at_minute < :last
+      and (cast(:queue as {text}) is null or queue = :queue)
+      and (cast(:kind as {text}) is null or kind = :kind)
+) counted
+group by counted.at_minute, counted.queue, counted.kind
+
+-- name: forget_minutes
+delete from dibs_minutes where width = :width and at_minute < :before
+
+-- name: refuse
+insert into dibs_refusals (job, token, tried, worker, refused_at)
+select job.id, cast(:token as {bigint}), cast(:tried as {text}), cast(:worker as {text}), {now}
+from ({>this_job}) job
+where {true}
+on conflict (job, token, tried) do nothing
+
+-- name: trim_refusals
+delete from dibs_refusals
+where job = {id:job}
+  and refused_at < (
+      select min(kept.refused_at)
+      from (
+          select newest.refused_at
+          from dibs_refusals newest
+          where newest.job = {id:job}
+          order by newest.refused_at desc
+          limit 20
+      ) kept
+  )
+
+-- name: refusals
+select refusal.token, refusal.tried, refusal.worker, refusal.refused_at
+from dibs_refusals refusal
+where refusal.job in ({>this_job})
+
+-- name: forget_refusals
+delete from dibs_refusals
+where not exists (select 1 from dibs_jobs job where job.id = dibs_refusals.job)
+  and not exists (select 1 from dibs_finished job where job.id = dibs_refusals.job)
+
+-- fragment: this_job
+select live.id from dibs_jobs live where live.id = {id:job}
+union
+select kept.id from dibs_finished kept where kept.id = {id:job}
 
 -- name: stage
 update dibs_jobs
@@ -334,11 +534,31 @@ set
     attempts = 0,
     worker = null,
     lease_until = null,
+    progress = 0,
+    message = null,
     cancel_reason = null,
     errors = :errors
 where id = cast(:job as {uuid})
   and token = :token and lease_until <= {now_minus:stale_after}
 returning id, slot
+
+-- name: update
+-- Of a waiting job: its gate, if it has one, decides what follows. One that waits for its parents only notes it.
+update dibs_jobs
+set
+    priority = coalesce(:priority, priority),
+    run_at = coalesce(:run_at, run_at),
+    state = case
+        when {>waits_for_parents} or train is not null then 'blocked'
+        when coalesce(:run_at, run_at) > {now} then 'scheduled'
+        when slot is not null then 'blocked'
+        else 'ready'
+    end
+where id = cast(:job as {uuid}) and state in ('scheduled', 'blocked', 'ready')
+returning id, train, slot
+
+-- fragment: waits_for_parents
+(state = 'blocked' and position is null)
 
 -- name: delete_live
 delete from dibs_jobs

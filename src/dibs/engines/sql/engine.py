@@ -5,15 +5,19 @@ serves both faces, dibs' own connections and the caller's. An engine lists its p
 each question; `answers_within` has the plans for a caller's connection, which may differ.
 """
 
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from dibs.engines.sql.blocks import Dialect
+from dibs.jobs.gates import Key
 from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
+from dibs.operations.queries import PATTERNS
 from dibs.operations.scripts import Row, Rows, Step
 
 # Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
@@ -22,16 +26,22 @@ LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
 # Questions that change nothing.
 READS = frozenset(
     {
-        *("get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now"),
+        *("get", "find", "find_oldest", "search", "count", "counts", "queues", "settled", "explain", "now"),
         *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
-        *("gates", "current", "parents", "pipelines"),
-        *("glance", "glance_at_queue", "departed"),
+        *("gates", "current", "parents", "pipelines", "newest_pipelines", "pipeline_counts"),
+        *("glance", "glance_at_queue", "departed", "minutes", "refusals"),
     }
 )
 
-# Variants of a block that read fewer rows: for states without `succeeded`, and for one pipeline.
-IN_STATES = {"find": "find_in_states", "find_oldest": "find_oldest_in_states"}
-IN_PIPELINE = {"find": "find_in_pipeline", "find_oldest": "find_oldest_in_pipeline"}
+
+# Blocks with a filter; their variants, for states without `succeeded` and for a pipeline, read fewer rows.
+FINDERS = {
+    "find": ("find_in_states", "find_in_pipeline"),
+    "find_oldest": ("find_oldest_in_states", "find_oldest_in_pipeline"),
+    "search": ("search_in_states", "search_in_pipeline"),
+    "count": ("count_in_states", "count_in_pipeline"),
+    "search_by_args": ("search_by_args", "search_by_args"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,8 @@ class SqlEngine:
     answers_within: Mapping[str, Answer]
     finds_by_pipeline = True
     """Whether `find` has blocks of its own for pipelines; the general one can't use their index."""
+    may_index_args = False
+    """Whether an operator can make an index of arguments, by which it then searches."""
     readers: Mapping[str, Callable[[Any], Any]] = {}
     """Functions that convert a driver's values, by the name of the column."""
 
@@ -124,22 +136,49 @@ class SqlEngine:
 
         return answer
 
-    def _find(self, **filter: Any) -> Plan:
-        return (yield Query(*self._finding("find", filter)))
+    def _finders(self) -> dict[str, Answer]:
+        """Return the answers that take a filter."""
+        finders = {name: partial(self._find, name) for name in ("find", "find_oldest", "count")}
+        return finders | {"search": self._search}
 
-    def _find_oldest(self, **filter: Any) -> Plan:
-        return (yield Query(*self._finding("find_oldest", filter)))
+    def _find(self, block: str, **filter: Any) -> Plan:
+        likes = {name: self.pattern(filter[name]) for name in PATTERNS if filter[name] is not None}
+        return (yield Query(*self._finding(block, {**filter, **likes})))
+
+    def _search(self, contained: tuple[str, str] | None, **wanted: Any) -> Plan:
+        """Search by the index of arguments, if an operator has made it."""
+        if contained is not None and self.may_index_args:
+            [index] = yield Query("has_args_index", {})
+            if index["ready"]:
+                as_text, as_json = contained
+                by_index = {**wanted, "as_text": as_text, "as_json": as_json}
+                return (yield from self._find("search_by_args", **by_index))
+        return (yield from self._find("search", **wanted))
+
+    def pattern(self, text: str) -> str:
+        """Return a pattern with `*` as this database compares it."""
+        return re.sub("[!%_]", r"!\g<0>", text).replace("*", "%")
 
     def _finding(self, block: str, filter: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Return the variant of the block that reads the fewest rows, and its parameters."""
+        in_states, in_pipeline = FINDERS[block]
         states = filter["states"]
         if filter["pipeline_id"] and self.finds_by_pipeline:
-            return IN_PIPELINE[block], self.adapt(filter)
+            return in_pipeline, self.adapt(filter)
         if states is None or JobState.succeeded in states:
             return block, self.adapt(filter)
         wanted = {state.value: state in states for state in (JobState.failed, JobState.cancelled)}
         live = not FINISHED.issuperset(states)
-        return IN_STATES[block], self.adapt({**filter, **wanted, "live": live})
+        return in_states, self.adapt({**filter, **wanted, "live": live})
+
+    def _refuse(self, **write: Any) -> Plan:
+        yield Query("refuse", self.adapt(write))
+        return (yield Query("trim_refusals", self.adapt(write)))
+
+    def _refuse_within(self, **write: Any) -> Plan:
+        """Leave the caller's transaction as it is: it is about to be told of the lost lease."""
+        yield from ()
+        return []
 
     def _counts(self, queue: str | None) -> Plan:
         return (yield Query("counts", {}) if queue is None else Query("counts_of_queue", {"queue": queue}))
@@ -147,6 +186,10 @@ class SqlEngine:
     def _set_queue(self, **setting: Any) -> Plan:
         sets = setting["paused"] or setting["max_running"] is not None
         return (yield Query("set_queue" if sets else "lift_from_queue", self.adapt(setting)))
+
+    def _set_schedule(self, **to: Any) -> Plan:
+        block = "make_schedule" if to["since"] is None else "change_schedule"
+        return (yield Query(block, self.adapt(to)))
 
     def _tick(self, **about: Any) -> Plan:
         yield Query("tick", about)
@@ -157,6 +200,39 @@ class SqlEngine:
         for block in ("age_jobs", "age_schedules", "age_gates", "age_finished"):
             yield Query(block, {"micros": micros})
         return []
+
+
+AT_JOBS = "job"  # the sort of what comes after the gates that have a row: names that jobs have
+
+
+class MendingEngine(SqlEngine):
+    """An engine that has rows of gates, some of which may be missing."""
+
+    def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+        if after_sort != AT_JOBS:
+            found = yield from self._mend_gates(after_sort, after_name, limit)
+            if found:
+                return found
+            after_name = None
+        return (yield from self._mend_named(after_name or "s", limit))
+
+    def _mend_named(self, after: str, limit: int) -> Plan:
+        """Visit a page of the slots, then of the trains that jobs name; `s` or `t` stands before the name."""
+        sort = "train" if after[0] == "t" else "slot"
+        found = yield Query("gates_named", {"sort": sort, "after": after[1:], "limit": limit})
+        if not found and sort == "slot":
+            return (yield from self._mend_named("t", limit))
+        lost = [(sort, row["name"]) for row in found if row["is_lost"]]
+        if lost:
+            yield from self._make_gates(lost)
+        return [{"sort": AT_JOBS, "name": sort[0] + row["name"]} for row in found]
+
+    def _mend_gates(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
+        raise NotImplementedError
+
+    def _make_gates(self, keys: Sequence[Key]) -> Plan:
+        """Make these gates anew, and open them."""
+        raise NotImplementedError
 
 
 def swept_state(job: Row) -> JobState:

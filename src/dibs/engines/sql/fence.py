@@ -82,7 +82,7 @@ class Fence:
             f"on duplicate key update {later}"
         )
         update = f"update {table} set {later} where {where}"  # noqa: S608 (names are checked and quoted)
-        look = f"select {token} as stored from {table} where {where} for update"  # noqa: S608
+        look = f"select {token} as latest from {table} where {where} for update"  # noqa: S608
         return {"fence": insert if self._insert else update, "fenced": look}
 
     def _update_sql(self, quote: str) -> str:
@@ -93,7 +93,7 @@ class Fence:
             f"update {_quoted(self._table, quote)} "  # noqa: S608 (names are checked and quoted)
             f"set {token} = case when {token} > :token then {token} else :token end "
             f"where {where} "
-            f"returning {token} as stored"
+            f"returning {token} as latest"
         )
 
     def _where(self, quote: str) -> str:
@@ -109,7 +109,7 @@ class Fence:
             f"on conflict ({keys}) do update "
             f"set {token} = case when fenced.{token} > excluded.{token} then fenced.{token} "
             f"else excluded.{token} end "
-            f"returning {token} as stored"
+            f"returning {token} as latest"
         )
 
     def _judge(self, rows: Rows) -> None:
@@ -121,7 +121,7 @@ class Fence:
                 f"there is no row to fence in {where}: insert it first, with 0 in {self._column!r}, "
                 "or pass insert=True where the key is unique"
             )
-        latest = max(row["stored"] for row in rows)
+        latest = max(row["latest"] for row in rows)
         if latest > self._token:
             raise LeaseLost(
                 f"job {self._job} was claimed again: {where} was written under token {latest} and ours is "

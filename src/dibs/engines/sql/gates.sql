@@ -83,7 +83,13 @@ select
             select count(*) from dibs_jobs job where job.slot = gate.name {as_job} and job.position is not null
         )
     end as length,
-    gate.held_by is not null as held
+    gate.held_by is not null as held,
+    case gate.sort
+        when 'train' then 0
+        else (
+            select count(*) from dibs_jobs job where job.slot = gate.name {as_job} and job.state = 'running'
+        )
+    end as running
 from dibs_gates gate
 where gate.sort = :sort
   and (cast(:names as {texts}) is null or gate.name {in_texts:names})

@@ -33,6 +33,10 @@ _SEQUENCE = re.compile(r"create sequence (?:if not exists )?(\w+)")
 _ALTER = re.compile(r"alter table (\w+) (.*)", re.DOTALL)
 _ADD_KEY = re.compile(r"add (?:unique )?(?:key|index) (?:if not exists )?(\w+)")
 _ADD_COLUMN = re.compile(r"add (?:column )?(?:if not exists )?(?!constraint|primary|foreign|check)(\w+)")
+_ADDS_ONCE = re.compile(
+    r"(?:alter table (?P<table>\w+) add (?P<what>column|(?:unique )?(?:key|index))|create (?:unique )?index)"
+    r" /\*M! if not exists \*/ (?P<name>\w+)(?: on (?P<on>\w+))?"
+)
 _ROWS = re.compile(r"(?:insert|update|delete|do|select)\b")  # go away with the tables they are in
 
 
@@ -110,9 +114,25 @@ def pending(dialect: Dialect, applied: Collection[int], to: int | None = None) -
     steps: list[tuple[int, str]] = []
     for version, text in schema_files(dialect.name):
         if version not in applied and version <= last:
-            steps += [(version, statement) for statement in statements(dialect.rename(text))]
+            for statement in statements(dialect.rename(text)):
+                steps += [(version, part) for part in _unless_there(statement)]
             steps.append((version, f"insert into {table} (version) values ({version})"))  # noqa: S608
     return steps
+
+
+def _unless_there(statement: str) -> list[str]:
+    """Return the statement so that it changes nothing twice; MySQL has no `if not exists` here."""
+    if (match := _ADDS_ONCE.match(statement)) is None:
+        return [statement]
+    table, name = match["table"] or match["on"], match["name"]
+    kind, column = ("columns", "column_name") if match["what"] == "column" else ("statistics", "index_name")
+    quoted = statement.replace("'", "''")
+    change = (
+        f"set @change = (select if(count(*) > 0, 'do 0', '{quoted}') "  # noqa: S608 (our own migrations)
+        f"from information_schema.{kind} known where known.table_schema = database() "
+        f"and known.table_name = '{table}' and known.{column} = '{name}')"
+    )
+    return [change, "prepare change_it from @change", "execute change_it", "deallocate prepare change_it"]
 
 
 def undoing(dialect: Dialect, applied: Collection[int], to: int) -> list[tuple[int, str]]:

@@ -5,6 +5,7 @@ then enqueues or cancels the jobs after the changed ones, in the same transactio
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -79,10 +80,19 @@ class PipelineAnswers:
             "enqueue_pipeline": self._enqueue_pipeline,
             "parents": self._parents,
             "pipelines": self._pipelines,
+            "newest_pipelines": self._newest,
+            "pipeline_counts": partial(self._ask, "pipeline_counts"),
         }
 
     def _ask(self, block: str, ids: Iterable[UUID], **more: Any) -> Plan:
         return (yield Query(block, {**self._database.adapt(more), "ids": self._database.ids(ids)}))
+
+    def _newest(self, after: UUID, limit: int) -> Plan:
+        page = self._database.adapt({"after": after, "limit": limit})
+        live = yield Query("newest_live_pipelines", page)
+        finished = yield Query("newest_finished_pipelines", page)
+        ids = {row["id"] for row in (*live, *finished)}
+        return [{"id": id} for id in sorted(ids, reverse=True)[:limit]]
 
     # -- new jobs -------------------------------------------------------------------------------
 
@@ -307,7 +317,7 @@ class PipelineAnswers:
 
     def _lock_pipelines(self, ids: Sequence[UUID], patience: str | None) -> Any:
         """Return the pipelines that are locked now, and the ids of others' where we must not wait."""
-        if patience == "none":
+        if patience in ("none", "wary"):
             free = yield from self._ask("free_pipelines", ids)
             if len(free) == len(ids):
                 return free, set()

@@ -34,6 +34,42 @@ select pipeline.id, pipeline.name, pipeline.on_failed
 from dibs_pipelines pipeline
 where pipeline.id {in_ids:ids}
 
+-- name: newest_live_pipelines
+{>newest_in:dibs_jobs}
+
+-- name: newest_finished_pipelines
+{>newest_in:dibs_finished}
+
+-- fragment: newest_in
+-- One step into the index for each, however many jobs a pipeline has.
+with recursive found (id, nth) as (
+    select {id:after}, 0
+    union all
+    select
+        (
+            select job.pipeline_id
+            from $1 job
+            where job.pipeline_id < found.id
+            order by job.pipeline_id desc
+            limit 1
+        ),
+        found.nth + 1
+    from found
+    where found.id is not null and found.nth < :limit
+)
+select found.id from found where found.id is not null and found.nth > 0
+
+-- name: pipeline_counts
+select job.pipeline_id, job.state, count(*) as jobs, sum(job.progress) as progress
+from dibs_jobs job
+where job.pipeline_id {in_ids:ids}
+group by job.pipeline_id, job.state
+union all
+select job.pipeline_id, job.state, count(*) as jobs, sum(job.progress) as progress
+from dibs_finished job
+where job.pipeline_id {in_ids:ids}
+group by job.pipeline_id, job.state
+
 -- name: open_pipelines
 select pipeline.id, pipeline.name, pipeline.on_failed
 from dibs_pipelines pipeline
@@ -66,7 +102,7 @@ from {given:dibs_finished}
 {join} dibs_pipelines pipeline {by_id} on pipeline.id = job.pipeline_id
 where {is_given:job.id}
 order by job.id
-{newest}
+{newest:job, pipeline}
 
 -- name: meet_parents
 update dibs_parents set met = {true} where parent {in_ids:ids}
@@ -83,7 +119,7 @@ select {>new_step}
 from {given:dibs_jobs}
 where {is_given:job.id} and job.state = 'blocked' and job.position is null
 order by job.id
-{newest}
+{newest:job}
 
 -- fragment: new_step
 job.id, job.kind, job.queue, job.args, job.priority, job.run_at, job.enqueued_at, job.max_attempts,

@@ -5,12 +5,15 @@ that it is written once for both faces. Each face has a pool that drives such sc
 """
 
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dibs.engines.pools import AsyncPool, SyncPool
+from dibs.engines.retries import TryAgain
 from dibs.engines.sql.engine import Copy, Query
 from dibs.engines.sql.migrations import MIGRATION_TIMEOUT
+from dibs.jobs.job import NEW_JOB_COLUMNS
+from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Rows, Step, run, run_async
 
 T = TypeVar("T")
@@ -29,6 +32,12 @@ def in_transaction(script: Conversation[T], begin: str, end: str = "commit") -> 
     return result
 
 
+def _name(failure: TryAgain, step: Step) -> None:
+    """Note for the caller what was asked, and what it may have waited for."""
+    failure.question = step.question
+    failure.about = locks_of(step.params) if failure.locked else ()
+
+
 class AsyncDatabasePool(AsyncPool):
     """Connections of an async driver that execute steps, one at a time."""
 
@@ -38,8 +47,12 @@ class AsyncDatabasePool(AsyncPool):
         self._url = url
 
     async def execute(self, step: Step) -> Rows:
-        async with self._connection() as connection:
-            return await run_async(self._script(step, connection), self._speaker(connection))
+        try:
+            async with self._connection() as connection:
+                return await run_async(self._script(step, connection), self._speaker(connection))
+        except TryAgain as failure:
+            _name(failure, step)
+            raise
 
     async def ask(self, script: Conversation[T]) -> T:
         async with self._connection() as connection:
@@ -73,8 +86,12 @@ class SyncDatabasePool(SyncPool):
         self._url = url
 
     def execute(self, step: Step) -> Rows:
-        with self._connection() as connection:
-            return run(self._script(step, connection), self._speaker(connection))
+        try:
+            with self._connection() as connection:
+                return run(self._script(step, connection), self._speaker(connection))
+        except TryAgain as failure:
+            _name(failure, step)
+            raise
 
     def ask(self, script: Conversation[T]) -> T:
         with self._connection() as connection:
@@ -97,3 +114,40 @@ class SyncDatabasePool(SyncPool):
     @abstractmethod
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
         """Return a function that executes one statement, or named query, and returns its rows."""
+
+
+# -- What a question locks, named for the error that says that a lock was not free -------------------
+
+# Words for the columns, in the order in which they are locked.
+_NAMED = {"train": "the train {!r}", "slot": "the slot {!r}", "unique_key": "the unique key {!r}"}
+
+
+def locks_of(params: Mapping[str, Any]) -> list[str]:
+    """Return trains, slots and unique keys that a question names; the jobs themselves if it names none."""
+    return list(dict.fromkeys((*_gates(params), *_keys(params)))) or [f"job {id}" for id in _ids(params)]
+
+
+def _gates(params: Mapping[str, Any]) -> Iterator[str]:
+    yield from _columns(params.get("jobs", ()), NEW_JOB_COLUMNS)
+    yield from _columns(params.get("settlements", ()), SETTLEMENT_COLUMNS)
+    yield from _columns(params.get("children", ()), NEW_JOB_COLUMNS)
+
+
+def _columns(rows: Sequence[Any], columns: Sequence[str]) -> Iterator[str]:
+    for row in rows:
+        if isinstance(row, tuple):
+            named = dict(zip(columns, row, strict=True))
+            yield from (
+                words.format(named[name]) for name, words in _NAMED.items() if named.get(name) is not None
+            )
+
+
+def _keys(params: Mapping[str, Any]) -> Iterator[str]:
+    yield from (_NAMED["unique_key"].format(key) for key in (params.get("keys") or {}).values())
+    if "name" in params:  # of `release_train`
+        yield _NAMED["train"].format(params["name"])
+
+
+def _ids(params: Mapping[str, Any]) -> list[Any]:
+    one = [params["job"]] if params.get("job") is not None else []
+    return [*one, *params.get("ids", ()), *(row[0] for row in params.get("settlements", ()))]

@@ -178,7 +178,9 @@ def _mysql_definition(rows: Any, prefix: str = _SCRATCH) -> TableDefinition:
         assert match is not None
         name = re.sub(rf"^{_SCRATCH}_", f"{prefix}_", match["name"] or "primary")
         part = indexes if match["key"] else columns
-        part[name] = f"{match['key'] or ''}{match['definition']}"
+        # MySQL says the character set only of what was made with a collation by name, as dumps are.
+        definition = match["definition"].replace("CHARACTER SET utf8mb4 COLLATE", "COLLATE")
+        part[name] = f"{match['key'] or ''}{definition}"
     return TableDefinition(columns, indexes)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -24,11 +25,16 @@ class DatabaseStore(Pooled):
     _engine: Engine
     _name: str
     _checked = False
+    _ask: Callable[[Step], Rows] | None = None
+    _ask_async: Callable[[Step], Awaitable[Rows]] | None = None
+    """What executes a step, if it is not the pool alone."""
+    _own_database: str | None = None
+    """The name of the database, where a caller's connection may lead to another one that has our tables."""
 
     # -- what each server is asked besides questions ------------------------------------------------
 
     def _version_script(self) -> Conversation[int]:
-        """Read the schema version; 0 without tables."""
+        """Read the schema version; without tables 0, or `SchemaOutdated`."""
         raise NotImplementedError
 
     def _migration_script(self) -> Conversation[list[int]]:
@@ -47,31 +53,25 @@ class DatabaseStore(Pooled):
     def run(self, operation: Operation[T], within: Any = None) -> T:
         self.open()
         if within is not None:
-            return run(operation(Tries()), bind_sync(within, self._engine, None))
-        return again(lambda tries: run(operation(tries), self._execute))
+            return run(operation(Tries()), bind_sync(within, self._engine, self._own_database))
+        tries, ask = Tries(), self._ask or self._sync.execute
+        try:
+            return run(operation(tries), ask)
+        except TryAgain as failure:
+            return again(lambda tries: run(operation(tries), ask), tries=tries, failure=failure)
 
     async def run_async(self, operation: Operation[T], within: Any = None) -> T:
         if not self._checked:
             await self.open_async()
         if within is not None:
-            return await run_async(operation(Tries()), bind_async(within, self._engine, None))
-        return await again_async(lambda tries: run_async(operation(tries), self._execute_async))
-
-    def _execute(self, step: Step) -> Rows:
+            return await run_async(operation(Tries()), bind_async(within, self._engine, self._own_database))
+        tries, ask = Tries(), self._ask_async or self._async.execute
         try:
-            rows: Rows = self._sync.execute(step)
+            return await run_async(operation(tries), ask)
         except TryAgain as failure:
-            failure.question = step.question
-            raise
-        return rows
-
-    async def _execute_async(self, step: Step) -> Rows:
-        try:
-            rows: Rows = await self._async.execute(step)
-        except TryAgain as failure:
-            failure.question = step.question
-            raise
-        return rows
+            return await again_async(
+                lambda tries: run_async(operation(tries), ask), tries=tries, failure=failure
+            )
 
     def open(self) -> None:
         if not self._checked:
@@ -112,11 +112,17 @@ class DatabaseStore(Pooled):
         return None
 
     def schema_version(self) -> int:
-        version: int = again(lambda _: self._sync.ask(self._version_script()))
+        try:
+            version: int = again(lambda _: self._sync.ask(self._version_script()))
+        except SchemaOutdated:
+            return 0
         return version
 
     async def schema_version_async(self) -> int:
-        return await again_async(lambda _: self._async.ask(self._version_script()))
+        try:
+            return await again_async(lambda _: self._async.ask(self._version_script()))
+        except SchemaOutdated:
+            return 0
 
     def check_schema(self) -> list[SchemaProblem]:
         version = self.schema_version()

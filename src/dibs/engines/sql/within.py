@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -18,6 +17,7 @@ from dibs.engines.mysql.pools import asyncmy_query, pymysql_query
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Plan, Query
+from dibs.engines.sql.own_database import check_same_database, check_same_file
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection
@@ -54,20 +54,23 @@ class Adapter:
     has_begun: Callable[[Any], bool] = lambda _: False  # as far as one can tell before the first statement
 
 
-def bind_sync(within: object, engine: Engine, path: str | None) -> Execute:
-    """Return a function that executes steps on the caller's sync connection."""
+def bind_sync(within: object, engine: Engine, own: str | None) -> Execute:
+    """Return a function that executes steps on the caller's sync connection.
+
+    `own` is the app's own file, or the name of its database, where the connection may lead elsewhere.
+    """
     adapter = _adapter(within, engine, "sync")
     query = adapter.query(within, engine)
 
     def execute(step: Step) -> Rows:
         _check_transaction(adapter, within)
         with _explained(adapter):
-            return run(_plan(engine, step, path), query)
+            return run(_plan(engine, step, own), query)
 
     return execute
 
 
-def bind_async(within: object, engine: Engine, path: str | None) -> ExecuteAsync:
+def bind_async(within: object, engine: Engine, own: str | None) -> ExecuteAsync:
     """Return a function that executes steps on the caller's connection, sync or async."""
     adapter = _adapter(within, engine, "async")
     query = adapter.query(within, engine)
@@ -76,8 +79,8 @@ def bind_async(within: object, engine: Engine, path: str | None) -> ExecuteAsync
         _check_transaction(adapter, within)
         with _explained(adapter):
             if adapter.is_async:
-                return await run_async(_plan(engine, step, path), query)
-            return run(_plan(engine, step, path), query)
+                return await run_async(_plan(engine, step, own), query)
+            return run(_plan(engine, step, own), query)
 
     return execute
 
@@ -103,10 +106,12 @@ def bind_queries(within: object, words: Any, face: Face) -> Callable[[Query], An
     return ask if face == "sync" else ask_async
 
 
-def _plan(engine: Engine, step: Step, path: str | None) -> Plan:
-    """Return the engine's answer, after a check that the connection leads to the app's own file."""
-    if path is not None:
-        check_same_file((yield Query("files", {})), path)
+def _plan(engine: Engine, step: Step, own: str | None) -> Plan:
+    """Return the engine's answer, after a check that the connection leads to the app's own store."""
+    if own is not None and isinstance(engine, SQLite):
+        check_same_file((yield Query("files", {})), own)
+    elif own is not None:
+        check_same_database((yield Query("database", {})), own)
     return (yield from engine.answer(step, own=False))
 
 
@@ -156,16 +161,6 @@ def _fitting(engine: Engine, face: Face) -> list[Adapter]:
         for one in ADAPTERS.values()
         if face in one.faces and one.label.startswith(("SQLAlchemy", "Django", *stores))
     ]
-
-
-def check_same_file(files: Rows, path: str) -> None:
-    for row in files:
-        other = row["file"]
-        if row["name"] == "main" and other and Path(path).exists() and not Path(other).samefile(path):
-            raise UnsupportedConnection(
-                f"this connection is open on {other} and the store is {path}: "
-                "what is written can only live and die with a transaction of its own store"
-            )
 
 
 def _check_transaction(adapter: Adapter, within: object) -> None:

@@ -3,6 +3,7 @@
 Every answer that writes runs in one `begin immediate` transaction, so it is the only writer of the file.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -15,7 +16,7 @@ from dibs.engines.sql.blocks import Dialect, schema_version
 from dibs.engines.sql.engine import READS, Answer, Converters, Plan, Query, errors_with_death, swept_state
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.pipelines import PipelineAnswers
-from dibs.engines.sqlite.doctor import about_file, about_nothing_kept
+from dibs.engines.sqlite.facts import about_file, about_nothing_kept
 from dibs.engines.sqlite.gates import SqliteGates, slots_of
 from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
@@ -39,6 +40,7 @@ SPELLINGS = {
     "if": ":$1",
     "id": ":$1",
     "by_id": "",
+    "by_lease": "",
     "if_free": "",
     "true": "1",
     "as_gate": "",
@@ -52,6 +54,8 @@ SPELLINGS = {
     "bigint": "bigint",
     "in_numbers": "in (select value from json_each(:$1))",
     "in_texts": "in (select value from json_each(:$1))",
+    "like": "$1 glob :$2",
+    "holds": "instr(lower($1), :$2) > 0",
     "has_tags": (
         "not exists (select 1 from json_each(:$1) wanted"
         " where wanted.value not in (select tag.value from json_each(job.tags) tag))"
@@ -60,7 +64,7 @@ SPELLINGS = {
 
 _TIMES = (
     *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
-    *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "unique_until"),
+    *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "unique_until", "refused_at"),
 )
 _IDS = ("id", "holder", "store", "pipeline_id", "parent_id", "head", "held_by")
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -87,6 +91,7 @@ class SQLite(SqliteGates, MovingEngine):
         own: dict[str, Answer] = {
             "enqueue": self._enqueue,
             "enqueue_tick": self._enqueue_tick,
+            "set_schedule": self._set_schedule,
             "claim": self._claim,
             "claim_job": self._claim_job,
             "claim_within_limits": self._claim_within_limits,
@@ -98,23 +103,27 @@ class SQLite(SqliteGates, MovingEngine):
             "tick": self._tick,
             "age": self._age,
             "cancel": self._cancel,
+            "update": self._update,
             "retry": self._retry,
             "recover": self._recover,
             "delete": self._delete,
             "set_queue": self._set_queue,
             "release_train": self._release_train,
             "mend": self._mend,
-            "find": self._find,
-            "find_oldest": self._find_oldest,
+            **self._finders(),
+            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
+            "refuse": self._refuse,
             "counts": self._counts,
             "ready_lines": self._ready_lines,
             "examine": self._examine,
             **self._move_answers(),
             **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
             **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
+            **self._blocks("delete_schedule"),
             **self._blocks("upcoming", "now", "echo"),
         }
-        self.answers = self.answers_within = own | PipelineAnswers(self, own).answers()
+        self.answers = own | PipelineAnswers(self, own).answers()
+        self.answers_within = {**self.answers, "refuse": self._refuse_within}
 
     def needs_transaction(self, step: Step) -> bool:
         return step.question not in READS
@@ -127,6 +136,9 @@ class SQLite(SqliteGates, MovingEngine):
 
     def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
         raise AssertionError("on SQLite nothing is locked but the file")
+
+    def pattern(self, text: str) -> str:
+        return re.sub(r"[\[?]", r"[\g<0>]", text)
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: _plain(value) for name, value in params.items()}
@@ -197,8 +209,7 @@ class SQLite(SqliteGates, MovingEngine):
         return by_id | {row["unique_key"]: row["id"] for row in rows if row["unique_key"]}
 
     def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
-        block = "begin_schedule" if move["since"] is None else "move_schedule"
-        moved = yield Query(block, self.adapt(move))
+        moved = yield Query("move_schedule", self.adapt(move))
         if not moved or not jobs:
             return moved
         return [*moved, *(yield from self._enqueue(jobs, fresh=True))]
@@ -321,6 +332,11 @@ class SQLite(SqliteGates, MovingEngine):
         [ended] = yield Query("end", change)
         yield Query("forget", {"id": str(id)})
         return ended
+
+    def _update(self, **change: Any) -> Plan:
+        updated = yield Query("update", self.adapt(change))
+        yield from self._open_gates(gate_of(job) for job in updated if has_gate(job))
+        return updated
 
     def _retry(self, ids: Sequence[UUID]) -> Plan:
         changed: list[Row] = []

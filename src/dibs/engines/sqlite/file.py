@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from dibs.engines.pools import inherited
-from dibs.engines.retries import TryAgain, busy
+from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import schema_version
-from dibs.engines.sql.engine import Copy, Query
+from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.engines.sql.migrations import pending, schema_table
 from dibs.engines.sql.schema_check import SchemaProblem, check_sqlite
 from dibs.engines.sqlite.engine import OLDEST, SQLite
+from dibs.engines.sqlite.facts import locked_file
 from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection
 from dibs.operations.scripts import Rows, Step, run
 
@@ -157,8 +158,9 @@ class SqliteFile:
         query = sqlite_query(connection, self._engine)
         if not self._engine.needs_transaction(step):
             return run(self._engine.answer(step), query)
+        plan = begun(self._engine.answer(step))  # what it prepares, it prepares without the lock
         connection.execute("begin immediate")
-        rows = run(self._engine.answer(step), query)
+        rows = run(plan, query)
         connection.execute("commit")
         return rows
 
@@ -198,12 +200,30 @@ class SqliteFile:
                 "within=connection to enqueue in that, or wait for its end"
             )
         if name == "SQLITE_BUSY":
-            return busy(f"SQLite file {self.path}", question, BUSY_TIMEOUT)
+            return locked_file(self.path, question, BUSY_TIMEOUT)
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaOutdated(0, schema_version("sqlite"), f"SQLite file {self.path}")
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT")):
             return TryAgain(error, f"SQLite file {self.path}")
         return unusable(self.path, error) or error
+
+
+def begun(plan: Plan) -> Plan:
+    """Run a plan up to its first query; return the rest of it."""
+    first = next(plan)
+
+    def rest() -> Plan:
+        step = first
+        try:
+            while True:
+                step = plan.send((yield step))
+        except StopIteration as end:
+            rows: Rows = end.value
+            return rows
+        finally:
+            plan.close()
+
+    return rest()
 
 
 def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:

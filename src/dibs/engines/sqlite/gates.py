@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.sql.engine import Plan, Query
-from dibs.engines.sql.gates import MendingEngine
+from dibs.engines.sql.engine import MendingEngine, Plan, Query
 from dibs.jobs.gates import (
     OFFER,
     WAITING_READ,

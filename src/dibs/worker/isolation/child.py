@@ -21,11 +21,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
+from dibs.app.around import call_inside, call_inside_sync
 from dibs.app.claims import CancelAsked, Claim, ClaimState
 from dibs.app.context import Context, ProgressNotes
 from dibs.app.dibs import Dibs
 from dibs.app.lifespan import Lifespan
-from dibs.app.running import CANCELLED_WITHIN, arguments_of, handler_for, outcome_of
+from dibs.app.outcomes import CANCELLED_WITHIN, outcome_of, outcome_of_error
+from dibs.app.running import arguments_of, handler_for
 from dibs.app.state import AppState
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreBusy, StoreRefused, StoreUnavailable
 from dibs.faces import Call, Calls, make
@@ -189,10 +191,11 @@ class IsolatedRunner:
         try:
             task = handler_for(self._core.registry, held.job)
             arguments = arguments_of(task, held.job, context)
+            inside = (self._core.arounds, held.job, task.function, arguments)
             if task.is_async:
-                value = self._runner.run(self._cancellable(task.function(**arguments)))
+                value = self._runner.run(self._cancellable(call_inside(*inside)))
             else:
-                value = task.function(**arguments)
+                value = call_inside_sync(*inside)
             return outcome_of(held, value)
         except CancelAsked:
             return CancelledBy(held.cancel_reason or None)
@@ -378,7 +381,7 @@ def send_logs(send: Callable[[ToWorker], None], level: int) -> None:
 
 def _raised(held: ClaimState, error: BaseException) -> Outcome:
     try:
-        return held.raised(error)
+        return outcome_of_error(held, error)
     except BaseException as worse:
         return held.raised(f"the handler failed, and its error can't be described ({type(worse).__name__})")
 

@@ -20,6 +20,7 @@ from dibs.clock import SECOND
 from dibs.errors import DibsError
 from dibs.events import log
 from dibs.jobs.states import Outcome
+from dibs.log_format import current_job
 from dibs.worker.isolation import protocol
 from dibs.worker.isolation.importing import AppLocation
 from dibs.worker.isolation.protocol import (
@@ -202,6 +203,7 @@ class ChildProcess:
             case AppLoaded() | LoadFailed():
                 self._ready.set_result(message)
             case LogMessage(logger, level, text):
+                current_job.set(self._job[0].job if self._job is not None else None)
                 logging.getLogger(logger).log(level, "%s", text)
             case ProgressNote() | ParentsRequest() if self._job is not None:
                 self._send(await _reply_to(message, self._job[1]))

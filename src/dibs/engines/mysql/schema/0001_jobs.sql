@@ -97,4 +97,17 @@ create table if not exists dibs_queues (
 
 -- One counter for all claims: of two claims of one job, train or slot the later is greater. MySQL has no
 -- sequences: there a token is the server's time in microseconds, or one more than the job's last token.
-/*M! create sequence if not exists dibs_token */ /*!80017 do 0 */;
+-- In a Galera cluster the nodes share it: without a cache, or a node would hand out old numbers; each node takes
+-- every n-th number (`increment by 0`).
+/*M! set @change = (
+    select if(
+        count(*) > 0,
+        'create sequence if not exists dibs_token nocache increment by 0',
+        'create sequence if not exists dibs_token'
+    )
+    from information_schema.global_variables known
+    where known.variable_name = 'wsrep_on' and known.variable_value = 'ON'
+) */ /*!80017 do 0 */;
+/*M! prepare make_token from @change */ /*!80017 do 0 */;
+/*M! execute make_token */ /*!80017 do 0 */;
+/*M! deallocate prepare make_token */ /*!80017 do 0 */;

@@ -55,6 +55,14 @@ local function write_pairs()
   end
 end
 
+local function drop_empty_pipelines()
+  for id in pairs(left_pipelines) do
+    if redis.call('EXISTS', store .. ':pipeline:' .. id) == 0 then
+      redis.call('ZREM', store .. ':pipelines', id)
+    end
+  end
+end
+
 -- Removals come first: a full server refuses only a first write that adds, so it refuses new jobs and yet lets
 -- running ones end.
 local function commit()
@@ -82,6 +90,7 @@ local function commit()
     redis.call(unpack(command))
   end
   write_pairs()
+  drop_empty_pipelines()
   for queue in pairs(wakes) do
     redis.call('PUBLISH', store .. ':wake', queue)
   end

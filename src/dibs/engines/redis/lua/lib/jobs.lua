@@ -12,6 +12,10 @@ local function job_key(id)
   return store .. ':job:' .. id
 end
 
+local function refusals_key(id)
+  return store .. ':refusals:' .. id
+end
+
 local function exists(id)
   return loaded[id] or redis.call('EXISTS', job_key(id)) == 1
 end

@@ -12,6 +12,7 @@
 --   kept                finished jobs that may not be pruned yet, by the time when they may
 --   ids:STATE:PAIR      ids of all jobs by state, for finding and counting
 --   pipeline:ID         ids of the jobs of a pipeline
+--   pipelines           ids of all pipelines that have jobs
 --   lines, busy         set of all pairs that have jobs; of the pairs that have ready jobs
 --   unique              hash, unique key -> id of the job that has it
 --   gate:SORT:NAME      hash of a train or slot: last_position, and held_by, the job for which an operator is needed
@@ -31,6 +32,11 @@
 --   settings, paused    set of queues that have a setting; of the queues that are paused
 --   limits              hash, queue -> most running
 --   schedules           hash, schedule -> its last tick
+--   schedules:about     hash, schedule -> a text that no script reads
+--   schedules:revision  hash, schedule -> a number, another one after each change of it
+--   schedules:count     how many changes there were of any schedule
+--   refusals:ID         list of refused writes to a job
+--   minutes:W:M         hash, queue, kind and column -> count, of W minutes from M on
 --   identity            the id of this store
 --   departed            hash, id -> [store it left for, the job's fields], until it has landed there
 --   arrived             hash, id and store it came from -> 1, until that store knows
@@ -105,7 +111,7 @@ local scores, score_keys = {}, {} -- sorted sets: key -> member -> score, or fal
 local fields, changed_jobs = {}, {} -- hashes: job -> its new fields, one after the other
 local commands = {} -- anything else
 local keys_taken = {} -- unique keys: key -> id, or false once it is free
-local busy_pairs, new_pairs, left_pairs, wakes = {}, {}, {}, {}
+local busy_pairs, new_pairs, left_pairs, left_pipelines, wakes = {}, {}, {}, {}, {}
 local let_through = {} -- jobs that their gate or last parent made ready; an exchange may claim them at once
 local freed = {} -- queue -> running jobs that this script ends
 

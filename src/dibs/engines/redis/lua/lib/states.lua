@@ -15,6 +15,11 @@ local function pipelines()
   return pipelines_read
 end
 
+local function list_in_pipeline(job)
+  put(store .. ':pipeline:' .. job.pipeline_id, job.id, 0)
+  put(store .. ':pipelines', job.pipeline_id, 0)
+end
+
 -- Whether a job may have parents or children: the version of its pipeline's id says so (8, as byte 56).
 local function in_pipeline(job)
   return job.pipeline_id and string.byte(job.pipeline_id, 15) == 56
@@ -184,10 +189,11 @@ local function forget(job)
   free_key(job)
   if job.pipeline_id then
     put(store .. ':pipeline:' .. job.pipeline_id, job.id, false)
+    left_pipelines[job.pipeline_id] = true
   end
   if in_pipeline(job) then
     pipelines().forgotten(job)
   end
   left_pairs[pair_of(job)] = true
-  will('DEL', job_key(job.id))
+  will('DEL', job_key(job.id), refusals_key(job.id))
 end

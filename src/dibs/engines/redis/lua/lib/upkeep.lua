@@ -16,12 +16,14 @@ function upkeep.is_overdue()
   return 0
 end
 
--- {whether upkeep is overdue, how many pairs have ready jobs, the next due time, the next lease, the time}
+-- {whether upkeep is overdue, how many pairs have ready jobs, the next due time, the next lease, the time, how many
+-- changes of schedules there were}
 function upkeep.upcoming()
   local due, offer_ends = first_score(':scheduled'), first_score(':offers')
   local next_due = due and offer_ends and text(math.min(due, offer_ends)) or due or offer_ends
   local ready = redis.call('SCARD', store .. ':busy')
-  return {upkeep.is_overdue(), ready, next_due or '', first_score(':leases') or '', text(now)}
+  local changes = redis.call('GET', store .. ':schedules:count') or '0'
+  return {upkeep.is_overdue(), ready, next_due or '', first_score(':leases') or '', text(now), changes}
 end
 
 function upkeep.worker_key(name)

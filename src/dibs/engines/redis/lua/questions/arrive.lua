@@ -16,7 +16,7 @@ local function take_in(id, list, position)
     job[name] = some(value)
   end
   if job.pipeline_id then
-    put(store .. ':pipeline:' .. job.pipeline_id, id, 0)
+    list_in_pipeline(job)
   end
   if job.train or job.slot then
     gates().arrive(job)

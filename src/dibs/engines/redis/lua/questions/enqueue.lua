@@ -36,7 +36,7 @@ local function write_new(new, waits)
     gates()[waits and 'name_gate' or 'join_new'](job, new)
   end
   if job.pipeline_id then
-    put(store .. ':pipeline:' .. job.pipeline_id, job.id, 0)
+    list_in_pipeline(job)
   end
   take_key(job)
   enter(job, job.state)

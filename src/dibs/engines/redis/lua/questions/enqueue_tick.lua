@@ -1,11 +1,10 @@
--- uses: states gates pipelines enqueue
--- Set a schedule's last tick and enqueue its jobs; nothing if the last tick is not the one that the caller read.
+-- uses: states gates pipelines enqueue schedules
+-- Set a schedule's last tick and enqueue its jobs; nothing if the schedule is not as the caller read it.
 
 local function answer_enqueue_tick()
-  local last_tick = redis.call('HGET', store .. ':schedules', given.schedule)
-  if (last_tick or nil) ~= some(given.since) then
+  if not schedules.is_as_read() then
     return {}
   end
-  will('HSET', store .. ':schedules', given.schedule, given.tick)
+  will('HSET', schedules.key(), given.schedule, given.tick)
   return answer_enqueue()
 end

@@ -28,12 +28,16 @@ local function foremost(gate)
   return running[#running] or ready[1] or gates().blocked_in(gate)()
 end
 
+local function running_in(gate)
+  return gate.sort == 'slot' and #gates().going_in(gate) or 0
+end
+
 local function answer_gates()
   return gather(wanted_keys(), function(key)
     local gate = gates().gate_named(key)
     local is_held = gate.held_by and 1 or 0
     local job = not gate.held_by and foremost(gate)
     local length = redis.call('ZCARD', gates().members_key(gate)) + is_held
-    return {gate.name, gate.held_by or job and job.id or '', length, is_held}
+    return {gate.name, gate.held_by or job and job.id or '', length, is_held, running_in(gate)}
   end)
 end

@@ -7,7 +7,7 @@ local function answer_recover()
     return {}
   end
   back_without_holder(job, 'ready')
-  change(job, 'attempts', 0, 'cancel_reason', '', 'errors', given.errors)
+  change(job, 'attempts', 0, 'progress', 0, 'message', '', 'cancel_reason', '', 'errors', given.errors)
   wake('')
   return {job.id}
 end

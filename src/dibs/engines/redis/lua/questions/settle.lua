@@ -19,7 +19,7 @@ local function note_settlement(job, one)
   end
   if some(one[PIPELINE]) and not job.pipeline_id then
     change(job, 'pipeline_id', one[PIPELINE])
-    put(store .. ':pipeline:' .. job.pipeline_id, job.id, 0)
+    list_in_pipeline(job)
   end
 end
 

@@ -1,0 +1,3 @@
+alter table dibs_schedules
+    drop column revision,
+    drop column about;

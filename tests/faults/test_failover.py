@@ -1,0 +1,212 @@
+"""A primary is killed under load, its standby is promoted: the same URL leads to it, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from dibs import Dibs, NewJob, StoreUnavailable
+from dibs.engines import retries
+from tests.support.fault_stores import face_of, wait_until, working
+from tests.support.servers.failover import PostgresPair, RedisPair
+
+CARRIED_ON = 10.0  # seconds from the promotion to the next job that is done
+
+
+class Load:
+    """A producer on the sync face, a worker on the async one; what was acknowledged, and what was run."""
+
+    def __init__(self, url: str) -> None:
+        self.producer, self.app = Dibs(url), Dibs(url, poll=1)
+        self.acknowledged: dict[UUID, float] = {}  # when, in the order in which it was
+        self.killed_at = 0.0
+        self.ran: Counter[int] = Counter()
+        self.last_run = 0.0
+        self._stopped = threading.Event()
+
+        @self.app.job(name="work")
+        async def _(n: int) -> None:
+            self.ran[n] += 1
+            self.last_run = time.monotonic()
+            await asyncio.sleep(0)
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._produce)
+        with working(self.app, concurrency=10):
+            thread.start()
+            try:
+                wait_until(lambda: sum(self.ran.values()) > 20)
+                yield
+            finally:
+                self._stopped.set()
+                thread.join()
+
+    def _produce(self) -> None:
+        while not self._stopped.is_set():
+            new = NewJob("work", args={"n": len(self.acknowledged)})
+            while True:  # the same one again: stored once, however often it is sent
+                with contextlib.suppress(StoreUnavailable):
+                    self.producer.sync.enqueue(new)
+                    break
+            self.acknowledged[new.id] = time.monotonic()
+            time.sleep(0.002)
+
+    def carries_on_after(self, fail_over: Any) -> float:
+        """Return the seconds from the promotion to the next job that is done."""
+        self.killed_at = time.monotonic()
+        fail_over()
+        promoted, before = time.monotonic(), sum(self.ran.values())
+        wait_until(lambda: self.last_run > promoted and sum(self.ran.values()) > before + 20)
+        return time.monotonic() - promoted
+
+    def lost(self) -> list[UUID]:
+        """Return the acknowledged jobs that the store does not have; all others are done in the end."""
+        with working(self.app, concurrency=10):
+            wait_until(lambda: self.producer.sync.counts().get("ready", 0) == 0)
+            wait_until(lambda: self.producer.sync.counts().get("running", 0) == 0)
+        jobs = [self.producer.sync.get(id) for id in self.acknowledged]
+        assert {job.state for job in jobs if job is not None} == {"succeeded"}
+        return [id for id, job in zip(self.acknowledged, jobs, strict=True) if job is None]
+
+    def close(self) -> None:
+        self.producer.sync.close()
+        self.app.sync.close()
+
+
+@contextlib.contextmanager
+def _load(url: str) -> Iterator[Load]:
+    load = Load(url)
+    load.producer.sync.migrate()
+    try:
+        yield load
+    finally:
+        load.close()
+
+
+# -- PostgreSQL ---------------------------------------------------------------------------------
+
+
+def test_a_synchronous_standby_of_postgresql_takes_over_and_nothing_is_lost() -> None:
+    with PostgresPair(synchronous=True) as pair, _load(pair.url) as load:
+        with load.under_way():
+            waited = load.carries_on_after(pair.fail_over)
+
+        assert load.lost() == []
+    assert waited <= CARRIED_ON
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(9))
+def test_a_synchronous_standby_of_postgresql_takes_over_again_and_again(number: int) -> None:
+    test_a_synchronous_standby_of_postgresql_takes_over_and_nothing_is_lost()
+
+
+def test_an_asynchronous_standby_of_postgresql_lacks_what_it_had_not_received() -> None:
+    with PostgresPair(synchronous=False) as pair, _load(pair.url) as load:
+        app = load.producer.sync
+        before = app.enqueue(NewJob("work", args={"n": 1}))
+        pair.wait_for_standby()
+        pair.standby.stop_following()
+        new = NewJob("work", args={"n": 2})
+        after = app.enqueue(new)
+        pair.fail_over()
+
+        wait_until(lambda: _answers(app))
+        assert app.get(before[0].id) is not None
+        assert app.get(after[0].id) is None
+        assert app.enqueue(new)[0].is_new
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_several_hosts_without_a_primary_are_named(face: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "PAUSES", (0.0,))
+    with PostgresPair(synchronous=False) as pair:
+        app = Dibs(pair.url.partition("?")[0])  # that it must take changes goes without saying
+        app.sync.migrate()
+        pair.primary.kill()
+
+        with face_of(app, face) as caller, pytest.raises(StoreUnavailable) as told:
+            wait_until(lambda: caller.enqueue(NewJob("work")) and False)
+        app.sync.close()
+
+    assert f"127.0.0.1:{pair.primary.port}, 127.0.0.1:{pair.standby.port}" in str(told.value)
+    assert face == "async" or "is read-only" in str(told.value)  # asyncpg tells of the first host instead
+
+
+# -- Redis with Sentinel --------------------------------------------------------------------------
+
+
+def test_a_replica_of_redis_that_sentinel_promotes_is_found() -> None:
+    with RedisPair() as pair, _load(pair.url) as load:
+        with load.under_way():
+            waited = load.carries_on_after(pair.fail_over)
+
+        lost, acknowledged = load.lost(), list(load.acknowledged)
+        if lost:  # replication is asynchronous: the last few may be, and none before one that is kept
+            first = acknowledged.index(lost[0])
+            assert lost == acknowledged[first : first + len(lost)]
+            assert load.acknowledged[lost[0]] > load.killed_at - 2
+    assert waited <= CARRIED_ON
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(9))
+def test_a_replica_of_redis_that_sentinel_promotes_is_found_again_and_again(number: int) -> None:
+    test_a_replica_of_redis_that_sentinel_promotes_is_found()
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_primary_of_redis_that_became_a_replica_is_left_for_the_new_one(face: str) -> None:
+    with RedisPair() as pair:
+        app = Dibs(pair.url)
+        with face_of(app, face) as caller:
+            [first] = caller.enqueue(NewJob("work"))
+            wait_until(lambda: str(first.id) in pair.replica.say("KEYS *"))
+            pair.fail_over()
+            pair.primary.settings = {"replicaof": f"127.0.0.1 {pair.replica.port}"}
+            pair.primary.start()
+
+            wait_until(lambda: _answers(caller))
+            [second] = caller.enqueue(NewJob("work"))
+            assert {job.id for job in caller.find()} == {first.id, second.id}
+        app.sync.close()
+
+
+def _answers(app: Any) -> bool:
+    with contextlib.suppress(StoreUnavailable):
+        app.enqueue(NewJob("probe", queue="probe", delay=3600))
+        [probe] = app.find(queue="probe")
+        app.delete(probe.id)
+        return True
+    return False
+
+
+# -- URLs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+sentinel://h1,h2", "names no primary"),
+        ("redis+sentinel://h1/mymaster/x", "no database"),
+        ("redis://h1:1,h2:2/0", "several hosts only"),
+        ("mysql://h1:1,h2:2/db", "several hosts only"),
+        ("postgresql://h1:5432,h2:secret/db", "can't be read"),
+    ],
+)
+def test_an_address_of_several_hosts_that_can_not_be_is_refused(url: str, said: str) -> None:
+    from dibs import BadRequest
+
+    with pytest.raises(BadRequest, match=said) as refused:
+        Dibs(url).sync.open()
+
+    assert "secret" not in str(refused.value)
