@@ -37,6 +37,7 @@ STORES: dict[str, tuple[str, Traits]] = {
     "sqlite": ("SQLite", SQLite.traits),
     "postgresql": ("PostgreSQL", PostgreSQL.traits),
     "mariadb": ("MariaDB", MySQL.traits),
+    "mysql": ("MySQL", MySQL.traits),
     "redis": ("Redis", Redis.traits),
     "redis-cluster": ("Redis Cluster", Redis.traits),
 }
@@ -45,6 +46,7 @@ FIXTURES = {
     "sqlite": ("migrated_file", "sqlite"),
     "postgresql": ("postgresql", "own_postgresql", "pgbouncer", "migrated_database", "postgres"),
     "mariadb": ("mariadb", "own_mariadb", "migrated_mariadb"),
+    "mysql": ("mysql", "own_mysql", "migrated_mysql", "secure_url"),
     "redis": ("redis_server", "own_redis", "on_redis"),
     "redis-cluster": ("redis_cluster",),
 }
@@ -54,7 +56,7 @@ _NAMED = re.compile(r"`(test_\w+)`")
 _NOTE = re.compile(r"<!-- (needs|but|untested on) (.*) -->")
 _TABLE = re.compile(r"(<!-- drawn: (\w+) -->\n)(?:.*\n)*?(<!-- end -->\n)")
 
-_DRIVER = re.compile(r"-(sqlite|postgresql|mysql)\+\w+-")  # as SQLAlchemy names them
+_DRIVER = re.compile(r"-(sqlite|postgresql|mariadb|mysql)\+\w+-")  # as SQLAlchemy names them
 
 Where = Mapping[str, frozenset[str]]  # test -> stores that it runs on
 
@@ -72,7 +74,7 @@ def where_tests_run(items: Iterable[Any]) -> dict[str, frozenset[str]]:
 
 def _stores_of(item: Any) -> Iterator[str]:
     words = f"-{item.callspec.id}-" if hasattr(item, "callspec") else ""
-    words = _DRIVER.sub(r"-\1-", words).replace("-mysql-", "-mariadb-")
+    words = _DRIVER.sub(r"-\1-", words)
     parametrised = [store for store in STORES if f"-{store}-" in words.replace("redis-cluster", "cluster")]
     if "redis-cluster" in words:
         parametrised.append("redis-cluster")

@@ -36,8 +36,8 @@ async def main() -> None:
     await working
 
     print(f"{TICKS} ticks, each of them once: {len(set(seen[:TICKS])) == TICKS}")
-    for schedule in await app.schedules():
-        print(schedule.name, "at", schedule.expression, "runs", schedule.kind)
+    for schedule in await app.schedules.list():
+        print(schedule.name, "at", schedule.rule, "runs", schedule.kind)
     await app.close()
 
 

@@ -27,7 +27,7 @@ function show(job) {
   shown.dataset.state = job.state
   for (const name of ["kind", "state", "attempts"]) shown.querySelector(`.${name}`).textContent = job[name]
   shown.querySelector(".tags").textContent = job.tags.join(" ")
-  shown.querySelector("progress").value = job.state === "succeeded" ? 1 : job.progress
+  shown.querySelector("progress").value = job.progress
   shown.querySelector("span").textContent = job.message ?? ""
   shown.querySelector("button").hidden = job.state !== "running"
   if (job.state === "succeeded") showTotals()
