@@ -12,7 +12,7 @@ MEMORY := $(shell [ "$(ROOM)" -gt 8000000 ] 2>/dev/null && echo TMPDIR=/dev/shm)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-pgbouncer check docs bench clean
+.PHONY: help setup demo test test-long test-pgbouncer check screenshots docs site dist bench clean
 
 help: ## list what you can ask for
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -45,9 +45,27 @@ check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-docs: $(STAMP) ## draw what the documents take from the code: guarantees, states, command line
+screenshots: $(STAMP) ## take the screenshots of the page again, from the real page
+	$(BIN)/python docs/draw_screenshots.py
+
+docs: $(STAMP) ## draw what the documents take from the code: guarantees, states, command line, verbs
 	$(BIN)/python docs/draw_guarantees.py
 	$(BIN)/python docs/reference/draw_cli.py > docs/reference/cli.md
+	$(BIN)/python docs/reference/draw_verbs.py > docs/reference/verbs.md
+
+site: $(VENV)/.site ## build the site into build/site/html, with the reference drawn from the code
+	$(BIN)/python -m tools.site
+
+$(VENV)/.site: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group site
+	@touch $(VENV)/.site
+
+dist: $(VENV)/.dist ## build and check wheel and source archive; pythons="python3.12 python3.13" tries them there
+	$(BIN)/python -m tools.dist $(pythons)
+
+$(VENV)/.dist: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dist
+	@touch $(VENV)/.dist
 
 bench: $(STAMP) ## measure dibs beside bare statements and its peers; only="redis --rounds 5" for a part
 	$(BIN)/python -m benchmarks $(only)
