@@ -9,7 +9,7 @@ import pytest
 from dibs import LeaseLost
 from dibs.operations import upkeep
 from tests.support.faces import Face, Make, nothing_written
-from tests.support.internals import store_of
+from tests.support.internals import held_of, store_of
 
 LEASE = 3.0  # seconds: renewed after one, and patient with a busy machine
 
@@ -93,6 +93,16 @@ def test_a_block_that_lost_its_job_says_so_and_settles_nothing(app: Face, make: 
             claim.check()
 
     assert app.get(claim.job.id).state == "ready"
+
+
+def test_a_success_in_a_block_that_had_given_up_counts(app: Face, make: Make) -> None:
+    claim = make.running()
+
+    with claim:
+        held_of(claim).give_up()  # as a renewal that did not get through in time would do
+        claim.succeed("sent")
+
+    assert app.get(claim.job.id).result == "sent"
 
 
 def test_a_block_whose_lease_ran_out_unnoticed_settles_nothing(app: Face, make: Make) -> None:

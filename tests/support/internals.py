@@ -17,6 +17,11 @@ def core_of(app: Any) -> Any:
     return app._core
 
 
+def held_of(claim: Any) -> Any:
+    """Return the state of a claim that its two faces and its worker share."""
+    return claim._held
+
+
 def store_of(app: Any) -> Any:
     """Return the store that an app is connected to."""
     return core_of(app).store

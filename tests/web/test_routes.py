@@ -514,7 +514,7 @@ def test_metrics_tell_what_waits_and_what_was_done(app: Dibs, client: TestClient
     make(app, queue='say "hi"\\')
     claim = running(app, queue="mail")
     claim.succeed()
-    running(app, queue="mail")._held.is_lost()  # as a lost lease would set it
+    running(app, queue="mail")._held.give_up()  # as a lost lease would set it
     running(app, queue="mail")
     pass_time(app, 10)
 

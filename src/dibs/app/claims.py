@@ -27,6 +27,7 @@ from dibs.operations.enqueue import NewRow
 from dibs.operations.settle import (
     Renewal,
     SettleRequest,
+    given_up,
     lease_lost,
     progress,
     renew_one,
@@ -79,7 +80,7 @@ class ClaimState:
 
     def check(self) -> None:
         if self.lost:
-            raise lease_lost(self.job.id, self.token)
+            raise given_up(self.job.id, self.token)
 
     def check_stop(self) -> None:
         """Raise if the handler should stop; for handlers in threads, which can't be interrupted."""
@@ -95,8 +96,8 @@ class ClaimState:
         timeout = self.core.registry.tasks[self.job.kind].timeout
         return TimeoutError(f"it took longer than its timeout of {timeout:g} s{and_then}")
 
-    def is_lost(self) -> None:
-        """Note that the store no longer has the job as ours, and report it once."""
+    def give_up(self) -> None:
+        """Rely on this claim no longer: the store refused it, or no renewal got through in time."""
         if not self.lost:
             self.lost = True
             self.core.events.lost(self.job)
@@ -269,11 +270,11 @@ class ClaimVerbs:
 
     @property
     def lost(self) -> bool:
-        """True once the keeping of this claim has failed."""
+        """True once this claim can't be relied on: the store refused it, or no renewal got through in time."""
         return self._held.lost
 
     def check(self) -> None:
-        """Raise `LeaseLost` when the keeping of this claim has failed."""
+        """Raise `LeaseLost` once this claim can't be relied on any more."""
         self._held.check()
 
     @verb
@@ -355,11 +356,11 @@ class Claim(ClaimVerbs, AsyncFace):
     ) -> None:
         held = self._held
         held.core.keeper.drop(held)
-        if held.lost:
-            task = asyncio.current_task()
-            if task is not None and isinstance(error, asyncio.CancelledError):
-                task.uncancel()
-            raise lease_lost(held.job.id, held.token) from error
+        stopped = held.lost and isinstance(error, asyncio.CancelledError)
+        if stopped and (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        if held.lost and (stopped or not held.settled):
+            raise given_up(held.job.id, held.token) from error
         if not held.settled:
             # Shielded: the cancellation that ends the block must not also abort giving the job back.
             await asyncio.shield(run_async(held.settle(outcome_of_block(held, error))))
@@ -380,8 +381,8 @@ class SyncClaim(ClaimVerbs, SyncFace):
     ) -> None:
         held = self._held
         held.core.keeper.drop(held)
-        if held.lost:
-            raise lease_lost(held.job.id, held.token) from error
+        if held.lost and not held.settled:
+            raise given_up(held.job.id, held.token) from error
         if not held.settled:
             run(held.settle(outcome_of_block(held, error)))
 

@@ -253,7 +253,7 @@ class LeaseKeeper:
         self._kept.pop(kept.held.key, None)
         if self._newest.get(kept.held.job.id) is kept:
             del self._newest[kept.held.job.id]
-        kept.held.is_lost()
+        kept.held.give_up()
         _tell(kept)
 
 

@@ -228,3 +228,10 @@ def lease_lost(id: UUID, token: int) -> LeaseLost:
         f"job {id} is no longer held by the claim with token {token}: its lease ran out and the job "
         "was taken back, or it was settled otherwise; nothing was changed"
     )
+
+
+def given_up(id: UUID, token: int) -> LeaseLost:
+    return LeaseLost(
+        f"the claim on job {id} with token {token} was given up: its lease could not be renewed in time, or "
+        "the job was taken back; another worker may have it by now"
+    )

@@ -308,7 +308,7 @@ class OpenCompletions(RetriedWaits[ClaimState, Completion]):
         if (job.state, job.token) == (JobState.succeeded, held.token):
             self._committed(held, completion.settlement)
         else:
-            held.is_lost()
+            held.give_up()
         return True
 
 

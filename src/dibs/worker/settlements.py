@@ -88,7 +88,7 @@ class Settlements:
         self.count += len(over) - len(lost)
         for held, one in over:
             if lost and any(one is other for other in lost):
-                held.is_lost()
+                held.give_up()
             else:
                 held.is_settled(one)
                 if one.delay is not None:
