@@ -97,7 +97,7 @@ class ClaimState:
         return TimeoutError(f"it took longer than its timeout of {timeout:g} s{and_then}")
 
     def give_up(self) -> None:
-        """Rely on this claim no longer: the store refused it, or no renewal got through in time."""
+        """Give up this claim: the store refused it, or no renewal got through in time."""
         if not self.lost:
             self.lost = True
             self.core.events.lost(self.job)
@@ -270,7 +270,7 @@ class ClaimVerbs:
 
     @property
     def lost(self) -> bool:
-        """True once this claim can't be relied on: the store refused it, or no renewal got through in time."""
+        """True once this claim can't be relied on: it was refused, or no renewal got through in time."""
         return self._held.lost
 
     def check(self) -> None:

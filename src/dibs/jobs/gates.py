@@ -1,4 +1,4 @@
-"""Which jobs of a train or slot may go (ADR 12): decided here and nowhere else, without a store or a clock.
+"""Which jobs of a train or slot may go (ADR 12): decided here, without a store or a clock.
 
 Memory, SQLite, MySQL and PostgreSQL lock a gate, load the few rows that a decision needs, ask one of these
 functions, and apply its answer. docs/internals/gates.md has the rules in words.
@@ -6,10 +6,7 @@ functions, and apply its answer. docs/internals/gates.md has the rules in words.
 Two stores repeat rules. `tests/model/test_gates_agree.py` and `test_pipelines_agree.py` compare both with
 memory in random runs, and mutants there and in `tests/faults` break the copies:
 
-- Redis decides inside a script, under these names: `fits`, `open_train`, `choose`, `offer`, `preempt` and
-  `open_slot` in opening.lua; `end_at_gate` (here `holds` and `first_to_hold`), `join` (`new_position`),
-  `kept_instead` and `waiting_in` in turns.lua; `gives_way` in stage.lua; `may_overtake` (`has_room`) in
-  claim_job.lua.
+- Redis decides inside a script: the list is at the top of lua/lib/gate.lua.
 - PostgreSQL advances trains in one statement, `open_trains` in gates.sql, which repeats `open_train`.
 """
 

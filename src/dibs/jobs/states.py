@@ -1,10 +1,9 @@
 """The life of a job: its states, what may follow what, and what a finished attempt leads to.
 
-Everything that decides a next state lives in this file; engines only apply it, under a guard.
-The rules they must judge by themselves, because only the store knows the moment, are what a
-sweep makes of an expired lease, and that a job asked to cancel never goes back to waiting; they are
-spelled out in `swept` and `put_back`, and pinned by the state machine test. Which job of a train or slot
-may go is decided in gates.py.
+Engines apply these rules under a guard. Three they repeat in SQL and Lua, because only the store knows the
+moment: what a sweep makes of an expired lease (`swept`), that a job asked to cancel never goes back to
+waiting (`put_back`), and that a job of a slot waits as `blocked`. The state machine test compares them. Which
+job of a train or slot may go is decided in gates.py.
 """
 
 from dataclasses import dataclass

@@ -62,7 +62,7 @@ clock. Each returns rows.
 | `minutes`,            | the sums of these counts in a time, by queue or | bounded                       |
 | `forget_minutes`      | kind or of all; remove the ones before a time   |                               |
 | `refuse`, `refusals`, | note a write of a claim that had lost this job, | once; the newest twenty of a  |
-| `forget_refusals`     | if it is there; read what was noted; remove     | job                           |
+| `forget_refusals`     | if the job exists; read what was noted; remove  | job                           |
 |                       | what was noted of jobs that are gone            |                               |
 | `identify`            | the identity of the store                       | one id, kept for good         |
 | `depart`              | take jobs out that don't run, for another store | they can't be claimed; kept   |
@@ -106,7 +106,8 @@ position at a gate, of the sort `job`, as the gate itself may be gone; by whatev
 
 A caller's open transaction may have a gate locked (`Traits.locks_gates`). Then `settle` and `exchange` take a
 `patience`. With "none", a settlement at a locked gate is not applied, but named, by a row with `waits` or in
-`waiting` of the first row. With "short", the question fails after about a second. With it come the unique
+`waiting` of the first row. With "wary", a settlement whose own row is locked is not
+applied either. With "short", the question fails after about a second. With it come the unique
 `keys` of these jobs, by id, which may be locked, too. Left out, they wait.
 
 `claim` may come with the ids of jobs that hints have `named`; left out when there are none, as for engines

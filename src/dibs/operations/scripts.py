@@ -1,7 +1,7 @@
 """Run a script, a generator of steps, on the sync or the async face.
 
 An operation yields a `Step` and is sent the rows of its answer; an SQL engine's answer yields queries in the
-same way. The two runners below exist once per face; everything above them is written once (ADR 2).
+same way. The two runners below exist once per face; every operation is written once (ADR 2).
 """
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence

@@ -52,7 +52,8 @@ class SettleRequest(Struct, frozen=True, gc=False, kw_only=True):
         return [child[_ID] for child in self.children]
 
 
-# How long to wait for locks: not for gates and keys; not for the jobs' own rows either; for a second.
+# Locks that are waited for. "none": not those of gates and keys; "wary": not those of the jobs' own rows,
+# either; "short": all, for a second.
 Patience = Literal["none", "wary", "short"]
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Conversation = Generator[str | Query | Copy, Any, T]
 
 # Seconds after which the server ends a session that is idle within a transaction of ours: a process that was
-# stopped there would keep its row locks (DESIGN §7). Never set on a caller's connection.
+# stopped there would keep its row locks. Never set on a caller's connection.
 IDLE_LIMIT = 2
 
 
