@@ -95,14 +95,15 @@ def _wait_for(happened: object, seconds: float = 20) -> None:
 
 
 def _processes_naming(text: str) -> list[str]:
+    """Processes with this text in their command or their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            line = process.read_bytes() + process.with_name("environ").read_bytes()
         except OSError:
             continue
-        if text in line:
-            found.append(line)
+        if text.encode() in line:
+            found.append(line.replace(b"\0", b" ").decode(errors="replace"))
     return found
 
 
@@ -300,4 +301,4 @@ def test_sample_jobs_are_on_a_page_until_ctrl_c(tmp_path: Path) -> None:
 
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
-    _wait_for(lambda: not _processes_naming("dibs.cli.trial.samples"))
+    _wait_for(lambda: not _processes_naming(str(tmp_path)))
