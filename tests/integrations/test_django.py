@@ -6,12 +6,14 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -39,30 +41,20 @@ from dibs.integrations.django.database_url import server_url
 from dibs.integrations.django.management.commands import dibs as command
 from dibs.settings import read_settings
 from dibs.testing.sync import run_pending
-from tests.support import django_project, django_shop
+from tests.support import django_project, django_shop, pythons
 from tests.support.guides import write_project
 from tests.support.internals import core_of
 from tests.support.raw_sql import bare_store
+from tests.support.servers import MissingServer
 
 NEWEST = schema_version("postgresql")
 
 
-def _point_django_at(url: str) -> None:
-    connections.settings.update(connections.configure_settings({"default": django_project.database(url)}))
-    if hasattr(connections._connections, "default"):
-        connections["default"].close()
-        del connections["default"]
-
-
 @contextmanager
 def _django_at(url: str) -> Iterator[None]:
-    _point_django_at(url)
-    store.follow()
     django_shop.ran.clear()
-    yield
-    app.sync.close()
-    connections.close_all()
-    _point_django_at("sqlite:///:memory:")
+    with django_project.pointed_at(url):
+        yield
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb", "mysql"])
@@ -210,7 +202,7 @@ def test_a_handler_finishes_its_job_in_atomic_or_not_at_all(project: str, commit
 
 def test_times_are_right_in_a_project_without_time_zones(project: str) -> None:
     with override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo"):
-        _point_django_at(project)
+        django_project.point_django_at(project)
         with transaction.atomic():
             [job] = app.sync.enqueue(NewJob("work", delay=60), within=connection)
         result = django_shop.note.using(run_after=datetime.now() + timedelta(hours=10)).enqueue()
@@ -330,6 +322,40 @@ def test_priority_queue_and_time_come_from_the_task(project: str) -> None:
     assert abs(job.run_at - later) < timedelta(seconds=1)
     assert job.tags == ["tests.support.django_shop.note_later"]
     assert result.task.get_result(result.id).task.run_after == later
+
+
+def test_the_kind_of_a_task_is_the_path_of_its_function(project: str) -> None:
+    result = django_shop.note.enqueue()
+    again = django_shop.note.using(backend="again").enqueue()
+
+    assert app.sync.get(result.id).kind == "tests.support.django_shop.note"
+    assert app.sync.get(again.id).kind == "tests.support.django_shop.note@again"
+    work()
+    assert [task_backends["again"].get_result(again.id).status, len(django_shop.ran)] == ["SUCCESSFUL", 2]
+
+
+def test_a_worker_imports_a_task_that_it_has_not_heard_of(
+    project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from django_tasks import task\n@task()\ndef late():\n    return 'found'\n"
+    (tmp_path / "elsewhere_shop.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    args = {"task": "elsewhere_shop.late", "args": [], "kwargs": {}}
+    [job] = app.sync.enqueue(NewJob("elsewhere_shop.late", args))
+    [other] = app.sync.enqueue(NewJob("no_such_module.task"))
+
+    work()
+
+    assert (app.sync.get(job.id).result, app.sync.get(other.id).state) == ("found", "ready")
+
+
+def test_a_task_stored_by_an_earlier_version_runs(project: str) -> None:
+    args = {"task": "tests.support.django_shop.note", "args": [1], "kwargs": {}}
+    [job] = app.sync.enqueue(NewJob("django_task", args))
+
+    work()
+
+    assert default_task_backend.get_result(str(job.id)).return_value == [[1], {}]
 
 
 def test_results_of_others_are_not_found(project: str) -> None:
@@ -491,7 +517,7 @@ def test_options_that_do_not_exist_are_refused() -> None:
 
 
 def test_jobs_in_memory_are_warned_of() -> None:
-    _point_django_at("sqlite:///:memory:")
+    django_project.point_django_at("sqlite:///:memory:")
 
     [warning] = [one for one in task_backends["default"].check() if isinstance(one, checks.CheckMessage)]
 
@@ -523,7 +549,7 @@ def test_migrate_leaves_alone_what_dibs_has_migrated(bare: str) -> None:
 
 
 def test_jobs_follow_django_to_the_database_of_a_test_run(bare: str, tmp_path: Path) -> None:
-    _point_django_at(f"sqlite:///{tmp_path}/test_run.db")
+    django_project.point_django_at(f"sqlite:///{tmp_path}/test_run.db")
 
     call_command("migrate", verbosity=0)
 
@@ -578,22 +604,60 @@ except ValueError as error:
     print(error)
 take_from_stock("pens")
 take_from_stock("pens")
+from dibs.integrations.django.backend import TASKS_MODULE
+print(TASKS_MODULE)
 """
+ADMIN = """
+import django; django.setup()
+from django.contrib.auth.models import User
+from django.test import Client
+
+client = Client(headers={"host": "localhost"})
+client.force_login(User.objects.create_superuser("ann"))
+page = client.get("/admin/dibs/job/")
+print(page.status_code, b"count_stock" in page.content, b"shop.tasks.send_receipt" in page.content)
+"""
+SOURCE = Path(store.__file__).parents[3]
 
 
-def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.fixture(params=["django-tasks", "django-6.0"])
+def python(request: pytest.FixtureRequest) -> Path:
+    """The Python of an environment with the tasks of the package, or with those of Django itself."""
+    if request.param == "django-tasks":
+        return Path(sys.executable)
+    try:
+        return pythons.django_six()
+    except MissingServer as error:
+        pytest.skip(str(error))
+
+
+def test_the_guide_does_what_it_says(
+    python: Path, engine: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     names = write_project("django.md", tmp_path)
+    own_tasks = python != Path(sys.executable)
+    if own_tasks:
+        tasks, settings = tmp_path / "shop/tasks.py", tmp_path / "settings.py"
+        tasks.write_text(tasks.read_text().replace("from django_tasks", "from django.tasks"))
+        settings.write_text(settings.read_text().replace('"django_tasks",', ""))
+        about = Path(str(distribution("dibs")._path))  # type: ignore[attr-defined]
+        shutil.copytree(about, tmp_path / about.name)  # what an installed dibs says of itself
     url = bare_store(engine, request, tmp_path)
     (tmp_path / "manage.py").write_text(MANAGE)
     databases = {"default": django_project.database(url)}
     (tmp_path / "here.py").write_text(f"from settings import *\nDATABASES = {databases!r}\n")
 
     def run(*words: str) -> str:
-        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(tmp_path), str(SOURCE), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "here", "PYTHONPATH": path}
-        command = [sys.executable, *words]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+            [str(python), *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -601,13 +665,15 @@ def test_the_guide_does_what_it_says(engine: str, request: pytest.FixtureRequest
     said = run("-c", ORDERS)
     processes = ["--processes", "2"] if engine == "sqlite" else []
     run("manage.py", "dibs", "work", "--until-idle", "--settings=here", *processes)
+    page = run("-c", ADMIN)
 
     assert "settings.py" in names
-    assert said == "no such order\n"
+    assert said == f"no such order\n{'django.tasks' if own_tasks else 'django_tasks'}\n"
+    assert page == "200 True True\n"
     with Dibs(url).sync as store:
         assert sorted((job.kind, job.result) for job in store.find()) == [
             ("count_stock", "counted pens"),
-            ("django_task", "receipt for order 1"),
+            ("shop.tasks.send_receipt", "receipt for order 1"),
         ]
 
 
@@ -617,7 +683,7 @@ def test_the_command_line_is_that_of_dibs_on_the_projects_store(project: str) ->
 
     call_command("dibs", "jobs", "list", stdout=printed)
 
-    assert "django_task" in printed.getvalue()
+    assert "tests.support.django_shop.note" in printed.getvalue()
     with pytest.raises(CommandError, match="UUID"):
         call_command("dibs", "why", "nonsense")
 

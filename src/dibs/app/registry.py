@@ -1,6 +1,6 @@
 """The kinds that a process knows, and the way from a new job to its row."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -35,6 +35,9 @@ class Registry:
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
     """The leases of kinds that don't have the usual one, in microseconds."""
+    finders: list[Callable[[str], None]] = field(default_factory=list)
+    """Of a framework: each is asked once for a kind that is not known, and may register it."""
+    asked: set[str] = field(default_factory=set)
 
     def add(self, task: Task[..., Any]) -> None:
         if task.kind in self.tasks:
@@ -46,6 +49,14 @@ class Registry:
     def remove(self, task: Task[..., Any]) -> None:
         del self.tasks[task.kind]
         self.leases.pop(task.kind, None)
+
+    def knows(self, kind: str) -> bool:
+        """Return whether the kind is registered, also if a finder does that now."""
+        if kind not in self.tasks and self.finders and kind not in self.asked:
+            self.asked.add(kind)
+            for find in self.finders:
+                find(kind)
+        return kind in self.tasks
 
     def options(self, kind: str) -> Options:
         task = self.tasks.get(kind)

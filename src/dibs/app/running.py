@@ -106,10 +106,9 @@ def _value(ran: bool | LeaseLost) -> bool:
 
 
 def handler_for(registry: Registry, job: Job) -> "Task[..., Any]":
-    task = registry.tasks.get(job.kind)
-    if task is None:
+    if not registry.knows(job.kind):
         raise Refused(f"this process has no handler for jobs of kind {job.kind!r}; register it with @app.job")
-    return task
+    return registry.tasks[job.kind]
 
 
 async def perform(

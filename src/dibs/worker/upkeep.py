@@ -77,16 +77,20 @@ class Upkeep:
         """Enqueue the jobs of schedules that are due; return whether there were any."""
         return await self._schedules.enqueue_due(upcoming)
 
-    async def finish(self, upcoming: Upcoming, *, is_idle: bool) -> None:
-        """Do the rare parts, and set the time of the next round; an idle worker names kinds it can't run."""
-        began_at = self._timer.began_at
+    async def finish(self, upcoming: Upcoming, *, is_idle: bool) -> bool:
+        """Do the rare parts, and set the time of the next round; an idle worker names kinds it can't run.
+
+        Return whether it found a handler for one of them.
+        """
+        began_at, has_learned = self._timer.began_at, False
         if upcoming.ready and is_idle and began_at >= self._next_naming:
             self._next_naming = began_at + self._core.settings.poll
-            await self.name_unknown_kinds()
+            has_learned = await self.name_unknown_kinds()
         with suppress(StoreUnavailable):
             await self._minutes.write_if_due(upcoming.now)
         await self._rare.do(began_at)
         self._timer.next_at = min(self._timer.next_at, began_at + self._pause(upcoming, began_at))
+        return has_learned
 
     async def close(self) -> None:
         """Write what was counted, and report that the worker has left."""
@@ -94,13 +98,16 @@ class Upkeep:
             await self._minutes.write_rest()
             await self._core.store.run_async(lambda _: upkeep.leave(self._name))
 
-    async def name_unknown_kinds(self) -> None:
-        """Log the kinds of ready jobs for which this worker has no handler."""
+    async def name_unknown_kinds(self) -> bool:
+        """Log the kinds of ready jobs for which this worker has no handler; return whether it found one."""
         try:
             pairs = await self._core.store.run_async(lambda _: ready_pairs(self._queues))
         except StoreUnavailable:
-            return
-        self._unknown_kinds.log_new(pairs, known=self._core.registry.tasks)
+            return False
+        registry = self._core.registry
+        found = [kind for _, kind in pairs if kind not in registry.tasks and registry.knows(kind)]
+        self._unknown_kinds.log_new(pairs, known=registry.tasks)
+        return bool(found)
 
     def _pause(self, upcoming: Upcoming, now: float) -> float:
         poll = min(self._listener.poll(self._core.settings.poll), self._shortest_lease())

@@ -149,7 +149,8 @@ class Worker:
             elif self._state.until_idle and self._is_idle():
                 if self._turns.look_anew():
                     continue
-                await self._upkeep.name_unknown_kinds()
+                if await self._upkeep.name_unknown_kinds():
+                    self._state.work.expect()
                 if self._is_idle():  # still: a job may have been enqueued meanwhile
                     return
             else:
@@ -176,7 +177,7 @@ class Worker:
             return
         if heard.id is None:  # it may be about a job that is due later
             self._state.upkeep.within(SOON)
-        if heard.kind is None or heard.kind in self._core.registry.tasks:
+        if heard.kind is None or self._core.registry.knows(heard.kind):
             self._turns.hint(heard)
         self._state.changed()
 
@@ -209,7 +210,9 @@ class Worker:
         self._state.health.store_answered()
         work.upkeep_found(upcoming.now if upcoming.ready else None, more=upcoming.overdue or has_ticked)
         is_idle = not work.has_claimed_since_upkeep() and self._turns.room > 0
-        await self._upkeep.finish(upcoming, is_idle=is_idle)
+        if await self._upkeep.finish(upcoming, is_idle=is_idle):
+            work.expect()
+            self._state.changed()
 
     # -- the end --------------------------------------------------------------------------------
 

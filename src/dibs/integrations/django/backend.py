@@ -1,12 +1,17 @@
 """`DibsBackend`: Django's tasks, kept and run by dibs.
 
-A task that raises is failed, as Django's tasks have it, unless OPTIONS["retry"] says otherwise. After a
-worker died its tasks run again, up to OPTIONS["max_attempts"] times.
+A task is a kind of its own: the path of its function, with `@` and the backend if that is not the default.
+A worker that meets one it does not know imports it. A task that raises is failed, as Django's tasks have
+it, unless OPTIONS["retry"] says otherwise. After a worker died its tasks run again, up to
+OPTIONS["max_attempts"] times.
 """
 
+import logging
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from importlib import import_module
+from threading import Lock
 from traceback import format_exception
 from typing import Any
 
@@ -51,6 +56,8 @@ STATUS = {
     JobState.cancelled: TaskResultStatus.FAILED,
 }
 OPTIONS = ("max_attempts", "retry", "timeout", "lease")
+_registering = Lock()
+log = logging.getLogger("dibs")
 
 
 class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
@@ -69,16 +76,34 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
             raise BadRequest(
                 f"OPTIONS of TASKS[{alias!r}]: no {min(unknown)!r}; there are {', '.join(OPTIONS)}"
             )
-        self.kind = kind_of(alias)
-        if self.kind not in store.app._core.registry.tasks:  # there is a backend per thread
-            options = {"retry": Retry.never(), **self.options}
-            store.app.job(name=self.kind, **options)(run_task)
+        self._register(self.shared_kind)
+
+    @property
+    def shared_kind(self) -> str:
+        """The kind of tasks with a path too long for a name, and of tasks stored by earlier versions."""
+        return "django_task" if self.alias == "default" else f"django_task.{self.alias}"
+
+    def kind_of(self, path: str) -> str:
+        """Return the kind of a task of this backend."""
+        kind = path if self.alias == "default" else f"{path}@{self.alias}"
+        return kind if len(kind) <= LONGEST_NAME else self.shared_kind
+
+    def validate_task(self, task: Any) -> None:
+        """Check a task when it is declared, and register its kind."""
+        super().validate_task(task)
+        self._register(self.kind_of(task.module_path))
+
+    def _register(self, kind: str) -> None:
+        with _registering:  # there is a backend per thread
+            if kind not in store.app._core.registry.tasks:
+                options = {"retry": Retry.never(), **self.options}
+                store.app.job(name=kind, **options)(partial(run_task, self.alias))
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Store a task; inside `atomic` it is stored with the commit, or never."""
         self.validate_task(task)
         new = NewJob(
-            self.kind,
+            self.kind_of(task.module_path),
             {"task": task.module_path, "args": list(args), "kwargs": dict(kwargs)},
             queue=task.queue_name,
             priority=task.priority,
@@ -98,7 +123,7 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
             job = store.get(result_id)
         except BadRequest:
             job = None
-        if job is None or job.kind != self.kind:
+        if job is None or job.kind not in (self.kind_of(job.args.get("task", "")), self.shared_kind):
             raise TaskResultDoesNotExist(result_id)
         return self.result_of(job)
 
@@ -155,14 +180,9 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
         )
 
 
-def kind_of(alias: str) -> str:
-    """Return the kind of all tasks of a backend, so that any worker can run any of them."""
-    return "django_task" if alias == "default" else f"django_task.{alias}"
-
-
-def run_task(ctx: Context, task: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def run_task(alias: str, ctx: Context, task: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Import a task and call it, in a worker's thread with connections of its own."""
-    backend = next(one for one in dibs_backends() if one.kind == ctx.job.kind)
+    backend = task_backends[alias]
     result = backend.result_of(ctx.job)
     first = [TaskContext(task_result=result)] if result.task.takes_context else []
     task_started.send(type(backend), task_result=result)
@@ -188,8 +208,26 @@ def _end(result: Any, **outcome: Any) -> None:
 
 
 def dibs_backends() -> list[DibsBackend]:
-    """Return the backends of dibs in TASKS; making one registers its kind."""
+    """Return the backends of dibs in TASKS; making one lets its tasks be found."""
     return [one for alias in task_backends if isinstance(one := task_backends[alias], DibsBackend)]
+
+
+def find(kind: str) -> None:
+    """Import the task that a kind is the path of; its declaration registers it."""
+    path, _, _ = kind.partition("@")
+    try:
+        found = import_string(path)
+    except ImportError:
+        return
+    except Exception:
+        log.exception("the module of the task %s can't be imported", path)
+        return
+    for backend in dibs_backends():
+        if isinstance(found, Task) and kind == backend.kind_of(path):
+            backend._register(kind)
+
+
+store.app._core.registry.finders.append(find)
 
 
 def _task_of(job: Job) -> Any:

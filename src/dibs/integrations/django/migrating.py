@@ -9,6 +9,7 @@ from django.db.migrations.operations.base import Operation
 from dibs.engines.sql.blocks import Dialect
 from dibs.engines.sql.migrations import MIGRATION_LOCK, dialect_named, pending, schema_table, undoing
 from dibs.integrations.django import store
+from dibs.integrations.django.models import described
 
 
 class DibsVersion(Operation):  # type: ignore[misc]
@@ -51,7 +52,8 @@ class DibsVersion(Operation):  # type: ignore[misc]
 def version(number: int) -> type[Any]:
     """Return the migration of one version."""
     before = [] if number == 1 else [("dibs", _name(number - 1))]
-    about = {"operations": [DibsVersion(number)], "dependencies": before, "initial": number == 1}
+    operations = [DibsVersion(number), *([described()] if number == 1 else [])]
+    about = {"operations": operations, "dependencies": before, "initial": number == 1}
     return type("Migration", (Migration,), about)
 
 
