@@ -19,9 +19,9 @@ from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.faces import AsyncFace, Call, Calls, SyncFace, ask, make, run, run_async, verb
 from dibs.jobs import payload
-from dibs.jobs.failures import describe, error_entry, errors_text
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import Job, NewJob
+from dibs.jobs.outcomes import describe, error_entry, errors_text
 from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded, settle
 from dibs.operations.enqueue import NewRow
 from dibs.operations.settle import (

@@ -11,9 +11,9 @@ from dibs.faces import Calls, ask, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job
-from dibs.jobs.minutes import MinuteStats
 from dibs.operations import manage, minutes, queries, search
 from dibs.operations.manage import Acted
+from dibs.operations.minutes import MinuteStats
 from dibs.operations.queries import MOST_FOUND, job_filter
 from dibs.operations.search import MOST_COUNTED, Count, Found
 from dibs.settings import Duration, span

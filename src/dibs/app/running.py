@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dibs.app.around import call_inside, call_inside_sync, enter_through_last_async
 from dibs.app.claims import CancelAsked, Claim, ClaimState, StopAsked
 from dibs.app.context import Context
+from dibs.app.lifespan import call_inside, call_inside_sync, enter_through_last_async
 from dibs.app.outcomes import CANCELLED_WITHIN, outcome_of, outcome_of_error, settle_attempt
 from dibs.app.registry import Registry
 from dibs.app.tasks import Task

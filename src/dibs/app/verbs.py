@@ -18,8 +18,7 @@ from dibs.app.state import AppState
 from dibs.app.watching import JobWait
 from dibs.clock import monotonic
 from dibs.doctor import Finding
-from dibs.doctor.servers import drifted, uncompared
-from dibs.doctor.wakeup_check import echo, echo_async
+from dibs.doctor.servers import drifted, echo, echo_async, uncompared
 from dibs.engines.retries import Tries
 from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.store import Operation, Store
@@ -31,13 +30,13 @@ from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import USUAL_LEASE, check_priority
 from dibs.jobs.pipelines import PipelineDraft
 from dibs.jobs.states import FINISHED
-from dibs.operations import manage, queries, refusals, upkeep
+from dibs.operations import manage, queries, upkeep
 from dibs.operations.claim import ClaimRequest, claim
 from dibs.operations.enqueue import enqueue
 from dibs.operations.queries import Queue
 from dibs.operations.questions import Traits
-from dibs.operations.refusals import Refusal
 from dibs.operations.scripts import Script
+from dibs.operations.settle import Refusal, refusals
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.why import Why, explain
 from dibs.settings import Duration, lease_micros, seconds, span
@@ -201,7 +200,7 @@ class Verbs(FindVerbs, Generic[C, N]):
     def refusals(self, id: UUID | str) -> Calls[list[Refusal]]:
         """Return the late writes to this job that were refused, oldest first; the newest twenty are kept."""
         parsed = parse_id(id)
-        return (yield from ask(self._core.store, lambda _: refusals.refusals(parsed)))
+        return (yield from ask(self._core.store, lambda _: refusals(parsed)))
 
     @verb
     def why(self, id: UUID | str) -> Calls[Why]:

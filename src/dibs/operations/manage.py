@@ -12,8 +12,8 @@ import msgspec
 
 from dibs.clock import SECOND
 from dibs.errors import NotFound, NotStale, Refused
-from dibs.jobs.failures import error_entry, errors_text
 from dibs.jobs.job import Job
+from dibs.jobs.outcomes import error_entry, errors_text
 from dibs.jobs.states import WAITING, WORKER_DIED, JobState
 from dibs.operations.enqueue import ENOUGH_RACES
 from dibs.operations.queries import get

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
-from dibs.app.dibs import Dibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.registry import Registry
 from dibs.app.state import AppState
-from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
 from dibs.engines.retries import Tries
 from dibs.errors import BadRequest

@@ -10,8 +10,20 @@ from datetime import datetime, timedelta
 from dibs.clock import monotonic
 from dibs.engines.store import Store
 from dibs.jobs.job import Job
-from dibs.jobs.minutes import DONE, DURATION, FAILED, LATENCY, NOTHING, added, bucket_of
-from dibs.operations.minutes import MINUTE, QUARTER, add_to_minute, forget_minutes, minute_of
+from dibs.operations.minutes import (
+    DONE,
+    DURATION,
+    FAILED,
+    LATENCY,
+    MINUTE,
+    NOTHING,
+    QUARTER,
+    add_to_minute,
+    added,
+    bucket_of,
+    forget_minutes,
+    minute_of,
+)
 from dibs.worker.exchange import EndedAttempt
 from dibs.worker.state import QueueKind
 

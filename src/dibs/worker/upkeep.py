@@ -16,9 +16,9 @@ from dibs.clock import SECOND, monotonic
 from dibs.errors import DibsError, StoreUnavailable
 from dibs.events import log
 from dibs.operations import upkeep
-from dibs.operations.refusals import forget_refusals
 from dibs.operations.schedules import RECORDED_EVERY, enqueue_due
 from dibs.operations.scripts import Row, Script, Step
+from dibs.operations.settle import forget_refusals
 from dibs.operations.upkeep import Upcoming
 from dibs.worker.exchange import USUAL_LEASE
 from dibs.worker.listening import HintListener
