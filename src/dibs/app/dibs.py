@@ -270,9 +270,6 @@ class SyncDibs(Verbs[SyncClaim, SyncNewPipeline], SyncFace):
 
     _claim, _new_pipeline = SyncClaim, SyncNewPipeline
 
-    def __init__(self, core: AppState) -> None:
-        self._core = core
-
     def __repr__(self) -> str:
         return f"<SyncDibs {self._core}>"
 
