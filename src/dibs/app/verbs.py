@@ -1,7 +1,6 @@
 """The verbs of an app, each declared once for both faces: arguments, checks, the operation it asks."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -23,7 +22,7 @@ from dibs.engines.retries import Tries
 from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.store import Operation, Store
 from dibs.errors import BadRequest, DibsError, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
-from dibs.faces import Call, Calls, make, verb
+from dibs.faces import Call, Calls, make, sleep, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
@@ -231,7 +230,7 @@ class Verbs(FindVerbs, Generic[C, N]):
         while True:
             if (job := waiting.finished((yield from self._get(id)))) is not None:
                 return job
-            yield Call(time.sleep, asyncio.sleep, (waiting.pause(),))
+            yield from sleep(waiting.pause())
 
     # -- act ------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, Refused
-from dibs.faces import Calls
+from dibs.faces import Calls, sleep
 from dibs.jobs.job import read_stored
 from dibs.jobs.states import WAITING, JobState
-from dibs.moving.stores import MOST_AT_ONCE, Stores, sleep
+from dibs.moving.stores import MOST_AT_ONCE, Stores
 from dibs.operations import manage, queries, upkeep
 from dibs.operations.queries import Queue
 from dibs.operations.schedules import copy_schedule, stored_schedules
