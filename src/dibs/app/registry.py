@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 from uuid import UUID
 
-import msgspec
-
 from dibs.app.context import Context
 from dibs.app.tasks import Task
 from dibs.errors import BadRequest
@@ -164,7 +162,7 @@ def _tags(tags: Sequence[str]) -> str:
         return "[]"
     if isinstance(tags, str) or not isinstance(tags, Collection) or len(tags) > payload.MOST_TAGS:
         raise BadRequest(f"tags must be a list of at most {payload.MOST_TAGS} strings, not {tags!r}")
-    return msgspec.json.encode([payload.check_name(tag, "tag") for tag in tags]).decode()
+    return payload.json_text([payload.check_name(tag, "tag") for tag in tags])
 
 
 P = ParamSpec("P")

@@ -10,10 +10,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from dibs.errors import BadRequest, UnfitArguments
 from dibs.jobs.job import Job, JobError
+from dibs.jobs.payload import json_text
 from dibs.settings import Duration
 
 ErrorClasses = tuple[type[BaseException], ...]
@@ -135,8 +134,8 @@ def error_entry(
 def errors_text(earlier: Sequence[JobError], entry: dict[str, Any] | None) -> str:
     """Return the job's errors with this one added; of very many the newest are kept."""
     if entry is None:
-        return "[]" if not earlier else msgspec.json.encode(earlier).decode()
-    return msgspec.json.encode([*earlier, entry][-MOST_ERRORS:]).decode()
+        return "[]" if not earlier else json_text(earlier)
+    return json_text([*earlier, entry][-MOST_ERRORS:])
 
 
 def safe_text(text: str, longest: int) -> str:

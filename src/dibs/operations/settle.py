@@ -176,10 +176,7 @@ def _is_at_gate(one: SettleRequest) -> bool:
 
 
 def _won_before(one: SettleRequest, row: Row | None) -> bool:
-    return row is not None and (row["settled_token"], row["settled_as"]) == (
-        one.token,
-        one.settled_as,
-    )
+    return row is not None and (row["settled_token"], row["settled_as"]) == (one.token, one.settled_as)
 
 
 def _holds(one: SettleRequest, row: Row | None) -> bool:

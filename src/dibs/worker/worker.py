@@ -136,7 +136,7 @@ class Worker:
                 await asyncio.shield(self._wind_down(0))
             raise
         finally:
-            await self._settlements.finish_callbacks()
+            await self._settlements.callbacks.finish()
 
     async def _work(self) -> None:
         while not self._state.is_stopping:
@@ -199,7 +199,7 @@ class Worker:
                 self._state.work.expect()
                 self._state.changed()
             if upcoming.overdue:
-                self._settlements.report(await self._upkeep.sweep())
+                self._settlements.callbacks.tell(await self._upkeep.sweep())
             has_ticked = await self._upkeep.enqueue_ticks(upcoming)
         except StoreUnavailable as error:
             self._listener.store_lost()

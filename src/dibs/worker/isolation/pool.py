@@ -123,10 +123,6 @@ class ChildProcess:
 
     # -- ending it: from any thread -------------------------------------------------------------
 
-    def stop_lost(self, held: ClaimState) -> None:
-        """End it before the lease ends, even if the event loop is blocked."""
-        self.stop(_kill_seconds(held))
-
     def stop(self, seconds: float = KILL_AFTER) -> None:
         """Send SIGTERM, and SIGKILL after these seconds; to all processes that it started, too."""
         with self._lock:
@@ -310,7 +306,7 @@ class ProcessPool:
         """End the process of a lost claim; called from another thread, as the event loop may be blocked."""
         process = self._busy.get(held.key)
         if process is not None and held.lost:
-            process.stop_lost(held)
+            process.stop(_kill_seconds(held))  # before the lease ends, even if the event loop is blocked
 
     def _take_idle(self) -> ChildProcess | None:
         while self._idle:
