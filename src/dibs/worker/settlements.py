@@ -11,9 +11,9 @@ from dibs.clock import SECOND
 from dibs.jobs.states import Released
 from dibs.operations.settle import Patience, SettleRequest
 from dibs.worker.exchange import EndedAttempt, Exchange, Exchanged
-from dibs.worker.minutes import MinuteCounters
 from dibs.worker.open_transactions import LockedSettlements, OpenCompletions
 from dibs.worker.state import WorkerState
+from dibs.worker.upkeep import MinuteCounters
 
 
 class Settlements:

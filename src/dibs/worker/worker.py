@@ -23,12 +23,11 @@ from dibs.worker.exchange import Exchange
 from dibs.worker.health import Health
 from dibs.worker.isolation.importing import refuse_while_loading
 from dibs.worker.listening import HintListener
-from dibs.worker.minutes import MinuteCounters
 from dibs.worker.runner import Runner
 from dibs.worker.settlements import Settlements
 from dibs.worker.state import SOON, WorkerState
 from dibs.worker.turns import Turns
-from dibs.worker.upkeep import Upkeep
+from dibs.worker.upkeep import MinuteCounters, Upkeep
 
 GRACE = 10.0  # seconds
 MOST_CONCURRENCY = 100_000
