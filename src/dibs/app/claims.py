@@ -269,7 +269,7 @@ class ClaimVerbs:
 
     @property
     def lost(self) -> bool:
-        """True once this claim can't be relied on: the store refused it, or no renewal got through in time."""
+        """True once this claim can't be relied on: it was refused, or no renewal got through in time."""
         return self._held.lost
 
     def check(self) -> None:
