@@ -4,8 +4,7 @@ from dibs.app.callbacks import JobEvent
 from dibs.app.claims import Claim, SyncClaim
 from dibs.app.collections import NewPipeline, SyncNewPipeline
 from dibs.app.context import Context, SyncContext
-from dibs.app.dibs import Dibs
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
 from dibs.engines.sql.schema_check import SchemaProblem
@@ -30,17 +29,17 @@ from dibs.errors import (
     UnsupportedConnection,
 )
 from dibs.jobs.job import Job, JobError, NewJob
-from dibs.jobs.minutes import Histogram, MinuteStats
 from dibs.jobs.outcomes import Cancel, Fail, Snooze
 from dibs.jobs.pipelines import Branch, Pipeline
 from dibs.jobs.states import JobState, Retry
 from dibs.operations.manage import Acted
+from dibs.operations.minutes import Histogram, MinuteStats
 from dibs.operations.pipelines import PipelineInfo
 from dibs.operations.queries import Queue, Slot, Train
 from dibs.operations.questions import Traits
-from dibs.operations.refusals import Refusal
 from dibs.operations.schedules import ScheduleInfo
 from dibs.operations.search import Count, Found
+from dibs.operations.settle import Refusal
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.watch import Change
 from dibs.operations.why import Why

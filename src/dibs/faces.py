@@ -5,6 +5,8 @@ ways; the face that the method is reached through decides which. Type checkers s
 with a coroutine as its result on the async face.
 """
 
+import asyncio
+import time
 from collections.abc import Callable, Coroutine, Generator
 from functools import update_wrapper
 from inspect import getattr_static, signature
@@ -48,6 +50,11 @@ def ask(
     """Run an operation on a store and return its result."""
     result: T = yield Call(store.run, store.run_async, (operation, within))
     return result
+
+
+def sleep(seconds: float) -> Calls[None]:
+    """Wait for this long."""
+    yield Call(time.sleep, asyncio.sleep, (seconds,))
 
 
 # The only two loops over calls: each verb becomes a method of its own with one of them, so that a verb costs

@@ -19,7 +19,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 from dibs import Dibs
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli.commands.serve import verify_lines
 from dibs.dashboard import Dashboard
 from dibs.integrations.service import Credentials, make_service

@@ -16,7 +16,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
 from dibs import NewJob
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from tests.browser.conftest import PageTab, barriers, page_of
 from tests.support.proxy import FaultProxy
 

@@ -10,7 +10,7 @@ import pytest
 
 from dibs import LeaseLost, NewJob
 from dibs.jobs.ids import new_id
-from dibs.operations.refusals import LateWrite, forget_refusals, record_refusals
+from dibs.operations.settle import LateWrite, forget_refusals, record_refusals
 from tests.support.faces import Face, Make
 
 LATE: dict[str, Callable[[Any], object]] = {

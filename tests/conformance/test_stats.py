@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest
-from dibs.jobs.minutes import DONE, DURATION, FAILED, LATENCY, NOTHING
-from dibs.operations.minutes import MINUTE, QUARTER, add_to_minute, forget_minutes, minute_of
+from dibs.operations.minutes import (
+    DONE,
+    DURATION,
+    FAILED,
+    LATENCY,
+    MINUTE,
+    NOTHING,
+    QUARTER,
+    add_to_minute,
+    forget_minutes,
+    minute_of,
+)
 from dibs.operations.scripts import Step
 from tests.support.faces import Face
 

@@ -17,11 +17,11 @@ from dibs.engines import redis as redis_engine
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.protocol import ReplyError
 from dibs.engines.redis.scripts import lua_script
-from dibs.jobs.minutes import MINUTE_COLUMNS
 from dibs.operations import minutes, upkeep
+from dibs.operations.minutes import MINUTE_COLUMNS
 from dibs.operations.questions import GATE_QUESTIONS, QUESTIONS
-from dibs.operations.refusals import LateWrite, record_refusals
 from dibs.operations.scripts import Step
+from dibs.operations.settle import LateWrite, record_refusals
 from tests.support.fault_stores import Place, exchange
 from tests.support.internals import age, begin_schedule, core_of, run_script
 from tests.support.moves import ELSEWHERE, ask

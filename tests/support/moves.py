@@ -9,9 +9,8 @@ from uuid import UUID
 from dibs import Dibs, Job
 from dibs.jobs.job import StoredJob, read_stored
 from dibs.moving import MoveReport
-from dibs.moving.report import MoveOptions
 from dibs.moving.stores import Stores
-from dibs.moving.transfer import transfer_all
+from dibs.moving.transfer import MoveOptions, transfer_all
 from dibs.operations.questions import SETTLEMENT_COLUMNS
 from dibs.operations.scripts import Step
 from tests.support.faces import Face

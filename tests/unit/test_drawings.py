@@ -15,8 +15,8 @@ from dibs.dashboard.rendering import as_json, relative, shown
 from dibs.dashboard.waiting import Backlogs, reasons
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job, JobError
-from dibs.jobs.minutes import BUCKETS, Histogram, MinuteStats
 from dibs.jobs.states import JobState
+from dibs.operations.minutes import BUCKETS, Histogram, MinuteStats
 from dibs.operations.queries import Queue
 from dibs.operations.upkeep import WorkerInfo
 

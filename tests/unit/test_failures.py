@@ -7,8 +7,8 @@ import pytest
 
 from dibs import JobError
 from dibs.jobs import Job, JobState
-from dibs.jobs.failures import MOST_ERRORS, describe, error_entry, errors_text, safe_text
 from dibs.jobs.ids import new_id
+from dibs.jobs.outcomes import MOST_ERRORS, describe, error_entry, errors_text, safe_text
 
 
 class Hostile(Exception):

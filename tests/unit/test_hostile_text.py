@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dibs import BadRequest, Dibs
-from dibs.app.secrets import Throttle
+from dibs.app.guards import Throttle
 from dibs.integrations.prometheus import merge_processes
 from dibs.integrations.service import Credentials
 from dibs.jobs import payload

@@ -12,9 +12,8 @@ import sqlalchemy
 
 from dibs.outbox import Inbox, Outbox
 from dibs.outbox import operations as verbs
-from dibs.outbox.inbox import SyncInbox
 from dibs.outbox.operations import BatchRequest
-from dibs.outbox.outbox import SyncOutbox
+from dibs.outbox.outbox import SyncInbox, SyncOutbox
 from dibs.outbox.statements import Statements, TableNames
 from tests.support.servers import PostgreSQL
 

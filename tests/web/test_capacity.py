@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dibs import Dibs
-from dibs.app.capacity import StreamLimit, most_connections
+from dibs.app.guards import StreamLimit, most_connections
 from dibs.integrations import connections
 from dibs.integrations.connections import limited_to
 from dibs.integrations.fastapi import requests

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from dibs import Dibs, NewJob
-from dibs.app.secrets import MOST_ADDRESSES, MOST_WRONG, Throttle
+from dibs.app.guards import MOST_ADDRESSES, MOST_WRONG, Throttle
 from dibs.cli import app as cli
 from dibs.clock import SECOND
 from dibs.integrations.service import Credentials, make_service

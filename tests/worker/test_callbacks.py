@@ -217,7 +217,7 @@ async def test_a_worker_that_sweeps_a_job_it_lost_reports_it_once(
     async with working(app) as worker:
         await finished(app, job)
         for token in (held[0][1], held[0][1] + 1000):  # the same loss, and another
-            worker._settlements.report([callbacks.PendingEvent("lost", job.id, token)])
+            worker._settlements.callbacks.tell([callbacks.PendingEvent("lost", job.id, token)])
         await wait_until(lambda: len(_losses(heard)) == 2)
 
     assert len(_losses(heard)) == 2

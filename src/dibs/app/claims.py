@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,9 +18,9 @@ from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.faces import AsyncFace, Call, Calls, SyncFace, ask, make, run, run_async, verb
 from dibs.jobs import payload
-from dibs.jobs.failures import describe, error_entry, errors_text
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import Job, NewJob
+from dibs.jobs.outcomes import describe, error_entry, errors_text
 from dibs.jobs.states import CancelledBy, Outcome, Raised, Released, Snoozed, Succeeded, settle
 from dibs.operations.enqueue import NewRow
 from dibs.operations.settle import (
@@ -348,12 +347,7 @@ class Claim(ClaimVerbs, AsyncFace):
         self._held.keep(tell)
         return self._held.job
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         held = self._held
         held.core.keeper.drop(held)
         stopped = held.lost and isinstance(error, asyncio.CancelledError)
@@ -373,12 +367,7 @@ class SyncClaim(ClaimVerbs, SyncFace):
         self._held.keep(lambda _: None)
         return self._held.job
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         held = self._held
         held.core.keeper.drop(held)
         if held.lost and not held.settled:

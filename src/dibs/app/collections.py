@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dibs.app.callbacks import cancelled_events
+from dibs.app.finding import AppVerbs
 from dibs.app.verbs import joined_call
 from dibs.engines.retries import Tries
 from dibs.errors import BadRequest
-from dibs.faces import AsyncFace, Calls, SyncFace, ask, verb
+from dibs.faces import AsyncFace, Calls, SyncFace, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import new_id, parse_id
 from dibs.jobs.job import Job, NewJob
@@ -27,25 +28,20 @@ if TYPE_CHECKING:
     from dibs.app.state import AppState
 
 
-class TrainVerbs:
+class TrainVerbs(AppVerbs):
     """The verbs of `app.trains`: jobs that run strictly one after another."""
-
-    def __init__(self, core: "AppState") -> None:
-        self._core = core
 
     @verb
     def get(self, name: str) -> Calls[Train | None]:
         """Return the train of this name; None when no job is on it."""
         names = [payload.check_name(name, "train")]
-        found = yield from ask(
-            self._core.store, lambda _: queries.find_trains(names, held=False, after=None, limit=1)
-        )
+        found = yield from self._ask(lambda _: queries.find_trains(names, held=False, after=None, limit=1))
         return found[0] if found else None
 
     @verb
     def held(self) -> Calls[list[Train]]:
         """Return the trains that wait for an operator, by name: retry the head, or release the train."""
-        return (yield from ask(self._core.store, lambda _: queries.held_trains(MOST_FOUND)))
+        return (yield from self._ask(lambda _: queries.held_trains(MOST_FOUND)))
 
     @verb
     def release(self, name: str) -> Calls[bool]:
@@ -54,11 +50,7 @@ class TrainVerbs:
         `NotFound` when no job is on it.
         """
         checked = payload.check_name(name, "train")
-        return (
-            yield from ask(
-                self._core.store, lambda tries: queries.release_train(checked, unsure=tries.unsure)
-            )
-        )
+        return (yield from self._ask(lambda tries: queries.release_train(checked, unsure=tries.unsure)))
 
     @verb
     def list(
@@ -69,12 +61,7 @@ class TrainVerbs:
         start = None if after is None else payload.check_name(after, "after")
         if most <= 0:
             return []
-        return (
-            yield from ask(
-                self._core.store,
-                lambda _: queries.find_trains(None, held=held, after=start, limit=most),
-            )
-        )
+        return (yield from self._ask(lambda _: queries.find_trains(None, held=held, after=start, limit=most)))
 
 
 class Trains(TrainVerbs, AsyncFace):
@@ -85,23 +72,20 @@ class SyncTrains(TrainVerbs, SyncFace):
     """The sync face of `app.trains`."""
 
 
-class SlotVerbs:
+class SlotVerbs(AppVerbs):
     """The verbs of `app.slots`: keys that jobs share, so that not all of them run at once."""
-
-    def __init__(self, core: "AppState") -> None:
-        self._core = core
 
     @verb
     def current(self, key: str | tuple[Any, ...]) -> Calls[Job | None]:
         """Return the job that started last, of the jobs that share this key."""
         slot = slot_name(key)
-        return (yield from ask(self._core.store, lambda _: queries.current_of(slot)))
+        return (yield from self._ask(lambda _: queries.current_of(slot)))
 
     @verb
     def get(self, key: str | tuple[Any, ...]) -> Calls[Slot | None]:
         """Return the slot of this key; None when no job with it waits or runs."""
         names = [slot_name(key)]
-        found = yield from ask(self._core.store, lambda _: queries.find_slots(names, after=None, limit=1))
+        found = yield from self._ask(lambda _: queries.find_slots(names, after=None, limit=1))
         return found[0] if found else None
 
     @verb
@@ -111,7 +95,7 @@ class SlotVerbs:
         start = None if after is None else slot_name(after)
         if most <= 0:
             return []
-        return (yield from ask(self._core.store, lambda _: queries.find_slots(None, after=start, limit=most)))
+        return (yield from self._ask(lambda _: queries.find_slots(None, after=start, limit=most)))
 
 
 class Slots(SlotVerbs, AsyncFace):
@@ -174,17 +158,14 @@ class SyncNewPipeline(NewPipelineVerbs, SyncFace):
     """The sync face of a new pipeline."""
 
 
-class PipelineVerbs:
+class PipelineVerbs(AppVerbs):
     """The verbs of `app.pipelines`: jobs that belong together."""
-
-    def __init__(self, core: "AppState") -> None:
-        self._core = core
 
     @verb
     def get(self, id: UUID | str) -> Calls[Pipeline | None]:
         """Return the pipeline with all its jobs: counts by state, progress, tree; None when it has none."""
         parsed, filter = parse_id(id), job_filter(pipeline_id=id)
-        return (yield from ask(self._core.store, lambda _: pipelines.get(parsed, filter)))
+        return (yield from self._ask(lambda _: pipelines.get(parsed, filter)))
 
     @verb
     def list(self, *, limit: int = 50, after: UUID | str | None = None) -> Calls["list[PipelineInfo]"]:
@@ -193,7 +174,7 @@ class PipelineVerbs:
         start = None if after is None else parse_id(after)
         if most <= 0:
             return []
-        return (yield from ask(self._core.store, lambda _: pipelines.newest(limit=most, after=start)))
+        return (yield from self._ask(lambda _: pipelines.newest(limit=most, after=start)))
 
     @verb
     def cancel(self, id: UUID | str, reason: str | None = None) -> Calls[int]:
@@ -201,8 +182,8 @@ class PipelineVerbs:
         core = self._core
         parsed, filter, why = parse_id(id), job_filter(pipeline_id=id), core.checked_text(reason, "reason")
         wanted = core.callbacks.want("cancelled")
-        changed = yield from ask(
-            core.store, lambda _: pipelines.change("cancel", parsed, filter, with_rows=wanted, reason=why)
+        changed = yield from self._ask(
+            lambda _: pipelines.change("cancel", parsed, filter, with_rows=wanted, reason=why)
         )
         yield from core.callbacks.call(core.store, cancelled_events(changed.rows))
         return changed.number
@@ -211,27 +192,24 @@ class PipelineVerbs:
     def retry(self, id: UUID | str) -> Calls[int]:
         """Let all of its failed and cancelled jobs run again, in their order; return how many."""
         parsed, filter = parse_id(id), job_filter(pipeline_id=id, state=("failed", "cancelled"))
-        changed = yield from ask(self._core.store, lambda _: pipelines.change("retry", parsed, filter))
+        changed = yield from self._ask(lambda _: pipelines.change("retry", parsed, filter))
         return changed.number
 
 
-class ScheduleVerbs:
+class ScheduleVerbs(AppVerbs):
     """The verbs of `app.schedules`: rules that enqueue a job at each of their ticks."""
-
-    def __init__(self, core: "AppState") -> None:
-        self._core = core
 
     @verb
     def list(self) -> Calls["list[ScheduleInfo]"]:
         """Return all schedules, by name: the ones that were put, and the ones of `@app.every`."""
         known = self._core.schedules.definitions
-        return (yield from ask(self._core.store, lambda _: schedules.find_schedules(known)))
+        return (yield from self._ask(lambda _: schedules.find_schedules(known)))
 
     @verb
     def get(self, name: str) -> Calls[ScheduleInfo | None]:
         """Return the schedule of this name; None if there is none."""
         checked, known = payload.check_name(name, "name"), self._core.schedules.definitions
-        return (yield from ask(self._core.store, lambda _: schedules.find_schedule(checked, known)))
+        return (yield from self._ask(lambda _: schedules.find_schedule(checked, known)))
 
     @verb
     def put(
@@ -247,7 +225,7 @@ class ScheduleVerbs:
         if new.run_at is not None or new.delay is not None:
             raise BadRequest("a job of a schedule is due at its tick: leave out run_at= and delay=")
         about = schedules.definition(when_checked, tz, check_missed(missed), "store", row)
-        return (yield from ask(core.store, lambda _: schedules.put_schedule(checked, about)))
+        return (yield from self._ask(lambda _: schedules.put_schedule(checked, about)))
 
     @verb
     def pause(self, name: str) -> Calls[ScheduleInfo]:
@@ -261,11 +239,7 @@ class ScheduleVerbs:
 
     def _pause(self, name: str, *, paused: bool) -> Calls[ScheduleInfo]:
         checked, known = payload.check_name(name, "name"), self._core.schedules.definitions
-        return (
-            yield from ask(
-                self._core.store, lambda _: schedules.pause_schedule(checked, known, paused=paused)
-            )
-        )
+        return (yield from self._ask(lambda _: schedules.pause_schedule(checked, known, paused=paused)))
 
     @verb
     def run_now(self, name: str) -> Calls[Job]:
@@ -276,7 +250,7 @@ class ScheduleVerbs:
             known, fresh = core.schedules.definitions, tries.number == 0
             return schedules.run_schedule(checked, known, id, fresh=fresh, ours=tries.unsure)
 
-        job = yield from ask(core.store, operation)
+        job = yield from self._ask(operation)
         core.events.enqueued([job])
         return job
 
@@ -284,10 +258,7 @@ class ScheduleVerbs:
     def delete(self, name: str) -> Calls[None]:
         """Remove a schedule that was put; `Refused` for one of `@app.every`, `NotFound` if there is none."""
         checked, known = payload.check_name(name, "name"), self._core.schedules.definitions
-        yield from ask(
-            self._core.store,
-            lambda tries: schedules.delete_schedule(checked, known, unsure=tries.unsure),
-        )
+        yield from self._ask(lambda tries: schedules.delete_schedule(checked, known, unsure=tries.unsure))
 
 
 class Schedules(ScheduleVerbs, AsyncFace):

@@ -1,27 +1,36 @@
-"""`Dibs`: the async face of an app, and the decorators that make jobs of functions."""
+"""`Dibs` and `SyncDibs`: the two faces of an app, and the decorators that make jobs of functions."""
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from dibs.app.around import A, check_around
 from dibs.app.callbacks import C, CallbackName
-from dibs.app.claims import Claim
-from dibs.app.collections import NewPipeline, Pipelines, Schedules, Slots, Trains
+from dibs.app.claims import Claim, SyncClaim
+from dibs.app.collections import (
+    NewPipeline,
+    Pipelines,
+    Schedules,
+    Slots,
+    SyncNewPipeline,
+    SyncPipelines,
+    SyncSchedules,
+    SyncSlots,
+    SyncTrains,
+    Trains,
+)
 from dibs.app.context import Context
-from dibs.app.lifespan import Lifespan, Resources
-from dibs.app.schedules import EveryDecorator
+from dibs.app.lifespan import A, Lifespan, Resources, check_around
+from dibs.app.registry import EveryDecorator
 from dibs.app.state import AppState
-from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
 from dibs.app.verbs import Verbs
 from dibs.app.watching import wake
 from dibs.errors import BadRequest
-from dibs.faces import AsyncFace
+from dibs.faces import AsyncFace, SyncFace
 from dibs.jobs.options import Options, Using, with_options
 from dibs.jobs.schedules import Missed, rule
 from dibs.jobs.states import Isolation, OnConflict, Retry, SlotPolicy, TrainPolicy
@@ -186,12 +195,7 @@ class Dibs(Verbs[Claim, NewPipeline], AsyncFace):
             await self.close()
             raise
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def watch(
@@ -253,3 +257,75 @@ class JobDecorator:
         new = self(task.function)
         core.schedules.hand_over(task, new)
         return new
+
+
+class SyncDibs(Verbs[SyncClaim, SyncNewPipeline], SyncFace):
+    """The sync face of an app. What it returns blocks, too."""
+
+    _claim, _new_pipeline = SyncClaim, SyncNewPipeline
+
+    def __repr__(self) -> str:
+        return f"<SyncDibs {self._core}>"
+
+    @cached_property
+    def trains(self) -> SyncTrains:
+        """Jobs that run one after another."""
+        return SyncTrains(self._core)
+
+    @cached_property
+    def slots(self) -> SyncSlots:
+        """Keys that jobs share, so that not all of them run at once."""
+        return SyncSlots(self._core)
+
+    @cached_property
+    def pipelines(self) -> SyncPipelines:
+        """Jobs that belong together."""
+        return SyncPipelines(self._core)
+
+    @cached_property
+    def schedules(self) -> SyncSchedules:
+        """Rules that enqueue a job at each of their ticks."""
+        return SyncSchedules(self._core)
+
+    def open(self) -> Self:
+        """Connect and check the schema now rather than at the first call."""
+        self._core.store.open()
+        return self
+
+    def close(self) -> None:
+        """Give the connections back; the app opens again at the next call."""
+        self._core.close()
+        self._core.store.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def watch(
+        self,
+        *,
+        job_id: UUID | str | None = None,
+        pipeline_id: UUID | str | None = None,
+        queue: str | None = None,
+    ) -> Iterator[Change]:
+        """Yield changes of a job, a pipeline, a queue or the whole store as they happen; first, all as it is.
+
+        Ends when the job or the whole pipeline has finished. Of several changes that come close together only
+        the latest may be yielded.
+        """
+        return self._watch(watch_target(job_id, pipeline_id, queue))
+
+    def _watch(self, target: WatchTarget) -> Iterator[Change]:
+        news, over = threading.Event(), False
+        with self._core.watching.watched(target, news.set) as subscription:
+            while not over:
+                news.wait()
+                news.clear()
+                changes, over = subscription.take()
+                yield from changes

@@ -1,30 +1,41 @@
 """The verbs of many jobs: find and count them, by filter and search, and change all that match."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from dibs.app.callbacks import cancelled_events
 from dibs.app.state import AppState
+from dibs.engines.store import Operation
 from dibs.errors import BadRequest
 from dibs.faces import Calls, ask, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job
-from dibs.jobs.minutes import MinuteStats
 from dibs.operations import manage, minutes, queries, search
 from dibs.operations.manage import Acted
+from dibs.operations.minutes import MinuteStats
 from dibs.operations.queries import MOST_FOUND, job_filter
 from dibs.operations.search import MOST_COUNTED, Count, Found
 from dibs.settings import Duration, span
 
 MINUTE_MICROS = 60_000_000
 
+T = TypeVar("T")
 
-class FindVerbs:
+
+class AppVerbs:
+    """Verbs of an app, which ask its store."""
+
+    def __init__(self, core: AppState) -> None:
+        self._core = core
+
+    def _ask(self, operation: Operation[T]) -> Calls[T]:
+        return ask(self._core.store, operation)
+
+
+class FindVerbs(AppVerbs):
     """The verbs that take a filter of jobs, on both faces."""
-
-    _core: AppState
 
     @verb
     def find(
@@ -63,22 +74,20 @@ class FindVerbs:
         if limit <= 0:
             return Found(jobs=[])
         wanted, start = search.job_search(**filter), None if after is None else parse_id(after)
-        return (
-            yield from ask(self._core.store, lambda _: search.find_page(wanted, limit=limit, after=start))
-        )
+        return (yield from self._ask(lambda _: search.find_page(wanted, limit=limit, after=start)))
 
     @verb
     def count(self, /, *, cap: int = MOST_COUNTED, **filter: Any) -> Calls[Count]:
         """Count the jobs that match the filters of `find`, up to `cap`; with a search by text, to 1,000."""
         most = payload.check_whole(cap, "cap", 1, 1_000_000)
         wanted = search.job_search(**filter)
-        return (yield from ask(self._core.store, lambda _: search.count(wanted, most)))
+        return (yield from self._ask(lambda _: search.count(wanted, most)))
 
     @verb
     def counts(self, queue: str | None = None) -> Calls[dict[str, int]]:
         """Return how many jobs are in each state."""
         checked = None if queue is None else payload.check_name(queue, "queue")
-        return (yield from ask(self._core.store, lambda _: queries.counts(checked)))
+        return (yield from self._ask(lambda _: queries.counts(checked)))
 
     @verb
     def stats(
@@ -100,7 +109,7 @@ class FindVerbs:
             raise BadRequest(f"by={by!r} must be 'queue' or 'kind'")
         ago = -(-span(since, what="since") // MINUTE_MICROS)
         step = None if width is None else max(1, round(span(width, what="width") / MINUTE_MICROS))
-        return (yield from ask(self._core.store, lambda _: minutes.read_minutes(asked, ago, step, by)))
+        return (yield from self._ask(lambda _: minutes.read_minutes(asked, ago, step, by)))
 
     @verb
     def cancel_many(self, /, *, reason: str | None = None, **filter: Any) -> Calls[int]:
@@ -108,8 +117,8 @@ class FindVerbs:
         core = self._core
         wanted, why = search.job_search(**filter), core.checked_text(reason, "reason")
         tell = core.callbacks.want("cancelled")
-        changed = yield from ask(
-            core.store, lambda _: manage.change_many("cancel", wanted, with_rows=tell, reason=why)
+        changed = yield from self._ask(
+            lambda _: manage.change_many("cancel", wanted, with_rows=tell, reason=why)
         )
         yield from core.callbacks.call(core.store, cancelled_events(changed.rows))
         return changed.number
@@ -118,14 +127,14 @@ class FindVerbs:
     def retry_many(self, /, **filter: Any) -> Calls[int]:
         """Retry all jobs that match, with the filters of `find`; return how many."""
         wanted = search.job_search(**filter)
-        changed = yield from ask(self._core.store, lambda _: manage.change_many("retry", wanted))
+        changed = yield from self._ask(lambda _: manage.change_many("retry", wanted))
         return changed.number
 
     @verb
     def delete_many(self, /, **filter: Any) -> Calls[int]:
         """Remove all jobs that match and are not running, with the filters of `find`; return how many."""
         wanted = search.job_search(**filter)
-        changed = yield from ask(self._core.store, lambda _: manage.change_many("delete", wanted))
+        changed = yield from self._ask(lambda _: manage.change_many("delete", wanted))
         return changed.number
 
     @verb
@@ -149,12 +158,12 @@ class FindVerbs:
             raise BadRequest(f"there is no act {act!r}: retry, cancel or delete")
         wanted, why = search.job_search(**filter), core.checked_text(reason, "reason")
         if preview:
-            found = yield from ask(core.store, lambda _: manage.affected(act, wanted))
+            found = yield from self._ask(lambda _: manage.affected(act, wanted))
             return Acted(matched=len(found), changed=0)
         tell = act == "cancel" and core.callbacks.want("cancelled")
         extra = {"reason": why} if act == "cancel" else {}
-        matched, changed = yield from ask(
-            core.store, lambda _: manage.change_expected(act, wanted, expect, with_rows=tell, **extra)
+        matched, changed = yield from self._ask(
+            lambda _: manage.change_expected(act, wanted, expect, with_rows=tell, **extra)
         )
         yield from core.callbacks.call(core.store, cancelled_events(changed.rows))
         return Acted(matched=matched, changed=changed.number)

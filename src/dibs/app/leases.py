@@ -16,8 +16,7 @@ from uuid import UUID
 from dibs.clock import SECOND, monotonic
 from dibs.errors import DibsError
 from dibs.events import log
-from dibs.operations.refusals import LateWrite, record_refusals
-from dibs.operations.settle import Renewal, renew
+from dibs.operations.settle import LateWrite, Renewal, record_refusals, renew
 
 if TYPE_CHECKING:
     from dibs.app.claims import ClaimState

@@ -1,22 +1,26 @@
-"""What handlers need and share (pools, clients): set up before the first claim, torn down at the end.
+"""What handlers need: the lifespan of an app, which they share, and what is entered around each of them.
 
 `Dibs(lifespan=…)` takes a function that is called with the app and returns a context manager, async or plain.
-What it yields is `ctx.state`.
+It is set up before the first claim and torn down at the end; what it yields is `ctx.state`.
 """
 
 import asyncio
+import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     contextmanager,
 )
-from typing import Any
+from typing import Any, TypeVar
 
 from dibs.errors import BadRequest
+from dibs.jobs.job import Job
 
 Resources = AbstractAsyncContextManager[Any] | AbstractContextManager[Any]
 
@@ -50,8 +54,14 @@ class Lifespan:
             case None:
                 yield None
             case AbstractAsyncContextManager() as resources:
-                with _on_own_loop(resources) as state:
-                    yield state
+                failed: BaseException | None = None
+                with _on_own_loop(resources, "dibs-lifespan") as state:
+                    try:
+                        yield state
+                    except BaseException as error:  # the handler's own: no lifespan gets to see it
+                        failed = error
+                if failed is not None:
+                    raise failed
             case resources:
                 with resources as state:
                     yield state
@@ -109,30 +119,99 @@ class LifespanEntry:
         return task is not None and task.uncancel() == 0
 
 
+# -- `@app.around`: entered around every handler, the first registered outermost -----------------
+
+Around = Callable[[Job], Resources]
+A = TypeVar("A", bound=Around)
+
+
+def check_around(function: A) -> A:
+    if not callable(function):
+        raise BadRequest(f"@app.around goes on a function that takes a job, not on {function!r}")
+    return function
+
+
+async def call_inside(arounds: Sequence[Around], job: Job, function: Any, arguments: dict[str, Any]) -> Any:
+    """Await an async handler inside of them."""
+    async with AsyncExitStack() as stack:
+        for around in arounds:
+            await _enter(stack, around, job)
+        return await function(**arguments)
+
+
+def call_inside_sync(arounds: Sequence[Around], job: Job, function: Any, arguments: dict[str, Any]) -> Any:
+    """Call a plain handler inside of them, in this thread; an async one has a loop in a thread of its own."""
+    if not arounds:
+        return function(**arguments)
+    with ExitStack() as stack:
+        for around in arounds:
+            made = _made(around, job)
+            stack.enter_context(
+                made if isinstance(made, AbstractContextManager) else _on_own_loop(made, "dibs-around")
+            )
+        return function(**arguments)
+
+
+async def enter_through_last_async(
+    stack: AsyncExitStack, arounds: Sequence[Around], job: Job
+) -> Sequence[Around]:
+    """Enter what belongs on the event loop; return the rest, plain ones for the handler's own thread."""
+    last = max((number for number, one in enumerate(arounds, 1) if _is_async(one)), default=0)
+    for around in arounds[:last]:
+        await _enter(stack, around, job)
+    return arounds[last:]
+
+
+def _is_async(around: Around) -> bool:
+    return inspect.isasyncgenfunction(inspect.unwrap(around))
+
+
+async def _enter(stack: AsyncExitStack, around: Around, job: Job) -> None:
+    made = _made(around, job)
+    if isinstance(made, AbstractAsyncContextManager):
+        await stack.enter_async_context(made)
+    else:
+        stack.enter_context(made)
+
+
+def _made(around: Around, job: Job) -> Resources:
+    return checked_resources(around(job), f"@app.around {getattr(around, '__name__', around)}")
+
+
+# -- in a thread --------------------------------------------------------------------------------
+
+
 @contextmanager
-def _on_own_loop(resources: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
-    """Enter and leave it on a loop that runs in a thread of its own for as long as the body does."""
-    entered: Future[tuple[Any, Callable[[], object]]] = Future()
+def _on_own_loop(made: AbstractAsyncContextManager[Any], name: str) -> Iterator[Any]:
+    """Enter and leave it on a loop in a thread; it sees what the body raises, and may suppress it."""
+    entered: Future[tuple[Any, Callable[[BaseException | None], object]]] = Future()
     left: Future[None] = Future()
 
     async def live() -> None:
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        async with resources as state:
-            entered.set_result((state, lambda: loop.call_soon_threadsafe(over.set)))
-            await over.wait()
+        loop, body = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def end(error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(body.set_result, error)
+
+        async with made as state:
+            entered.set_result((state, end))
+            if (error := await body) is not None:
+                raise error
 
     def run() -> None:
         try:
             asyncio.run(live())
-        except BaseException as error:  # raised in the waiting thread: entering or leaving failed
+        except BaseException as error:  # raised in the waiting thread
             (left if entered.done() else entered).set_exception(error)
         else:
             left.set_result(None)
 
-    threading.Thread(target=run, name="dibs-lifespan", daemon=True).start()
-    state, leave = entered.result()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    state, end = entered.result()
     try:
         yield state
-    finally:
-        leave()
-        left.result()
+    except BaseException as error:
+        end(error)
+    else:
+        end(None)
+    left.result()

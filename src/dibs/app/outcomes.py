@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from dibs.errors import BadRequest
 from dibs.events import log
 from dibs.faces import Calls, ask
-from dibs.jobs.failures import frames_of
-from dibs.jobs.outcomes import Cancel, Fail, Snooze, is_worth_retrying, said_by
+from dibs.jobs.outcomes import Cancel, Fail, Snooze, frames_of, is_worth_retrying, said_by
 from dibs.jobs.states import JobState, Outcome, Released, Succeeded
 from dibs.operations.queries import get
 

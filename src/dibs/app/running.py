@@ -8,17 +8,16 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from dibs.app.around import call_inside, call_inside_sync, enter_through_last_async
 from dibs.app.claims import CancelAsked, Claim, ClaimState, StopAsked
 from dibs.app.context import Context
+from dibs.app.lifespan import call_inside, call_inside_sync, enter_through_last_async
 from dibs.app.outcomes import CANCELLED_WITHIN, outcome_of, outcome_of_error, settle_attempt
 from dibs.app.registry import Registry
 from dibs.app.tasks import Task
 from dibs.errors import BadRequest, LeaseLost, Refused, UnfitArguments
 from dibs.faces import run, run_async
 from dibs.jobs.job import Job
+from dibs.jobs.payload import json_text
 from dibs.jobs.states import CancelledBy, Outcome, Released
 
 if TYPE_CHECKING:
@@ -284,7 +283,7 @@ async def _end_of(thread: "asyncio.Future[Any]") -> None:
 
 def arguments_of(task: "Task[..., Any]", job: Job, context: Context | None) -> dict[str, Any]:
     try:
-        arguments = task.signature.read(msgspec.json.encode(job.args).decode())
+        arguments = task.signature.read(json_text(job.args))
     except BadRequest as error:
         raise UnfitArguments(str(error)) from None
     if task.signature.context is not None:

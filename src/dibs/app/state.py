@@ -5,14 +5,12 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from dibs.app.around import Around
 from dibs.app.callbacks import Callbacks
 from dibs.app.claims import SettlementBatcher
 from dibs.app.context import DelayedCalls
 from dibs.app.leases import LeaseKeeper
-from dibs.app.lifespan import Lifespan
-from dibs.app.registry import Registry
-from dibs.app.schedules import CodeSchedules
+from dibs.app.lifespan import Around, Lifespan
+from dibs.app.registry import CodeSchedules, Registry
 from dibs.app.watching import Watching
 from dibs.clock import SECOND
 from dibs.engines.connect import connect

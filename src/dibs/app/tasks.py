@@ -316,7 +316,7 @@ class Signature:
         if value is None or read is None:
             return value
         try:
-            return read(msgspec.json.encode(value).decode())
+            return read(payload.json_text(value))
         except (msgspec.MsgspecError, ValueError, NotImplementedError, TypeError):
             return value
 

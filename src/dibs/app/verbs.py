@@ -1,7 +1,6 @@
 """The verbs of an app, each declared once for both faces: arguments, checks, the operation it asks."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -18,26 +17,25 @@ from dibs.app.state import AppState
 from dibs.app.watching import JobWait
 from dibs.clock import monotonic
 from dibs.doctor import Finding
-from dibs.doctor.servers import drifted, uncompared
-from dibs.doctor.wakeup_check import echo, echo_async
+from dibs.doctor.servers import drifted, echo, echo_async, uncompared
 from dibs.engines.retries import Tries
 from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.store import Operation, Store
 from dibs.errors import BadRequest, DibsError, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
-from dibs.faces import Call, Calls, ask, make, verb
+from dibs.faces import Call, Calls, make, sleep, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import USUAL_LEASE, check_priority
 from dibs.jobs.pipelines import PipelineDraft
 from dibs.jobs.states import FINISHED
-from dibs.operations import manage, queries, refusals, upkeep
+from dibs.operations import manage, queries, upkeep
 from dibs.operations.claim import ClaimRequest, claim
 from dibs.operations.enqueue import enqueue
 from dibs.operations.queries import Queue
 from dibs.operations.questions import Traits
-from dibs.operations.refusals import Refusal
 from dibs.operations.scripts import Script
+from dibs.operations.settle import Refusal, refusals
 from dibs.operations.upkeep import Swept, WorkerInfo
 from dibs.operations.why import Why, explain
 from dibs.settings import Duration, lease_micros, seconds, span
@@ -52,7 +50,6 @@ N = TypeVar("N")
 class Verbs(FindVerbs, Generic[C, N]):
     """The verbs of both faces; a face names its classes of claims and of new pipelines."""
 
-    _core: AppState
     _claim: type[C]
     _new_pipeline: type[N]
 
@@ -184,37 +181,37 @@ class Verbs(FindVerbs, Generic[C, N]):
 
     def _get(self, id: UUID | str) -> Calls[Job | None]:
         parsed = parse_id(id)
-        return (yield from ask(self._core.store, lambda _: queries.get(parsed)))
+        return (yield from self._ask(lambda _: queries.get(parsed)))
 
     @verb
     def queues(self) -> Calls[list[Queue]]:
         """Return the queues that have live jobs or a setting, by name."""
-        return (yield from ask(self._core.store, lambda _: queries.queues()))
+        return (yield from self._ask(lambda _: queries.queues()))
 
     @verb
     def workers(self) -> Calls[list[WorkerInfo]]:
         """Return the workers that were heard of lately, by name."""
         silence = self._core.silence
-        return (yield from ask(self._core.store, lambda _: upkeep.workers(silence)))
+        return (yield from self._ask(lambda _: upkeep.workers(silence)))
 
     @verb
     def refusals(self, id: UUID | str) -> Calls[list[Refusal]]:
         """Return the late writes to this job that were refused, oldest first; the newest twenty are kept."""
         parsed = parse_id(id)
-        return (yield from ask(self._core.store, lambda _: refusals.refusals(parsed)))
+        return (yield from self._ask(lambda _: refusals(parsed)))
 
     @verb
     def why(self, id: UUID | str) -> Calls[Why]:
         """Explain why this job is not running: a sentence for people, `.code` for programs."""
         parsed, silence = parse_id(id), self._core.silence
-        return (yield from ask(self._core.store, lambda _: explain(parsed, silence)))
+        return (yield from self._ask(lambda _: explain(parsed, silence)))
 
     @verb
     def doctor(self) -> Calls[list[Finding]]:
         """Examine the store: is it set up as it should be, and is its work being done?"""
         store, silence = self._core.store, self._core.silence
         try:
-            examined = yield from ask(store, lambda _: examination.examine(silence))
+            examined = yield from self._ask(lambda _: examination.examine(silence))
             schema = yield from make(Call(store.schema_version, store.schema_version_async))
             heard = yield from make(Call(echo, echo_async, (store,)))
             found = examination.judge(examined, heard, schema)
@@ -233,7 +230,7 @@ class Verbs(FindVerbs, Generic[C, N]):
         while True:
             if (job := waiting.finished((yield from self._get(id)))) is not None:
                 return job
-            yield Call(time.sleep, asyncio.sleep, (waiting.pause(),))
+            yield from sleep(waiting.pause())
 
     # -- act ------------------------------------------------------------------------------------
 
@@ -242,7 +239,7 @@ class Verbs(FindVerbs, Generic[C, N]):
         """End a waiting job, ask a running one to stop."""
         core = self._core
         parsed, checked = parse_id(id), core.checked_text(reason, "reason")
-        job = yield from ask(core.store, lambda tries: manage.cancel(parsed, checked, unsure=tries.unsure))
+        job = yield from self._ask(lambda tries: manage.cancel(parsed, checked, unsure=tries.unsure))
         yield from core.callbacks.call(core.store, cancel_events(job))
         return job
 
@@ -250,7 +247,7 @@ class Verbs(FindVerbs, Generic[C, N]):
     def retry(self, id: UUID | str) -> Calls[Job]:
         """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""
         parsed = parse_id(id)
-        return (yield from ask(self._core.store, lambda _: manage.retry(parsed)))
+        return (yield from self._ask(lambda _: manage.retry(parsed)))
 
     @verb
     def update(
@@ -266,47 +263,45 @@ class Verbs(FindVerbs, Generic[C, N]):
         rank = None if priority is None else check_priority(priority)
         if (rank, wait, at) == (None, None, None):
             raise BadRequest("nothing to change: give priority=, run_at= or delay=")
-        return (yield from ask(self._core.store, lambda _: manage.update(parsed, rank, at, wait)))
+        return (yield from self._ask(lambda _: manage.update(parsed, rank, at, wait)))
 
     @verb
     def delete(self, id: UUID | str) -> Calls[bool]:
         """Remove a job that is not running; False when there is none."""
         parsed = parse_id(id)
-        return (yield from ask(self._core.store, lambda tries: manage.delete(parsed, unsure=tries.unsure)))
+        return (yield from self._ask(lambda tries: manage.delete(parsed, unsure=tries.unsure)))
 
     @verb
     def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Calls[Job]:
         """Take back a job that has a lease long over; `NotStale` until then."""
         parsed, settings = parse_id(id), self._core.settings
         stale = span(settings.stale_after if stale_after is None else stale_after, what="stale_after")
-        return (
-            yield from ask(self._core.store, lambda tries: manage.recover(parsed, stale, unsure=tries.unsure))
-        )
+        return (yield from self._ask(lambda tries: manage.recover(parsed, stale, unsure=tries.unsure)))
 
     @verb
     def pause(self, queue: str) -> Calls[None]:
         """Let no worker claim from this queue."""
         name = payload.check_name(queue, "queue")
-        yield from ask(self._core.store, lambda _: manage.set_queue(name, paused=True))
+        yield from self._ask(lambda _: manage.set_queue(name, paused=True))
 
     @verb
     def resume(self, queue: str) -> Calls[None]:
         """Let the jobs of a paused queue be claimed again."""
         name = payload.check_name(queue, "queue")
-        yield from ask(self._core.store, lambda _: manage.set_queue(name, paused=False))
+        yield from self._ask(lambda _: manage.set_queue(name, paused=False))
 
     @verb
     def limit(self, queue: str, n: int | None) -> Calls[None]:
         """Run at most `n` jobs of this queue at a time; None lifts the limit."""
         name = payload.check_name(queue, "queue")
         most = None if n is None else payload.check_whole(n, "limit", 0, 1_000_000)
-        yield from ask(self._core.store, lambda _: manage.set_queue(name, max_running=most, set_limit=True))
+        yield from self._ask(lambda _: manage.set_queue(name, max_running=most, set_limit=True))
 
     @verb
     def sweep(self) -> Calls[Swept]:
         """Do one round of upkeep: due jobs become ready, expired leases are taken back."""
         core = self._core
-        swept = core.swept((yield from ask(core.store, lambda _: upkeep.sweep_and_mend())))
+        swept = core.swept((yield from self._ask(lambda _: upkeep.sweep_and_mend())))
         yield from core.callbacks.call(core.store, swept_events(swept))
         return swept
 
@@ -317,7 +312,7 @@ class Verbs(FindVerbs, Generic[C, N]):
         if states is not None and (live := [one for one in states if one not in FINISHED]):
             raise BadRequest(f"{live[0]} jobs can't be pruned, only {', '.join(sorted(FINISHED))} ones")
         ended = FINISHED if states is None else states
-        return (yield from ask(self._core.store, lambda _: upkeep.prune(age, ended)))
+        return (yield from self._ask(lambda _: upkeep.prune(age, ended)))
 
 
 def joined_call(core: AppState, operation: Operation[list[Job]], within: Any) -> Call[list[Job]]:

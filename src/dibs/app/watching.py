@@ -149,16 +149,12 @@ class Watching:
         self._mind_fork()
         with self._changed:
             self._subscriptions.discard(subscription)
-            target = subscription.target
-            if self._targets.get(key := (target.sort, target.key)) is target and not self._has_watchers(
-                target
-            ):
+            target, key = subscription.target, (subscription.target.sort, subscription.target.key)
+            has_watchers = any(each.target is target for each in self._subscriptions)
+            if self._targets.get(key) is target and not has_watchers:
                 del self._targets[key]
             if not self._subscriptions:
                 self._wake_up()
-
-    def _has_watchers(self, target: WatchTarget) -> bool:
-        return any(each.target is target for each in self._subscriptions)
 
     def _mind_fork(self) -> None:
         """Start anew in a forked process: it has no threads and no watchers."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dibs.jobs.minutes import MinuteStats
+from dibs.operations.minutes import MinuteStats
 from dibs.text import spoken
 
 WIDTH, HEIGHT = 600, 110

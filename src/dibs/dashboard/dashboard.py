@@ -13,8 +13,8 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
 from dibs.app.dibs import Dibs
+from dibs.app.guards import is_cross_site
 from dibs.app.scopes import USUAL_FIELDS, OutOfScope, Scope, check_fields, check_shared
-from dibs.app.secrets import is_cross_site
 from dibs.dashboard.acts import Desk, carry_out
 from dibs.dashboard.checkup import Checkup
 from dibs.dashboard.live import Looks

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from dibs.app.capacity import file_limit, most_connections
+from dibs.app.guards import file_limit, most_connections
 from dibs.app.watching import wake
 from dibs.clock import monotonic
 from dibs.dashboard.pages import View

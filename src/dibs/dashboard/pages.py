@@ -24,9 +24,9 @@ from dibs.dashboard.waiting import reasons_of
 from dibs.errors import NotFound
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job
-from dibs.jobs.minutes import MinuteStats
 from dibs.jobs.pipelines import Pipeline
 from dibs.jobs.states import FINISHED, WAITING, JobState
+from dibs.operations.minutes import MinuteStats
 from dibs.operations.search import MOST_COUNTED
 from dibs.outbox import Outbox
 

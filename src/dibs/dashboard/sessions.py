@@ -10,8 +10,8 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dibs.app.guards import REFUSAL, Throttle, is_cross_site, is_same
 from dibs.app.scopes import Scope
-from dibs.app.secrets import REFUSAL, Throttle, is_cross_site, is_same
 from dibs.clock import monotonic
 from dibs.errors import BadRequest
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from dibs.doctor.facts import Finding, Level, StoreFacts, note, ok, warning
-from dibs.operations.upkeep import WorkerInfo
+from dibs.operations.upkeep import takes
 from dibs.text import numbered, spoken
 
 LONG_WAIT = 60  # seconds
@@ -43,7 +43,7 @@ def waiting(examined: StoreFacts) -> Iterator[Finding]:
 def _served(examined: StoreFacts) -> Iterator[str]:
     """Return the queues with ready jobs that a live worker takes; without a worker, all."""
     for queue, kind in examined.pairs:
-        if not examined.workers or any(_takes(worker, queue, kind) for worker in examined.workers):
+        if not examined.workers or any(takes(worker, queue, kind) for worker in examined.workers):
             yield queue
 
 
@@ -51,16 +51,12 @@ def unknown_kinds(examined: StoreFacts) -> Iterator[Finding]:
     if not examined.workers:
         return
     for queue, kind in examined.pairs:
-        if not any(_takes(worker, queue, kind) for worker in examined.workers):
+        if not any(takes(worker, queue, kind) for worker in examined.workers):
             yield warning(
                 "kinds",
                 f"jobs of kind {kind!r} wait in the queue {queue!r}, and no live worker takes them",
                 "start a worker that has this kind and serves this queue, or cancel them",
             )
-
-
-def _takes(worker: WorkerInfo, queue: str, kind: str) -> bool:
-    return kind in worker.kinds and (worker.queues is None or queue in worker.queues)
 
 
 def expired(examined: StoreFacts) -> Iterator[Finding]:

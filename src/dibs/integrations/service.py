@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dibs.app.dibs import Dibs
-from dibs.app.secrets import REFUSAL, Throttle, is_cross_site, is_same
+from dibs.app.guards import REFUSAL, Throttle, is_cross_site, is_same
 from dibs.dashboard import Dashboard, TokenLogin
 from dibs.integrations.fastapi import lifespan, router
 from dibs.integrations.fastapi.requests import problem

@@ -114,6 +114,11 @@ def encode(value: Any, what: str, limit: int) -> str:
     return text.decode()
 
 
+def json_text(value: Any) -> str:
+    """Return the JSON text of a value that needs no check."""
+    return msgspec.json.encode(value).decode()
+
+
 def decoder(annotation: Any) -> Callable[[str], Any]:
     """Return a function that turns JSON text into values of the annotated type."""
     return msgspec.json.Decoder(annotation, dec_hook=_decode_model).decode

@@ -15,7 +15,7 @@ from dibs.errors import BadRequest
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job
 from dibs.jobs.options import slot_from_text
-from dibs.jobs.payload import decode
+from dibs.jobs.payload import decode, json_text
 
 LONGEST_SEARCH, MOST_WORDS = 2_000, 50
 POSSIBLE = "state, kind, queue, tag, train, slot, worker, id, pipeline, since, args.NAME, error"
@@ -65,7 +65,7 @@ class ArgTerm(NamedTuple):
     def _at_path(self, value: Any) -> str:
         for key in reversed(self.path):
             value = {key: value}
-        return msgspec.json.encode(value).decode()
+        return json_text(value)
 
     def runs(self) -> list[str]:
         """Return texts that the arguments of every match hold, in lower case; of the value if it has any."""
@@ -73,7 +73,7 @@ class ArgTerm(NamedTuple):
         if literal is self.value:
             own = list(_runs(self.value))
         else:
-            as_json = msgspec.json.encode(literal).decode()
+            as_json = json_text(literal)
             own = [as_json] if as_json in self.value.text else []
         keys = (Value(key, exact=True) for key in self.path if not key.isdecimal())
         return own or [run for key in keys for run in _runs(key)]

@@ -14,9 +14,19 @@ was done and pruned meanwhile.
 
 from dibs.app.dibs import Dibs
 from dibs.faces import Calls, run, run_async
-from dibs.moving.report import MoveOptions, MovePreview, MoveReport, Running, Told, UnmovedJob
 from dibs.moving.stores import Stores, lock_move, unlock_move
-from dibs.moving.transfer import give_all_back, identify, preview, transfer_all
+from dibs.moving.transfer import (
+    MoveOptions,
+    MovePreview,
+    MoveReport,
+    Running,
+    Told,
+    UnmovedJob,
+    give_all_back,
+    identify,
+    preview,
+    transfer_all,
+)
 from dibs.operations.pipelines import refuse_open_pipelines
 from dibs.settings import Duration
 

@@ -5,10 +5,9 @@ move holds a job of the target that is named after the source, under a lease lik
 waits until that lease has run out, and gives up when it is renewed.
 """
 
-import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -16,7 +15,7 @@ from dibs.app.claims import ClaimState
 from dibs.app.dibs import Dibs
 from dibs.clock import SECOND
 from dibs.errors import DibsError, Refused
-from dibs.faces import Call, Calls, make
+from dibs.faces import Call, Calls, ask, sleep
 from dibs.jobs.job import Job, NewJob
 from dibs.operations import queries
 from dibs.operations.scripts import Rows, Script, Step
@@ -44,12 +43,7 @@ class Stores:
         """Run a script on one of the stores; `Refused` if another move may have taken over."""
         if self.held is not None and self.held.lost:
             raise Refused("this move was held up, and another may have taken over by now; run it again")
-        store = self._stores[side]
-        return (
-            yield from make(
-                Call(lambda: store.run(lambda _: script()), lambda: store.run_async(lambda _: script()))
-            )
-        )
+        return (yield from ask(self._stores[side], lambda _: script()))
 
     def question(self, side: Side, name: str, **params: Any) -> Calls[Rows]:
         return (yield from self.ask(side, lambda: _step(name, params)))
@@ -65,10 +59,6 @@ def _step(name: str, params: dict[str, Any]) -> Script[Rows]:
     return (yield Step(name, params))
 
 
-def sleep(seconds: float) -> Calls[None]:
-    yield from make(Call(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds)))
-
-
 # -- One move at a time -------------------------------------------------------------------------
 
 
@@ -77,8 +67,9 @@ def lock_move(source: UUID, stores: Stores) -> Calls[Any]:
     target, seen = stores.target, None
     new = NewJob(KIND, queue=KIND, unique=f"{KIND} {source}", max_attempts=MOST_ATTEMPTS)
     while True:
-        [job] = yield Call(lambda: target.sync.enqueue(new), lambda: target.enqueue(new))
-        claim = yield from _claim(target, job.id)
+        [job] = yield Call(target.sync.enqueue, target.enqueue, (new,))
+        claiming = partial(target.sync.claim_job, lease=LEASE), partial(target.claim_job, lease=LEASE)
+        claim = yield Call(*claiming, (job.id,))
         if claim is not None:
             break
         seen = yield from _watch_other(target, job.id, seen)
@@ -88,16 +79,10 @@ def lock_move(source: UUID, stores: Stores) -> Calls[Any]:
     return claim
 
 
-def _claim(target: Dibs, id: UUID) -> Calls[Any]:
-    return (
-        yield Call(lambda: target.sync.claim_job(id, lease=LEASE), lambda: target.claim_job(id, lease=LEASE))
-    )
-
-
 def _watch_other(target: Dibs, id: UUID, seen: object) -> Calls[object]:
     """Return the claim of the other move; `Refused` once it differs from what was seen before."""
     yield Call(target.sync.sweep, target.sweep)
-    job: Job | None = yield Call(lambda: target.sync.get(id), lambda: target.get(id))
+    job: Job | None = yield Call(target.sync.get, target.get, (id,))
     if job is None or job.lease_until is None:
         return seen
     if seen is not None and seen != (job.token, job.lease_until):
@@ -112,5 +97,4 @@ def unlock_move(claim: Any, stores: Stores) -> Calls[None]:
     target._core.keeper.drop(claim._held)
     with suppress(DibsError):
         yield Call(claim.release, claim.release)
-        id = claim.job.id
-        yield Call(lambda: target.sync.delete(id), lambda: target.delete(id))
+        yield Call(target.sync.delete, target.delete, (claim.job.id,))

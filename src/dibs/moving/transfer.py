@@ -1,23 +1,121 @@
-"""The move itself: batch by batch until nothing is left that can be moved; the checks before and after it."""
+"""The move itself: batch by batch until nothing is left that can be moved; its checks and its report."""
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Self
 from uuid import UUID, uuid4
 
-from dibs.clock import monotonic
-from dibs.errors import Refused
-from dibs.faces import Calls
+from dibs.clock import SECOND, monotonic
+from dibs.errors import BadRequest, Refused
+from dibs.faces import Calls, sleep
 from dibs.jobs.job import read_stored
 from dibs.jobs.states import WAITING, JobState
-from dibs.moving.report import MoveOptions, MovePreview, MoveProgress, MoveReport, UnmovedJob
-from dibs.moving.stores import MOST_AT_ONCE, Stores, sleep
+from dibs.moving.stores import MOST_AT_ONCE, Stores
 from dibs.operations import manage, queries, upkeep
 from dibs.operations.queries import Queue
 from dibs.operations.schedules import copy_schedule, stored_schedules
 from dibs.operations.scripts import Rows, Script, Step
+from dibs.settings import Duration, span
 from dibs.text import numbered
+
+Running = Literal["wait", "leave"]
+Told = Callable[[int, int], None]  # how many jobs were moved, of how many
+
+FIRST_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmovedJob:
+    """A job that stayed where it was: a job of the target has its unique key."""
+
+    id: UUID
+    unique: str
+    holder: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveReport:
+    """The result of a move."""
+
+    jobs: dict[str, int]
+    """How many jobs were stored in the target, by state."""
+    known: int
+    """How many the target had already, by their ids."""
+    refused: list[UnmovedJob]
+    queues: int
+    """How many queues have a setting that was copied."""
+    schedules: int
+    """How many schedules have a last tick that was copied."""
+    source: dict[str, int]
+    """What the source holds now, by state."""
+    target: dict[str, int]
+    problems: list[str]
+    """What does not add up, a sentence each; empty when everything is in the target."""
+
+    def without_lock(self) -> Self:
+        """Return the report without the job of the target that was the lock of this move."""
+        return replace(self, target={**self.target, "running": self.target["running"] - 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovePreview:
+    """What a move would do."""
+
+    jobs: dict[str, int]
+    """How many jobs would be moved, by state; jobs that are on their way already are `departed`."""
+    running: int
+    staying: dict[str, int]
+    """How many would stay, by queue: they wait in trains or for slots, and their queue is not paused."""
+    queues: int
+    schedules: int
+    target: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOptions:
+    """What to do about running jobs, and the function that is called with the progress."""
+
+    running: Running
+    timeout: Duration | None
+    told: Told | None
+
+    def __post_init__(self) -> None:
+        if self.running not in ("wait", "leave"):
+            raise BadRequest(f"running={self.running!r} is unknown: use 'wait' or 'leave'")
+        if self.timeout is not None:
+            span(self.timeout, what="timeout")
+
+    def deadline(self) -> float:
+        if self.timeout is None:
+            return float("inf")
+        return monotonic() + span(self.timeout, what="timeout") / SECOND
+
+
+@dataclass(slots=True)
+class MoveProgress:
+    """What a move has done so far."""
+
+    source: UUID
+    target: UUID
+    total: int
+    told: Told | None
+    limit: int = FIRST_BATCH
+    jobs: Counter[str] = field(default_factory=Counter)
+    known: int = 0
+    refused: dict[UUID, UnmovedJob] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        return self.jobs.total() + self.known
+
+    def report(self) -> None:
+        if self.told is not None:
+            self.told(self.done, max(self.total, self.done))
+
+
+# -- All of it ----------------------------------------------------------------------------------
 
 TEXT_AT_ONCE = 4 * 1024 * 1024  # characters; a batch is cut to about this much
 POLL = 0.2  # seconds between two checks of the jobs that still run

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from dibs.jobs.job import NEW_JOB_COLUMNS, STATES, Job, job_from_row
 from dibs.jobs.payload import decode
-from dibs.operations.queries import current_ids
+from dibs.operations.queries import current_ids, rows_by_id
 from dibs.operations.scripts import Row, Rows, Script, Step
 
 ENOUGH_RACES = 20  # a guarded question that keeps losing this often points at a bug, not at luck
@@ -31,12 +31,12 @@ def enqueue(
     `fresh` says that these ids can't have been stored before; `ours` are ids that an earlier try of this
     very call may have stored, before its reply was lost: finding them is finding its own work.
     """
-    known = {} if fresh else (yield from _rows_by_id([row[_ID] for row in rows]))
+    known = {} if fresh else (yield from rows_by_id([row[_ID] for row in rows]))
     batch, twins = distinct([row for row in rows if row[_ID] not in known] if known else rows, fresh)
     answers = (yield Step("enqueue", {"jobs": batch, "fresh": fresh})) if batch else ()
     holders = {answer["holder"] for answer in answers if not answer["is_new"]}
     if holders:
-        known |= yield from _rows_by_id(holders)
+        known |= yield from rows_by_id(holders)
     current = (yield from current_ids(known.values())) if known else set()
     if not holders <= known.keys():
         return (yield from _enqueue_again(rows, ours, batch, answers, races))
@@ -112,13 +112,6 @@ def _once(job: Job, asked: UUID, seen: set[UUID]) -> Job:
     first = job.id not in seen
     seen.add(job.id)
     return job if first and job.id == asked else structs.replace(job, is_new=False)
-
-
-def _rows_by_id(ids: Collection[UUID]) -> Script[dict[UUID, Row]]:
-    if not ids:
-        return {}
-    found = yield Step("get", {"ids": list(ids)})
-    return {row["id"]: row for row in found}
 
 
 def new_job(values: tuple[Any, ...], answer: Row) -> Job:

@@ -12,8 +12,8 @@ import msgspec
 
 from dibs.clock import SECOND
 from dibs.errors import NotFound, NotStale, Refused
-from dibs.jobs.failures import error_entry, errors_text
 from dibs.jobs.job import Job
+from dibs.jobs.outcomes import error_entry, errors_text
 from dibs.jobs.states import WAITING, WORKER_DIED, JobState
 from dibs.operations.enqueue import ENOUGH_RACES
 from dibs.operations.queries import get
@@ -36,7 +36,8 @@ def cancel(id: UUID, reason: str | None, *, unsure: bool = False) -> Script[Job]
 
 def _why_not_cancel(job: Job) -> Refused | None:
     if job.is_finished:
-        return Refused(f"job {job.id} has already {_ended(job)}; there is nothing left to cancel")
+        ended = "been cancelled" if job.state == JobState.cancelled else job.state
+        return Refused(f"job {job.id} has already {ended}; there is nothing left to cancel")
     return None
 
 
@@ -84,7 +85,8 @@ def recover(id: UUID, stale_after: int, *, unsure: bool = False) -> Script[Job]:
         if job.state != JobState.running:
             raise _why_not_recover(job, stale_after)
         [row] = yield Step("now", {})
-        claim = {"job": id, "token": job.token, "stale_after": stale_after, "errors": _died(job, row["now"])}
+        errors = errors_text(job.errors, error_entry(job, row["now"], type="LeaseLost", message=WORKER_DIED))
+        claim = {"job": id, "token": job.token, "stale_after": stale_after, "errors": errors}
         changed = yield Step("recover", claim)
         after = yield from _must_get(id)
         if changed:
@@ -92,11 +94,6 @@ def recover(id: UUID, stale_after: int, *, unsure: bool = False) -> Script[Job]:
         if (after.state, after.token) == (job.state, job.token):
             raise _why_not_recover(after, stale_after)
     raise AssertionError(f"recover kept losing races for {id}")
-
-
-def _died(job: Job, at: datetime) -> str:
-    """Return the job's errors with the death of its worker at that time."""
-    return errors_text(job.errors, error_entry(job, at, type="LeaseLost", message=WORKER_DIED))
 
 
 def _why_not_recover(job: Job, stale_after: int) -> Refused:
@@ -150,10 +147,6 @@ def _must_get(id: UUID) -> Script[Job]:
     if job is None:
         raise NotFound(id)
     return job
-
-
-def _ended(job: Job) -> str:
-    return "been cancelled" if job.state == JobState.cancelled else str(job.state)
 
 
 class Acted(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from dibs.jobs.pipelines import Pipeline, PipelineDraft
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.enqueue import NewRow, new_job
 from dibs.operations.manage import Changed, change_all
-from dibs.operations.queries import with_current
+from dibs.operations.queries import rows_by_id, with_current
 from dibs.operations.scripts import Row, Script, Step
 
 PAGE = 1000
@@ -55,9 +55,8 @@ def enqueue(draft: PipelineDraft, rows: Sequence[NewRow], *, fresh: bool, ours: 
         answers = yield Step("enqueue_pipeline", {"pipeline": about, "edges": draft.edges, "jobs": rows})
         if answers:
             return [new_job(row, answer) for row, answer in zip(rows, answers, strict=True)]
-    found = yield Step("get", {"ids": ids})
-    known = {row["id"]: job_from_row(row, is_new=ours) for row in found}
-    return [known[id] for id in ids if id in known]
+    found = yield from rows_by_id(ids)
+    return [job_from_row(found[id], is_new=ours) for id in ids if id in found]
 
 
 def _was_given_back(draft: PipelineDraft, ids: Sequence[UUID]) -> Script[bool]:
@@ -147,9 +146,8 @@ def parents_of(job: Job) -> Script[list[Job]]:
     if may_have_steps(job.pipeline_id):
         edges = yield Step("parents", {"jobs": [job.id]})
         ids = [edge["parent"] for edge in edges] or ids
-    rows = (yield Step("get", {"ids": ids})) if ids else ()
-    found = {row["id"]: job_from_row(row) for row in rows}
-    return [found[id] for id in ids if id in found]
+    found = yield from rows_by_id(ids)
+    return [job_from_row(found[id]) for id in ids if id in found]
 
 
 def refuse_open_pipelines() -> Script[None]:

@@ -39,6 +39,12 @@ def with_current(rows: Rows) -> Script[list[Job]]:
     return [job_from_row(row, is_current=row["id"] in current) for row in rows]
 
 
+def rows_by_id(ids: Collection[UUID]) -> Script[dict[UUID, Row]]:
+    """Return the jobs with these ids; without ids, ask nothing."""
+    found = (yield Step("get", {"ids": list(ids)})) if ids else ()
+    return {row["id"]: row for row in found}
+
+
 def current_ids(rows: Collection[Row]) -> Script[set[UUID]]:
     """Return the jobs of slots that run or started last; slots with a running job need no question."""
     started = [row for row in rows if row["slot"] is not None and row["token"] is not None]
@@ -158,9 +164,8 @@ def find_slots(names: Sequence[str] | None, *, after: str | None, limit: int) ->
     which = {"names": names, "held": False, "after": after, "limit": limit}
     rows = yield Step("gates", {"sort": "slot", **which})
     latest = (yield Step("current", {"slots": [row["name"] for row in rows]})) if rows else ()
-    ids = [row["id"] for row in latest]
-    found = (yield Step("get", {"ids": ids})) if ids else ()
-    current = {row["slot"]: job_from_row(row, is_current=True) for row in found}
+    found = yield from rows_by_id([row["id"] for row in latest])
+    current = {row["slot"]: job_from_row(row, is_current=True) for row in found.values()}
     return [_slot(row, current.get(row["name"])) for row in rows]
 
 
@@ -175,8 +180,8 @@ def find_trains(
     """Return trains by name."""
     which = {"names": names, "held": held, "after": after, "limit": limit}
     rows = yield Step("gates", {"sort": "train", **which})
-    heads = yield from _heads(rows)
-    return [_train(row, heads) for row in rows]
+    heads = yield from rows_by_id([row["head"] for row in rows if row["head"] is not None])
+    return [_train(row, heads.get(row["head"])) for row in rows]
 
 
 def held_trains(page: int) -> Script[list[Train]]:
@@ -189,14 +194,9 @@ def held_trains(page: int) -> Script[list[Train]]:
             return found
 
 
-def _heads(rows: Sequence[Row]) -> Script[dict[UUID, Job]]:
-    ids = [row["head"] for row in rows if row["head"] is not None]
-    found = (yield Step("get", {"ids": ids})) if ids else ()
-    return {row["id"]: job_from_row(row) for row in found}
-
-
-def _train(row: Row, heads: dict[UUID, Job]) -> Train:
-    return Train(name=row["name"], head=heads.get(row["head"]), length=row["length"], held=bool(row["held"]))
+def _train(row: Row, head: Row | None) -> Train:
+    first = None if head is None else job_from_row(head)
+    return Train(name=row["name"], head=first, length=row["length"], held=bool(row["held"]))
 
 
 def release_train(name: str, *, unsure: bool = False) -> Script[bool]:

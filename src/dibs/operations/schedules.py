@@ -23,7 +23,7 @@ from dibs.clock import MILLISECOND, to_micros
 from dibs.errors import BadRequest, NotFound, Refused
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import NEW_JOB_COLUMNS, Job
-from dibs.jobs.payload import decode
+from dibs.jobs.payload import decode, json_text
 from dibs.jobs.schedules import Missed, Rule, TickBatch, due, rule
 from dibs.operations.enqueue import ENOUGH_RACES, NewRow, distinct, enqueue, new_job
 from dibs.operations.scripts import Script, Step
@@ -66,7 +66,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def row(self, name: str, id: UUID, tick: datetime | None = None) -> NewRow:
         """Return the job of a tick, or of now. Its `meta` keeps the tick; `run_at` changes with a retry."""
         said = {"schedule": name} if tick is None else {"schedule": name, "tick": tick.isoformat()}
-        meta = msgspec.json.encode({**decode(self.job["meta"]), **said}).decode()
+        meta = json_text({**decode(self.job["meta"]), **said})
         pipeline = self.job["pipeline_id"]
         own = {"id": id, "meta": meta, "pipeline_id": None if pipeline is None else UUID(pipeline)}
         values = {**self.job, **own, "run_at": tick, "delay": None}
@@ -159,7 +159,8 @@ def enqueue_due(known: Definitions, now: datetime, *, is_first: bool = True) -> 
     next_ticks: dict[str, datetime | None] = {}
     for name, one in stored.items():
         about = known.get(name) or one.definition
-        when = None if one.definition.paused or _is_elsewhere(name, about, known) else about.rule
+        is_elsewhere = about.origin == "code" and name not in known  # in the code of other processes
+        when = None if one.definition.paused or is_elsewhere else about.rule
         if when is None:
             continue
         last_tick = one.last_tick
@@ -171,11 +172,6 @@ def enqueue_due(known: Definitions, now: datetime, *, is_first: bool = True) -> 
             last_tick = batch.tick
         next_ticks[name] = next(when.after(last_tick), None)
     return Ticked(jobs=jobs, next_ticks=next_ticks)
-
-
-def _is_elsewhere(name: str, about: Definition, known: Definitions) -> bool:
-    """Return whether only the code of other processes has it."""
-    return about.origin == "code" and name not in known
 
 
 def _enqueue_ticks(name: str, about: Definition, revision: int, batch: TickBatch) -> Script[list[Job] | None]:
@@ -339,8 +335,12 @@ def run_schedule(
     """Enqueue its job now, whatever its ticks; paused or not."""
     found = (yield from stored_schedules()).get(name)
     about = known.get(name) if found is None or not found.definition.job else found.definition
+    if about is None and found is None:
+        raise NotFound(name, "schedule")
     if about is None:
-        raise NotFound(name, "schedule") if found is None else _unknown_job(name)
+        raise Refused(
+            f"nothing is known of the job of {name!r}: a worker of this version has not run yet, start one"
+        )
     [job] = yield from enqueue([about.row(name, id)], fresh=fresh, ours=[id] if ours else ())
     return job
 
@@ -358,12 +358,6 @@ def delete_schedule(name: str, known: Definitions, *, unsure: bool = False) -> S
 def _in_code(name: str, what: str) -> Refused:
     return Refused(
         f"the schedule {name!r} is made by @app.every and can't be {what} here: change the code, or pause it"
-    )
-
-
-def _unknown_job(name: str) -> Refused:
-    return Refused(
-        f"nothing is known of the job of {name!r}: a worker of this version has not run yet, start one"
     )
 
 

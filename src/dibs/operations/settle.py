@@ -1,15 +1,16 @@
 """Settle, renew and note progress: only the claim that holds a job may change it.
 
 After a settlement that changed nothing the job is read, to tell a lost race (ask again), a repetition
-(success) and a lost claim apart.
+(success) and a lost claim apart. What a claim tried after it had lost its job is recorded with the job.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
@@ -19,7 +20,6 @@ from dibs.jobs.states import JobState
 from dibs.operations.claim import ClaimRequest, checked_jobs, claimed_rows
 from dibs.operations.enqueue import ENOUGH_RACES, NewRow
 from dibs.operations.questions import SETTLEMENT_COLUMNS
-from dibs.operations.refusals import LateWrite, record_refusals
 from dibs.operations.scripts import Row, Script, Step
 
 _ID = NEW_JOB_COLUMNS.index("id")
@@ -177,10 +177,7 @@ def _is_at_gate(one: SettleRequest) -> bool:
 
 
 def _won_before(one: SettleRequest, row: Row | None) -> bool:
-    return row is not None and (row["settled_token"], row["settled_as"]) == (
-        one.token,
-        one.settled_as,
-    )
+    return row is not None and (row["settled_token"], row["settled_as"]) == (one.token, one.settled_as)
 
 
 def _holds(one: SettleRequest, row: Row | None) -> bool:
@@ -236,3 +233,49 @@ def given_up(id: UUID, token: int) -> LeaseLost:
         f"the claim on job {id} with token {token} was given up: its lease could not be renewed in time, or "
         "the job was taken back; another worker may have it by now"
     )
+
+
+# -- Refused writes -----------------------------------------------------------------------------
+
+MOST_KEPT = 20  # refusals of a job
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A write of a claim that no longer held the job: it changed nothing."""
+
+    at: datetime
+    """By the store's clock."""
+    worker: str | None
+    token: int
+    tried: str
+    """As what it was to be settled (`succeeded`, `retried` …), or `renew` or `progress`."""
+
+
+class LateWrite(NamedTuple):
+    """A write to be recorded as refused."""
+
+    job: UUID
+    token: int
+    worker: str | None
+    tried: str
+
+
+def record_refusals(writes: Iterable[LateWrite]) -> Script[None]:
+    """Record these with their jobs, if they are still there; one that is repeated only once."""
+    for write in writes:
+        yield Step("refuse", write._asdict())
+
+
+def refusals(id: UUID) -> Script[list[Refusal]]:
+    """Return the refused writes of a job, oldest first."""
+    rows = yield Step("refusals", {"job": id})
+    found = [
+        Refusal(at=row["refused_at"], worker=row["worker"], token=row["token"], tried=row["tried"])
+        for row in rows
+    ]
+    return sorted(found, key=lambda one: (one.at, one.token))
+
+
+def forget_refusals() -> Script[None]:
+    """Remove what was recorded of jobs that are gone."""
+    yield Step("forget_refusals", {})

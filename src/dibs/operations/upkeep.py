@@ -4,17 +4,15 @@ Every worker does this, and every caller that claims by hand; there is no leader
 questions in bounded batches, so it does no harm if many do it at once.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from uuid import UUID
-
-import msgspec
 
 from dibs.clock import MILLISECOND, SECOND
 from dibs.jobs.ids import first_id_at
-from dibs.jobs.payload import decode
+from dibs.jobs.payload import decode, json_text
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.scripts import Row, Rows, Script, Step
 
@@ -44,17 +42,15 @@ def sweep() -> Script[Swept]:
     """Do one round of upkeep: due jobs become ready, jobs of dead workers wait again or end."""
     staged = 0
     taken_back: list[tuple[JobState, UUID, int]] = []
-    ends = {JobState.ready: 0, JobState.failed: 0, JobState.cancelled: 0}
     while due := len((yield Step("stage", {"limit": BATCH}))):
         staged += due
         if due < BATCH:
             break
     while rows := (yield Step("sweep", {"limit": BATCH})):
-        for row in rows:
-            ends[JobState(row["state"])] += 1
-            taken_back.append((JobState(row["state"]), row["id"], row["token"]))
+        taken_back += [(JobState(row["state"]), row["id"], row["token"]) for row in rows]
         if len(rows) < BATCH:
             break
+    ends = Counter(state for state, *_ in taken_back)
     return Swept(
         staged=staged,
         returned=ends[JobState.ready],
@@ -106,7 +102,7 @@ class Upcoming:
 
 def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy: int) -> Script[Upcoming]:
     """Record that this worker lives; return what is due."""
-    about = {"queues": None if queues is None else _json(queues), "kinds": _json(kinds)}
+    about = {"queues": None if queues is None else json_text(queues), "kinds": json_text(kinds)}
     [row] = yield Step("tick", {"worker": worker, **about, **busy, "forget_after": FORGET_WORKERS})
     return _upcoming(row)
 
@@ -131,16 +127,14 @@ def workers(silence: int) -> Script[list[WorkerInfo]]:
     """Return the workers heard of within this time."""
     rows = yield Step("workers", {"silence": silence})
     return [
-        WorkerInfo(**{**row, "queues": _texts(row["queues"]), "kinds": _texts(row["kinds"])}) for row in rows
+        WorkerInfo(**{**row, "queues": decode(row["queues"] or "null"), "kinds": decode(row["kinds"])})
+        for row in rows
     ]
 
 
-def _texts(text: str | None) -> Any:
-    return None if text is None else decode(text)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def takes(worker: WorkerInfo, queue: str, kind: str) -> bool:
+    """Return whether this worker claims such jobs."""
+    return kind in worker.kinds and (worker.queues is None or queue in worker.queues)
 
 
 def prune(older_than: int, states: Collection[JobState] = FINISHED) -> Script[int]:

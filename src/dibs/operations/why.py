@@ -10,7 +10,7 @@ from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import Job, JobError, job_from_row
 from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row, Script, Step
-from dibs.operations.upkeep import WorkerInfo, workers
+from dibs.operations.upkeep import takes, workers
 from dibs.text import numbered, spoken
 
 NO_WORKER = "no worker has been heard of lately"
@@ -160,15 +160,11 @@ def _no_worker_could(job: Job, why: Why, silence: int) -> Script[Why]:
     here = yield from workers(silence)
     if not here:
         return Why("no_worker", f"{why}, but {NO_WORKER}: {WHAT_TO_DO}")
-    if any(_takes(worker, job) for worker in here):
+    if any(takes(worker, job.queue, job.kind) for worker in here):
         return why
     knows = any(job.kind in worker.kinds for worker in here)
     what = f"serves the queue {job.queue!r}" if knows else f"knows the kind {job.kind!r}"
     return Why("no_worker", f"it is ready, but of {numbered(len(here), 'live worker')} none {what}")
-
-
-def _takes(worker: WorkerInfo, job: Job) -> bool:
-    return job.kind in worker.kinds and (worker.queues is None or job.queue in worker.queues)
 
 
 def _no_worker_sweeps(why: Why, silence: int, late: Job | None = None) -> Script[Why]:
@@ -181,12 +177,7 @@ def _no_worker_sweeps(why: Why, silence: int, late: Job | None = None) -> Script
 
 
 def _awaits_sweep(job: Job, why: Why, now: datetime) -> bool:
-    match why.code:
-        case "running":
-            return _is_late(job, now)
-        case "scheduled":
-            return job.run_at <= now
-    return False
+    return _is_late(job, now) if why.code == "running" else why.code == "scheduled" and job.run_at <= now
 
 
 def judge(job: Job, about: Row) -> Why:
@@ -201,8 +192,7 @@ def judge(job: Job, about: Row) -> Why:
     if job.state == JobState.scheduled and job.run_at > now:
         again = f" (attempt {job.attempts} of {job.max_attempts} failed)" if job.attempts else ""
         return Why(
-            "scheduled",
-            f"it is scheduled until {_time(job.run_at)}, in {_span(job.run_at - now)}{again}",
+            "scheduled", f"it is scheduled until {_time(job.run_at)}, in {_span(job.run_at - now)}{again}"
         )
     if about["max_running"] is not None and about["running"] >= about["max_running"]:
         return Why(

@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from dibs.outbox.brokers import Broker, BrokerUnavailable, Rejected
 from dibs.outbox.events import OutboxEvent
-from dibs.outbox.inbox import Inbox
 from dibs.outbox.messages import Message, Standing, Status
-from dibs.outbox.outbox import Outbox
+from dibs.outbox.outbox import Inbox, Outbox
 from dibs.outbox.relay import Relay
 from dibs.outbox.statements import TableNames
 

@@ -5,7 +5,6 @@ them are sorted as in every store: run the whole operation again, or say clearly
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ from dibs.engines.sql.own_database import check_same_file
 from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries
 from dibs.engines.sqlite import file as sqlite
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
-from dibs.faces import Call, Calls, make
+from dibs.faces import Call, Calls, make, sleep
 from dibs.operations.scripts import Rows, run, run_async
 from dibs.outbox.statements import QUOTES, Statements, TableNames
 
@@ -124,7 +123,7 @@ class OutboxDatabase:
                 return (yield from make(attempt))
             except TryAgain as failure:
                 pause = tries.pause(failure)
-            yield from make(_sleep(pause))
+            yield from sleep(pause)
 
     def _call_within(self, operation: Operation[T], within: Any) -> Calls[T]:
         ask = Call(
@@ -308,10 +307,6 @@ class OutboxDatabase:
         if hopeless or any(str(state).startswith(postgresql.REFUSED) for state in states):
             return postgresql.refused(error, self.name)
         return None
-
-
-def _sleep(seconds: float) -> Call[None]:
-    return Call(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
 
 
 def _creation(database: str, names: TableNames) -> list[str]:

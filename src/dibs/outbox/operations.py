@@ -11,10 +11,9 @@ from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
-import msgspec
-
 from dibs.engines.sql.engine import Query
 from dibs.errors import NotFound, Refused
+from dibs.jobs.payload import json_text
 from dibs.operations.scripts import Row, Rows
 from dibs.outbox.messages import Message, Standing, Status, message
 from dibs.outbox.statements import Statements
@@ -107,7 +106,7 @@ def _lock_then_claim(request: BatchRequest) -> Script[tuple[list[Row], list[Row]
     if not heads:
         return [], []
     wanted = [*heads, *(yield from _followers(heads, request))]
-    positions = _json([row["position"] for row in wanted])
+    positions = json_text([row["position"] for row in wanted])
     params = {"positions": positions, **asdict(request)}
     yield Query("claim_positions", params)
     rows = yield Query("claimed", params)
@@ -124,7 +123,7 @@ def _heads(request: BatchRequest) -> Script[list[Row]]:
         found |= {row["position"] for row in (yield Query("free_without_key", params))}
     if not found:
         return []
-    return list((yield Query("heads", {"positions": _json(sorted(found)), "limit": request.limit})))
+    return list((yield Query("heads", {"positions": json_text(sorted(found)), "limit": request.limit})))
 
 
 def _followers(heads: Sequence[Row], request: BatchRequest) -> Script[list[Row]]:
@@ -133,7 +132,7 @@ def _followers(heads: Sequence[Row], request: BatchRequest) -> Script[list[Row]]
     keyed = [row["position"] for row in heads if row["message_key"] is not None]
     if share <= 0 or not keyed:
         return []
-    params = {"positions": _json(keyed), "share": share}
+    params = {"positions": json_text(keyed), "share": share}
     by_key: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in (yield Query("followers", params)):
         by_key[row["broker"], row["message_key"]].append(row)
@@ -182,7 +181,7 @@ def _fenced(block: str, messages: Sequence[Message], leads_to: Status, **more: A
     """Update the messages that are still held under their tokens; return the others."""
     if not messages:
         return []
-    held = _json([[one.position, one.token] for one in messages])
+    held = json_text([[one.position, one.token] for one in messages])
     done = {row["position"] for row in (yield Query(block, {"held": held, **more}))}
     if len(done) < len({one.position for one in messages}):
         already = yield Query("in_status", {"held": held, "status": leads_to.value})
@@ -243,7 +242,7 @@ def _write(statements: Statements, block: str, then: str, params: Mapping[str, A
         return len((yield Query(block, params)))
     found = yield Query(f"{block}_find", params)
     if found:
-        yield Query(then, {"positions": _json([row["position"] for row in found])})
+        yield Query(then, {"positions": json_text([row["position"] for row in found])})
     return len(found)
 
 
@@ -270,8 +269,4 @@ def inbox_prune(statements: Statements, age: int, batch: int) -> Script[int]:
 
 
 def _held(rows: Iterable[Row]) -> str:
-    return _json([[row["position"], row["token"]] for row in rows])
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return json_text([[row["position"], row["token"]] for row in rows])

@@ -1,7 +1,5 @@
 """Claim rows of the user's own tables: the verbs of both faces, and the async face."""
 
-import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar, overload
@@ -14,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session
 from dibs.clock import SECOND, monotonic
 from dibs.doctor import Finding
 from dibs.errors import UnsupportedConnection
-from dibs.faces import AsyncFace, Call, Calls, make, run_async, verb
+from dibs.faces import AsyncFace, Call, Calls, make, run_async, sleep, verb
 from dibs.jobs.ids import worker_name
 from dibs.settings import Duration, span
 from dibs.tables.index_check import check_index
@@ -65,7 +63,7 @@ def claim_calls(on: Any, claim: RowClaim) -> Calls[list[Any]]:
     if claim.limit <= 0 and isinstance(on, Engine):
         return []
     while (rows := (yield from _retried(_on(on, lambda given: claim_once(given, claim))))) is None:
-        yield from make(_sleep(pause_after_lost_race()))
+        yield from sleep(pause_after_lost_race())
     return rows
 
 
@@ -199,7 +197,7 @@ class RowStream(Generic[M]):
             if not self._waiting and self._until_idle:
                 return None
             if not self._waiting:
-                yield from make(_sleep(self._pause))
+                yield from sleep(self._pause)
 
     def _renew(self) -> Calls[None]:
         self._renewed_at = monotonic()
@@ -227,11 +225,7 @@ def _retried(work: Call[T]) -> Calls[T]:
             return (yield from make(work))
         except DBAPIError as error:
             pause = pauses.after(error)
-        yield from make(_sleep(pause))
-
-
-def _sleep(seconds: float) -> Call[None]:
-    return Call(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
+        yield from sleep(pause)
 
 
 def _on(given: Any, work: Callable[[Any], T]) -> Call[T]:

@@ -58,12 +58,9 @@ class NaiveStoreTime(StoreTime):
 
 def store_time(after: Duration = 0, *, like: Column[Any] | None = None) -> StoreTime:
     """Return the time of the database's clock plus `after`, with a zone if the column `like` has one."""
-    element = StoreTime if like is None or _has_zone(like) else NaiveStoreTime
+    has_zone = like is None or isinstance(like.type, Moment) or bool(getattr(like.type, "timezone", False))
+    element = StoreTime if has_zone else NaiveStoreTime
     return element(literal(micros(after, what="after") / SECOND, Float()))
-
-
-def _has_zone(column: Column[Any]) -> bool:
-    return isinstance(column.type, Moment) or bool(getattr(column.type, "timezone", False))
 
 
 # -- the clock of each database -------------------------------------------------------------------

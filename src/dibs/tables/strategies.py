@@ -146,19 +146,15 @@ SORTED_ALIKE = (Integer, Numeric, Float, Double, DateTime, Date, Time, Boolean, 
 
 def update_and_sort(session: ClaimSession, claim: RowClaim) -> list[Any]:
     target = claim.target
-    selected = _among(target, _selected(claim))
+    key = target.key[0] if len(target.key) == 1 else tuple_(*target.key)
     statement = (
         _update(claim)
-        .where(selected, *_is_no_view(target.table))
+        .where(key.in_(_selected(claim)), *_is_no_view(target.table))
         .returning(*target.table.c, claim.matches_again)
     )
     with session.transaction() as connection:
         claimed = _checked(_read(session, connection, statement, claim), claim)
     return _in_order(claimed, order_columns(target, claim.order_by) or [], target)
-
-
-def _among(target: UserTable, keys: Select[Any]) -> Any:
-    return (target.key[0] if len(target.key) == 1 else tuple_(*target.key)).in_(keys)
 
 
 def _is_no_view(table: Table) -> list[Any]:
@@ -207,13 +203,10 @@ def _in_order(rows: Sequence[Any], order: Iterable[OrderColumn], target: UserTab
             (one for one in values if one[0] is not None), key=itemgetter(0), reverse=by.descending
         )
         found = [row for _, row in others]
-        ordered = nulls + found if _nulls_first(by) else found + nulls
+        # To SQLite null is smaller than anything.
+        nulls_first = not by.descending if by.nulls_first is None else by.nulls_first
+        ordered = nulls + found if nulls_first else found + nulls
     return ordered
-
-
-def _nulls_first(by: OrderColumn) -> bool:
-    """Sort as SQLite does, where null is smaller than anything."""
-    return not by.descending if by.nulls_first is None else by.nulls_first
 
 
 # -- lock, then update ------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dibs.app.dibs import Dibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.state import AppState
-from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
 from dibs.errors import BadRequest
 from dibs.jobs import payload

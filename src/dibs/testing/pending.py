@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
-from dibs.app.dibs import Dibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.registry import Registry
 from dibs.app.state import AppState
-from dibs.app.sync import SyncDibs
 from dibs.app.tasks import Task
 from dibs.engines.retries import Tries
 from dibs.errors import BadRequest
-from dibs.faces import Call, Calls, make, run, run_async
+from dibs.faces import Call, Calls, ask, make, run, run_async
 from dibs.jobs.job import Job
 from dibs.operations import queries, upkeep
 from dibs.operations.scripts import Script
@@ -60,8 +59,7 @@ def _run_all(
     app: Dibs | SyncDibs, queues: Sequence[str] | None, raise_errors: bool, limit: int
 ) -> Calls[list[Job]]:
     store, pending = app._core.store, _Pending(app._core, queues, limit)
-    ready_jobs = Call(lambda: store.run(pending.ready), lambda: store.run_async(pending.ready))
-    while ready := (yield from make(ready_jobs)):
+    while ready := (yield from ask(store, pending.ready)):
         ran = len(pending.jobs)
         for job in ready:
             with pending.attempt(job) as attempt:

@@ -15,9 +15,8 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from dibs.app import state
-from dibs.app.dibs import Dibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.state import AppState
-from dibs.app.sync import SyncDibs
 from dibs.engines.connect import connect
 from dibs.engines.retries import Tries
 from dibs.engines.store import Operation, Store

@@ -49,13 +49,13 @@ class Exchange:
         self._core = core
         self._name = name
         self._queues = queues
-        self._cursor = ClaimCursor(pays=core.store.traits.goes_on)
+        self.cursor = ClaimCursor(pays=core.store.traits.goes_on)
 
     async def settle_and_claim(
         self, settlements: Sequence[SettleRequest], limit: int, hints: TakenHints
     ) -> Exchanged:
         """Settle, and claim up to `limit` jobs; only what the hints name if nothing is to be settled."""
-        began, cursor = monotonic(), self._cursor
+        began, cursor = monotonic(), self.cursor
         marks = cursor.get(hints, is_settling=bool(settlements))
         request = self._request(limit, hints, marks, is_settling=bool(settlements))
         exchanged = await self._core.store.run_async(lambda tries: self._script(tries, settlements, request))
@@ -68,10 +68,6 @@ class Exchange:
                 found = [job for job in exchanged.jobs if job.id not in request.ahead]
                 cursor.advance(found, is_full=is_full, used=bool(marks), seconds=seconds)
         return exchanged
-
-    def drop_cursor(self) -> bool:
-        """Begin the next claim at the first job; return whether the last one did not."""
-        return self._cursor.drop()
 
     async def settle(self, settlements: Sequence[SettleRequest], wait: Patience) -> Exchanged:
         """Settle without a claim, with this wait for locked gates."""
@@ -99,16 +95,16 @@ class Exchange:
             jobs = yield from take(request)
         else:
             not_settled, jobs = yield from exchange(settlements, request, patience=patience)
-        may_be_more = len(jobs) >= request.limit or (bool(request.marks) and self._cursor.has_more)
+        may_be_more = len(jobs) >= request.limit or (bool(request.marks) and self.cursor.has_more)
         held = hold(self._core, jobs, asked_at)
-        all_in = self._cursor.seconds_left() if request.marks else None
+        all_in = self.cursor.seconds_left() if request.marks else None
         return Exchanged(not_settled.lost, held, jobs, not_settled.locked, may_be_more, all_in)
 
     def _request(
         self, limit: int, hints: TakenHints, marks: Sequence[Cursor], *, is_settling: bool
     ) -> ClaimRequest:
         registry, pair = self._core.registry, None if is_settling else hints.pair
-        ahead = [id for id in self._cursor.ahead(hints.named) if marks][:limit]
+        ahead = [id for id in self.cursor.ahead(hints.named) if marks][:limit]
         named = [hint.id for hint in hints.named if hint.id and not (hints.is_anywhere or is_settling)]
         return ClaimRequest(
             worker=self._name,
@@ -168,6 +164,7 @@ class ClaimCursor:
         return [one._replace(run_at=one.run_at - before, id=_NO_ID) for one in self._last.values()]
 
     def drop(self) -> bool:
+        """Begin the next claim at the first job; return whether the last one did not."""
         self._until, was_used, self._was_used = 0.0, self._was_used, False
         return was_used
 

@@ -11,9 +11,9 @@ from dibs.clock import SECOND
 from dibs.jobs.states import Released
 from dibs.operations.settle import Patience, SettleRequest
 from dibs.worker.exchange import EndedAttempt, Exchange, Exchanged
-from dibs.worker.minutes import MinuteCounters
 from dibs.worker.open_transactions import LockedSettlements, OpenCompletions
 from dibs.worker.state import WorkerState
+from dibs.worker.upkeep import MinuteCounters
 
 
 class Settlements:
@@ -35,10 +35,10 @@ class Settlements:
         self.count = 0
 
     def open(self) -> None:
-        self._callbacks = CallbackQueue(self._core.callbacks, self._core.store)
+        self.callbacks = CallbackQueue(self._core.callbacks, self._core.store)
         self._unsubscribe: Callable[[], None] = lambda: None
         if self._core.callbacks.want("lost"):  # claims are lost in other threads, too
-            subscriber = self._callbacks.listen_for(self._worker)
+            subscriber = self.callbacks.listen_for(self._worker)
             self._unsubscribe = self._core.events.subscribe(subscriber, ["lost"])
         self._locked.open()
         self.completions.open()
@@ -94,11 +94,7 @@ class Settlements:
                 if one.delay is not None:
                     self._state.upkeep.within(one.delay / SECOND)  # it is due then, without a hint
         if self._core.callbacks.are_there:
-            self.report(held.event(one) for held, one in over if one not in lost)
-
-    def report(self, events: Iterable[PendingEvent]) -> None:
-        """Pass these events to the app's callbacks, beside the work."""
-        self._callbacks.tell(events)
+            self.callbacks.tell(held.event(one) for held, one in over if one not in lost)
 
     async def _send_locked(self, ended: list[EndedAttempt], wait: Patience) -> Sequence[SettleRequest]:
         """Settle outside a turn what a turn found locked; return what is still locked."""
@@ -115,7 +111,7 @@ class Settlements:
 
     def _committed(self, held: ClaimState, otherwise: SettleRequest) -> None:
         self._minutes.count([(held, replace(otherwise, settled_as="succeeded"))])
-        self.report([PendingEvent("succeeded", held.job.id, held.token)])
+        self.callbacks.tell([PendingEvent("succeeded", held.job.id, held.token)])
         self._expect_work()
 
     def _expect_work(self) -> None:
@@ -133,9 +129,6 @@ class Settlements:
     def drop_locked(self) -> None:
         """Renew the leases of what is still locked no longer; a sweep takes these jobs back."""
         self._core.keeper.drop(*(held for held, _ in self._locked.take()))
-
-    async def finish_callbacks(self) -> None:
-        await self._callbacks.finish()
 
     async def close(self) -> None:
         self._unsubscribe()

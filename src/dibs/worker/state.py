@@ -127,7 +127,7 @@ class ExpectedWork:
     """Whether jobs may be ready for this worker, as far as hints, claims and upkeep tell."""
 
     def __init__(self, poll: float) -> None:
-        self._connections = StaleConnectionCheck(poll)
+        self.connections = StaleConnectionCheck(poll)
         self._heard: list[Hint] = []
         self._total = 0
         self._has_claimed = False
@@ -175,14 +175,11 @@ class ExpectedWork:
         elif since.total == self._total and not self._is_anywhere:
             self.is_likely = False
 
-    def are_connections_stale(self, jobs: Sequence[Job]) -> bool:
-        return self._connections.is_stale_after(jobs)
-
     def upkeep_found(self, ready_at: datetime | None, *, more: bool) -> None:
         """Note what upkeep found: ready jobs at this time of the store, or `more` by its own work."""
         if more or ready_at is not None:
             self.expect()
-        self._connections.ready(ready_at)
+        self.connections.ready(ready_at)
 
     def has_claimed_since_upkeep(self) -> bool:
         """Return whether a job was claimed since this was last asked."""

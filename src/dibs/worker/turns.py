@@ -81,7 +81,7 @@ class Turns:
             self._state.work.claim_again_within(result.all_in)
         if hints.are_new and not result.jobs:  # the job is scheduled: upkeep finds out for when
             self._state.upkeep.soon()
-        if self._state.work.are_connections_stale(result.jobs):
+        if self._state.work.connections.is_stale_after(result.jobs):
             log.debug("jobs are ready and this worker claims none: it opens new connections")
             await self._store.leave_loop()
             self._state.work.expect()
@@ -121,7 +121,7 @@ class Turns:
 
     def look_anew(self) -> bool:
         """Claim from the first job on, if the last claim did not; return whether that is left to do."""
-        if self._exchange.drop_cursor():
+        if self._exchange.cursor.drop():
             self._state.work.expect()
             return True
         return False

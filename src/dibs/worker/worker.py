@@ -23,12 +23,11 @@ from dibs.worker.exchange import Exchange
 from dibs.worker.health import Health
 from dibs.worker.isolation.importing import refuse_while_loading
 from dibs.worker.listening import HintListener
-from dibs.worker.minutes import MinuteCounters
 from dibs.worker.runner import Runner
 from dibs.worker.settlements import Settlements
 from dibs.worker.state import SOON, WorkerState
 from dibs.worker.turns import Turns
-from dibs.worker.upkeep import Upkeep
+from dibs.worker.upkeep import MinuteCounters, Upkeep
 
 GRACE = 10.0  # seconds
 MOST_CONCURRENCY = 100_000
@@ -136,7 +135,7 @@ class Worker:
                 await asyncio.shield(self._wind_down(0))
             raise
         finally:
-            await self._settlements.finish_callbacks()
+            await self._settlements.callbacks.finish()
 
     async def _work(self) -> None:
         while not self._state.is_stopping:
@@ -200,7 +199,7 @@ class Worker:
                 self._state.work.expect()
                 self._state.changed()
             if upcoming.overdue:
-                self._settlements.report(await self._upkeep.sweep())
+                self._settlements.callbacks.tell(await self._upkeep.sweep())
             has_ticked = await self._upkeep.enqueue_ticks(upcoming)
         except StoreUnavailable as error:
             self._listener.store_lost()

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import typer
 
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli._support.config import open_store
 from dibs.cli._support.ids import whole_id, with_whole_ids
 from dibs.cli._support.options import bad_usage

@@ -13,8 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 import typer
 
-from dibs.app.dibs import Dibs
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.cli._support.options import bad_request_is_bad_usage, bad_usage
 from dibs.errors import BadRequest, Refused
 from dibs.jobs.payload import check_name

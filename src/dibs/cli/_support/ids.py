@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli._support.options import MOST_LISTED, ShortId
 from dibs.errors import Refused
 from dibs.operations.queries import newest_ids

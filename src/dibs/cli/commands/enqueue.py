@@ -7,7 +7,7 @@ from uuid import UUID
 import typer
 from msgspec import structs
 
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli._support.config import open_store
 from dibs.cli._support.ids import whole_pipeline_id
 from dibs.cli._support.options import AsJson, Url, bad_usage, duration, json_object, slot_key, time_with_zone

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import typer
 
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli._support.changes import CANCEL, DELETE, RETRY, change_all, change_each, prune_all, refuse_states
 from dibs.cli._support.config import look_at, store_name
 from dibs.cli._support.ids import whole_id, with_whole_ids

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dibs.app.dibs import Dibs
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.cli._support.config import settings_of
 from dibs.cli._support.options import AsJson, Url, bad_usage
 from dibs.cli._support.printing import print_json, print_result

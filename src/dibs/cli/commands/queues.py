@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli._support.config import look_at, open_store, store_name
 from dibs.cli._support.options import AsJson, Url, as_typed, bad_usage, hand_on
 from dibs.cli._support.printing import note, print_json, print_table, some

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dibs.app.capacity import file_limit, most_connections
 from dibs.app.dibs import Dibs
+from dibs.app.guards import file_limit, most_connections
 from dibs.cli._support.config import given
 from dibs.cli._support.options import AsJson, LogJson, Url, bad_usage
 from dibs.cli._support.printing import note, print_json, set_up_log

@@ -21,8 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dibs.app.dibs import Dibs
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.cli._support.config import given, refuse_missing_file, store_name
 from dibs.cli._support.options import AsJson, Url, duration
 from dibs.cli._support.printing import STYLES, print_json

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli._support.changes import change_each
 from dibs.cli._support.config import look_at
 from dibs.cli._support.options import (

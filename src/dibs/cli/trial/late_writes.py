@@ -10,7 +10,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from dibs.app.claims import SyncClaim
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import SyncDibs
 from dibs.cli.trial.records import RecordedEvent, Recorder
 from dibs.clock import monotonic
 from dibs.errors import DibsError, LeaseLost

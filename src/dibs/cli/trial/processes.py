@@ -13,8 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from dibs.app.dibs import Dibs
-from dibs.app.sync import SyncDibs
+from dibs.app.dibs import Dibs, SyncDibs
 from dibs.cli.trial.records import ProcessLog, RecordFile, TrialOptions, claims_in_hand
 from dibs.clock import monotonic
 from dibs.settings import Settings

@@ -12,11 +12,11 @@ import msgspec
 from dibs.clock import from_micros, to_micros
 from dibs.engines.memory.pipelines import MemoryPipelines
 from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
-from dibs.jobs.minutes import MINUTE_COLUMNS, NOTHING, added
 from dibs.jobs.search import is_like
 from dibs.jobs.states import WAITING, JobState
-from dibs.operations.refusals import MOST_KEPT
+from dibs.operations.minutes import MINUTE_COLUMNS, NOTHING, added
 from dibs.operations.scripts import Rows
+from dibs.operations.settle import MOST_KEPT
 
 
 class MemoryQueries(MemoryPipelines):

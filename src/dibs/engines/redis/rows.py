@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.jobs.job import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, stored_text
-from dibs.jobs.minutes import MINUTE_COLUMNS
+from dibs.operations.minutes import MINUTE_COLUMNS
 from dibs.operations.scripts import Row, Rows
 
 MOST_AT_ONCE = 1000  # jobs that one script stores

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 
 from dibs.jobs.job import JOB_COLUMNS, STORED_TYPES
-from dibs.jobs.minutes import MINUTE_COLUMNS
+from dibs.operations.minutes import MINUTE_COLUMNS
 
 # The columns that stay the same between the live and the finished table.
 KEPT_COLUMNS = (

@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
+from dibs.app.guards import REFUSAL, is_cross_site
 from dibs.app.scopes import OutOfScope
-from dibs.app.secrets import REFUSAL, is_cross_site
 from dibs.errors import (
     BadRequest,
     DibsError,

@@ -9,10 +9,9 @@ from uuid import UUID
 import msgspec
 from fastapi import APIRouter, Body, Path, Request, Response
 
-from dibs.app.capacity import StreamLimit, file_limit
 from dibs.app.dibs import Dibs
+from dibs.app.guards import StreamLimit, file_limit, network_of
 from dibs.app.scopes import USUAL_FIELDS, Scope, shown, why_shown
-from dibs.app.secrets import network_of
 from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
 from dibs.integrations.fastapi.collections import add_pipelines, add_schedules, add_slots

@@ -21,33 +21,19 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
-from dibs.app.around import call_inside, call_inside_sync
 from dibs.app.claims import CancelAsked, Claim, ClaimState
 from dibs.app.context import Context, ProgressNotes
 from dibs.app.dibs import Dibs
-from dibs.app.lifespan import Lifespan
+from dibs.app.lifespan import Lifespan, call_inside, call_inside_sync
 from dibs.app.outcomes import CANCELLED_WITHIN, outcome_of, outcome_of_error
 from dibs.app.running import arguments_of, handler_for
 from dibs.app.state import AppState
 from dibs.errors import BadRequest, DibsError, LeaseLost, StoreBusy, StoreRefused, StoreUnavailable
 from dibs.faces import Call, Calls, make
-from dibs.jobs.failures import describe
 from dibs.jobs.job import Job, NewJob
+from dibs.jobs.outcomes import describe
 from dibs.jobs.states import CancelledBy, Outcome
 from dibs.worker.isolation import importing, protocol
-from dibs.worker.isolation.protocol import (
-    AppLoaded,
-    JobCompleted,
-    LoadApp,
-    LoadFailed,
-    LogMessage,
-    ParentsRequest,
-    ProgressNote,
-    Reply,
-    RunJob,
-    StopReason,
-    ToWorker,
-)
 
 PR_SET_PDEATHSIG = 1
 RAISED = (BadRequest, LeaseLost, StoreBusy, StoreRefused, StoreUnavailable)
@@ -64,12 +50,12 @@ def main() -> None:
     end_with(worker)
     connection = WorkerSocket(socket.socket(fileno=number))
     first = connection.receive()
-    assert isinstance(first, LoadApp)
+    assert isinstance(first, protocol.LoadApp)
     sys.argv[:] = first.arguments
     try:
         app = importing.load(first.app)
     except BaseException as error:
-        connection.send(LoadFailed(_reason(error)))
+        connection.send(protocol.LoadFailed(_reason(error)))
     else:
         run_jobs(app, connection, first.log_level)
 
@@ -80,7 +66,7 @@ def run_jobs(app: Dibs, connection: "WorkerSocket", log_level: int) -> None:
         try:
             state = lifespan.enter()
         except BaseException as error:
-            connection.send(LoadFailed(_reason(error)))
+            connection.send(protocol.LoadFailed(_reason(error)))
             return
         try:
             jobs = IsolatedRunner(app, connection, runner, state)
@@ -129,7 +115,7 @@ class WorkerSocket:
         self._connection = connection
         self._sending = threading.RLock()
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: protocol.ToWorker) -> None:
         with self._sending:
             self._connection.sendall(protocol.frame(message))
 
@@ -154,8 +140,8 @@ class IsolatedRunner:
         self._state = state
         self._connection = connection
         self._runner = runner
-        self._jobs: queue.SimpleQueue[RunJob | None] = queue.SimpleQueue()
-        self._requested: deque[Future[Reply]] = deque()
+        self._jobs: queue.SimpleQueue[protocol.RunJob | None] = queue.SimpleQueue()
+        self._requested: deque[Future[protocol.Reply]] = deque()
         self._held: ClaimState | None = None
         self._stopping = False
         self._may_raise = True
@@ -163,13 +149,13 @@ class IsolatedRunner:
     def work(self) -> None:
         signal.signal(signal.SIGTERM, self._stop)
         threading.Thread(target=self._listen, name="dibs-messages", daemon=True).start()
-        self.send(AppLoaded())
+        self.send(protocol.AppLoaded())
         while not self._stopping and (run := self._jobs.get()) is not None:
             held = self._held = IsolatedClaimState(self, self._core, run)
             context = IsolatedContext(self, held, self._state)
             self._send_end(held, self._perform(held, context), context.children)
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: protocol.ToWorker) -> None:
         """Send the whole message before SIGTERM is raised: half of it would spoil all that follow."""
         if threading.current_thread() is not threading.main_thread():
             self._connection.send(message)
@@ -177,9 +163,9 @@ class IsolatedRunner:
         with self._unstopped():
             self._connection.send(message)
 
-    def ask(self, request: ProgressNote | ParentsRequest) -> "Future[Reply]":
+    def ask(self, request: protocol.ProgressNote | protocol.ParentsRequest) -> "Future[protocol.Reply]":
         """Send a request; the replies come in the order of the requests."""
-        reply: Future[Reply] = Future()
+        reply: Future[protocol.Reply] = Future()
         self._requested.append(reply)
         self.send(request)
         return reply
@@ -234,19 +220,19 @@ class IsolatedRunner:
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
             match message:
-                case RunJob():
+                case protocol.RunJob():
                     self._jobs.put(message)
-                case Reply():
+                case protocol.Reply():
                     with suppress(InvalidStateError):  # the request may have been cancelled
                         self._requested.popleft().set_result(message)
-                case StopReason():
+                case protocol.StopReason():
                     self._note_stop(message)
                 case _:
                     self._jobs.put(None)
                     return
         end_group()
 
-    def _note_stop(self, stop: StopReason) -> None:
+    def _note_stop(self, stop: protocol.StopReason) -> None:
         if (held := self._held) is not None:
             held.cancel_reason, held.timed_out, held.lost = stop.cancel_reason, stop.timed_out, stop.lost
 
@@ -269,14 +255,14 @@ class IsolatedRunner:
 class IsolatedClaimState(ClaimState):
     """A claim that the worker renews and settles, and for which it notes progress."""
 
-    def __init__(self, runner: IsolatedRunner, core: AppState, run: RunJob) -> None:
+    def __init__(self, runner: IsolatedRunner, core: AppState, run: protocol.RunJob) -> None:
         super().__init__(core, run.job, run.asked_at)
         self._runner = runner
 
     def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         """Note the settlement in the handler's own transaction; the worker renews the lease no longer."""
         super().is_settled_as(settled_as, delay=delay, errors=errors)
-        self._runner.send(JobCompleted())
+        self._runner.send(protocol.JobCompleted())
 
 
 class IsolatedContext(Context):
@@ -289,7 +275,7 @@ class IsolatedContext(Context):
 
     def _parents(self) -> Calls[list[Job]]:
         """Return the parents from the worker's store: this process has no access to one in memory."""
-        return _checked((yield from _received(self._runner.ask(ParentsRequest())))).jobs
+        return _checked((yield from _received(self._runner.ask(protocol.ParentsRequest())))).jobs
 
     def _complete(self, result: Any, within: Any) -> Calls[None]:
         if within is None:
@@ -308,21 +294,21 @@ class IsolatedProgress(ProgressNotes):
         check = self._held.check_stop if stops else self._held.check
         check()
         self._held.check_progress(fraction, message)
-        _checked((yield from _received(self._runner.ask(ProgressNote(fraction, message)))))
+        _checked((yield from _received(self._runner.ask(protocol.ProgressNote(fraction, message)))))
         if stops:
             check()
 
 
-def _received(asked: "Future[Reply]") -> Calls[Reply]:
+def _received(asked: "Future[protocol.Reply]") -> Calls[protocol.Reply]:
     """Wait for the worker's reply."""
     return (yield from make(Call(asked.result, partial(_receive, asked))))
 
 
-async def _receive(asked: "Future[Reply]") -> Reply:
+async def _receive(asked: "Future[protocol.Reply]") -> protocol.Reply:
     return await asyncio.wrap_future(asked)
 
 
-def _checked(reply: Reply) -> Reply:
+def _checked(reply: protocol.Reply) -> protocol.Reply:
     if reply.error is not None:
         raise ERRORS.get(reply.error, DibsError)(reply.message)
     return reply
@@ -361,18 +347,18 @@ def end_group() -> NoReturn:
 class LogSender(logging.Handler):
     """Sends log records to the worker, which knows where logs go."""
 
-    def __init__(self, send: Callable[[ToWorker], None]) -> None:
+    def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
         super().__init__()
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._send(LogMessage(record.name, record.levelno, self.format(record)))
+            self._send(protocol.LogMessage(record.name, record.levelno, self.format(record)))
         except Exception:
             self.handleError(record)
 
 
-def send_logs(send: Callable[[ToWorker], None], level: int) -> None:
+def send_logs(send: Callable[[protocol.ToWorker], None], level: int) -> None:
     """Send logs to the worker, unless the app's modules set up logging themselves."""
     logging.lastResort = LogSender(send)
     if not logging.root.handlers:
