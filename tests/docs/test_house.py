@@ -8,10 +8,9 @@ from tools.house import GOALS, House, measure
 
 # Figures that have not reached their goal: they may only go down.
 NOT_YET: dict[str, float] = {
-    "python_files": 258,
+    "python_files": 246,
     "python_lines": 41_600,
     "sql_and_lua_lines": 10_050,
-    "short_files": 58,
     "long_blocks": 4,
 }
 

@@ -26,7 +26,7 @@ ACTS = ("retry", "cancel")
 SHOWN_APART = ("errors", "args", "result", "is_new")
 
 
-class Line(NamedTuple):
+class ListedJob(NamedTuple):
     """A job in the list, and what matters of it in its state."""
 
     job: Job
@@ -61,7 +61,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[misc]
             request,
             "jobs.html",
             title="Jobs",
-            lines=[Line(job, _about(job)) for job in found.jobs],
+            jobs=[ListedJob(job, _about(job)) for job in found.jobs],
             found=found,
             asked=asked,
             states=list(_choices(kept)),
