@@ -277,5 +277,5 @@ def _matches(job: Record, states: Any, tags: Sequence[str], **equal: Any) -> boo
 def _is_equal(job: Record, name: str, value: Any) -> bool:
     column = name.removesuffix("_like")
     if column == name:
-        return job[name] == value
+        return bool(job[name] == value)
     return job[column] is not None and is_like(job[column], value)
