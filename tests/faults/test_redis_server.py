@@ -393,6 +393,14 @@ def _answers(app: Any) -> bool:
         return False
 
 
+@pytest.mark.parametrize("login", ["clerk", "clerk:", "clerk:any"])
+def test_a_user_without_a_password_logs_in(own_redis: Redis, client: redis.Redis, login: str) -> None:
+    client.execute_command("ACL", "SETUSER", "clerk", "on", "nopass", "~*", "&*", "+@all")
+
+    with Dibs(own_redis.url().replace("redis://", f"redis://{login}@")).sync as app:
+        assert app.counts()["ready"] == 0
+
+
 def test_the_name_of_a_store_never_tells_its_password() -> None:
     assert RedisNode("rediss://user:s3cret@host:1/2").name == "Redis at host:1, database 2"
     assert redis_nodes.RedisNode("valkey://host").name == "Redis at host:6379, database 0"
