@@ -108,3 +108,22 @@ def test_a_changed_file_starts_the_worker_anew(store: SyncDibs, worker: Process,
     worker.send(signal.SIGTERM)
     assert worker.ended() == 0
     assert store.workers() == []
+
+
+LONG = f"{APP}import time\n@app.job\ndef send() -> None:\n    time.sleep(4)\n"
+
+
+@pytest.mark.parametrize("edited", [True, False], ids=["while it starts anew", "while it works"])
+def test_an_interrupt_ends_it(store: SyncDibs, worker: Process, tmp_path: Path, edited: bool) -> None:
+    assert result(store) == "old"
+    (tmp_path / "jobs.py").write_text(LONG)
+    look(lambda: "jobs.py changed" in worker.said())
+    store.enqueue(NewJob("send"))
+    look(lambda: store.counts()["running"] == 1)
+
+    if edited:
+        (tmp_path / "jobs.py").write_text(job_that_returns("new"))
+        look(lambda: worker.said().count("jobs.py changed") == 2)
+    worker.send(signal.SIGINT)
+
+    assert worker.ended() == 0

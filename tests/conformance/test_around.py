@@ -93,16 +93,22 @@ def test_an_exception_passes_through(app: Face, colour: str, handler: str) -> No
 
 
 @two_stores
-def test_what_it_sets_is_seen_by_the_handler_only(app: Face) -> None:
+@pytest.mark.parametrize("colour", ["plain", "async"])
+def test_what_it_sets_is_seen_by_the_handler_only(app: Face, colour: str) -> None:
     seen: list[str] = []
 
-    @app.app.around
     @contextmanager
     def of_tenant(job: Job) -> Iterator[None]:
         token = tenant.set(job.meta["tenant"])
         yield
         tenant.reset(token)
 
+    @asynccontextmanager
+    async def of_tenant_awaited(job: Job) -> AsyncIterator[None]:
+        with of_tenant(job):
+            yield
+
+    app.app.around(of_tenant if colour == "plain" else of_tenant_awaited)
     app.job(name="plain")(lambda: seen.append(tenant.get()))
 
     @app.job

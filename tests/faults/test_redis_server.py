@@ -110,6 +110,8 @@ AGAIN = [
     ReplyError("NOREPLICAS Not enough good replicas to write."),
     ReplyError("BUSY Redis is busy running a script."),
     ReplyError("ERR Error running script (call to f_1): @user_script:9: -READONLY You can't write"),
+    ReplyError("ERR max number of clients reached"),
+    ReplyError("ERR max number of clients + cluster connections reached"),
 ]
 
 
@@ -136,6 +138,20 @@ def test_an_error_that_stays_is_said(error: Exception) -> None:
     assert isinstance(judged, StoreUnavailable | NotPermitted)
     assert str(error) in str(judged)
     assert "s3cret" not in str(judged)
+
+
+def test_a_server_with_too_many_connections_is_waited_for(
+    own_redis: Redis, client: redis.Redis, face: str
+) -> None:
+    with client.client() as known:  # its connection stays open, even where another one is refused
+        known.config_set("maxclients", 1)
+        lift = threading.Timer(0.3, known.config_set, ("maxclients", 1000))
+        lift.start()
+        try:
+            with face_of(Dibs(own_redis.url()), face) as app:
+                assert app.counts()["ready"] == 0
+        finally:
+            lift.join()
 
 
 def test_a_broken_connection_leaves_us_unsure() -> None:
@@ -391,6 +407,14 @@ def _answers(app: Any) -> bool:
         return sum(app.counts().values()) == 0  # it keeps nothing on disk
     except StoreUnavailable:
         return False
+
+
+@pytest.mark.parametrize("login", ["clerk", "clerk:", "clerk:any"])
+def test_a_user_without_a_password_logs_in(own_redis: Redis, client: redis.Redis, login: str) -> None:
+    client.execute_command("ACL", "SETUSER", "clerk", "on", "nopass", "~*", "&*", "+@all")
+
+    with Dibs(own_redis.url().replace("redis://", f"redis://{login}@")).sync as app:
+        assert app.counts()["ready"] == 0
 
 
 def test_the_name_of_a_store_never_tells_its_password() -> None:

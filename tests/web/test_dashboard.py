@@ -188,6 +188,22 @@ def test_what_cannot_be_done_is_an_error_with_a_reason(page: TestClient, what: s
     assert "data-said" in response.text  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("what", "more"),
+    [
+        ("limit queue mail", {"limit": "9" * 5000}),
+        ("cancel-all search kind:*", {"expect": "9" * 5000}),
+        ("cancel job nonsense", {f"more_{number}": "" for number in range(200)}),
+    ],
+    ids=["limit", "expect", "inputs"],
+)
+def test_a_form_of_absurd_size_is_refused(page: TestClient, what: str, more: dict[str, str]) -> None:
+    response = act(page, what, **more)
+
+    assert response.status_code == 400  # type: ignore[attr-defined]
+    assert len(response.text) < 10_000  # type: ignore[attr-defined]
+
+
 # -- permissions --------------------------------------------------------------------------------
 
 

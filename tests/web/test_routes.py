@@ -332,7 +332,12 @@ def test_all_that_match_are_changed(app: Dibs, client: TestClient, caplog: pytes
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"reason": "x"}, {"colour": "red"}, {"q": "colour:red"}, {"expect": -1}]
+    "body",
+    [
+        *({}, {"reason": "x"}, {"colour": "red"}, {"q": "colour:red"}, {"expect": -1}, {"q": " "}),
+        *({"tags": []}, {"state": []}, {"state": [], "queue": "default"}),
+    ],
+    ids=repr,
 )
 def test_an_act_on_everything_must_be_meant(app: Dibs, client: TestClient, body: dict[str, Any]) -> None:
     make(app)

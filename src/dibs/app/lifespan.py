@@ -17,6 +17,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from dibs.errors import BadRequest
@@ -123,6 +124,7 @@ class LifespanEntry:
 
 Around = Callable[[Job], Resources]
 A = TypeVar("A", bound=Around)
+_UNSET = object()
 
 
 def check_around(function: A) -> A:
@@ -146,9 +148,7 @@ def call_inside_sync(arounds: Sequence[Around], job: Job, function: Any, argumen
     with ExitStack() as stack:
         for around in arounds:
             made = _made(around, job)
-            stack.enter_context(
-                made if isinstance(made, AbstractContextManager) else _on_own_loop(made, "dibs-around")
-            )
+            stack.enter_context(made if isinstance(made, AbstractContextManager) else _in_this_context(made))
         return function(**arguments)
 
 
@@ -182,7 +182,25 @@ def _made(around: Around, job: Job) -> Resources:
 
 
 @contextmanager
-def _on_own_loop(made: AbstractAsyncContextManager[Any], name: str) -> Iterator[Any]:
+def _in_this_context(made: AbstractAsyncContextManager[Any]) -> Iterator[None]:
+    """Enter it on a loop in a thread; the body sees the context variables that it sets."""
+    context = copy_context()
+    with _on_own_loop(made, "dibs-around", context):
+        here = copy_context()
+        changed = [
+            (one, one.set(value)) for one, value in context.items() if here.get(one, _UNSET) is not value
+        ]
+        try:
+            yield
+        finally:
+            for one, before in changed:
+                one.reset(before)
+
+
+@contextmanager
+def _on_own_loop(
+    made: AbstractAsyncContextManager[Any], name: str, context: Context | None = None
+) -> Iterator[Any]:
     """Enter and leave it on a loop in a thread; it sees what the body raises, and may suppress it."""
     entered: Future[tuple[Any, Callable[[BaseException | None], object]]] = Future()
     left: Future[None] = Future()
@@ -200,7 +218,8 @@ def _on_own_loop(made: AbstractAsyncContextManager[Any], name: str) -> Iterator[
 
     def run() -> None:
         try:
-            asyncio.run(live())
+            with asyncio.Runner() as runner:
+                runner.run(live(), context=context)
         except BaseException as error:  # raised in the waiting thread
             (left if entered.done() else entered).set_exception(error)
         else:

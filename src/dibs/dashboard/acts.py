@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from dibs.app.dibs import Dibs
-from dibs.dashboard.bulk import change, check_search
+from dibs.dashboard.bulk import change, check_search, is_number
 from dibs.dashboard.outboxes import redrive
 from dibs.dashboard.proof import Proof
 from dibs.dashboard.sessions import Visitor
@@ -136,8 +136,8 @@ async def _resume(app: Dibs, visitor: Visitor, form: Form) -> Said:
 async def _limit(app: Dibs, visitor: Visitor, form: Form) -> Said:
     visitor.scope.only_queue(form["queue"])
     text = form.get("limit", "").strip()
-    if text and not text.isdecimal():
-        raise BadRequest(f"limit {text!r} is not a number; leave it empty for none")
+    if text and not is_number(text):
+        raise BadRequest(f"limit {text[:20]!r} is not a number; leave it empty for none")
     await app.limit(form["queue"], int(text) if text else None)
     return f"the queue {form['queue']!r} has {f'a limit of {text}' if text else 'no limit'}", None
 

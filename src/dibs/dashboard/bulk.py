@@ -13,6 +13,7 @@ from dibs.jobs.states import FINISHED, WAITING, JobState
 from dibs.operations.search import Count, Found
 
 MOST_UNTYPED = 100  # jobs that one click may change
+LONGEST_NUMBER = 20  # digits
 BulkAct = Literal["retry", "cancel", "delete"]
 CHANGES: dict[BulkAct, frozenset[JobState]] = {
     "retry": frozenset((JobState.failed, JobState.cancelled, JobState.scheduled)),
@@ -84,7 +85,7 @@ async def exact_preview(app: Dibs, act: str, q: str, scope: Mapping[str, Any]) -
 async def change(app: Dibs, act: str, q: str, form: Mapping[str, str], scope: Mapping[str, Any]) -> str:
     """Carry out an act that was previewed; refuse it if another number matches by now."""
     expect = form.get("expect", "")
-    if not expect.isdecimal() or not q:
+    if not is_number(expect) or not q:
         raise BadRequest("look at the jobs first, then act on what was found")
     if int(expect) > MOST_UNTYPED and form.get("confirm", "").strip().replace(",", "") != expect:
         raise BadRequest(f"type {expect} to confirm this; nothing was changed")
@@ -94,6 +95,11 @@ async def change(app: Dibs, act: str, q: str, form: Mapping[str, str], scope: Ma
     return f"{acted.changed:,} of {acted.matched:,} {said}" + (
         f"; {moved_on:,} had moved on" if moved_on else ""
     )
+
+
+def is_number(text: str) -> bool:
+    """Return whether it is a number of jobs; Python refuses to read thousands of digits."""
+    return text.isdecimal() and len(text) <= LONGEST_NUMBER
 
 
 def check_act(act: str) -> BulkAct:

@@ -53,6 +53,7 @@ SORTS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 STATUS: dict[type[DibsError], int] = {BadRequest: 400, OutOfScope: 403, NotFound: 404, Refused: 409}
 SAID = "dibs_said"  # the cookie that brings the result of an act to the next page
 FORM_ROOM = 64 * 1024  # bytes of a form beside the arguments of a job
+MOST_INPUTS = 100  # of a form
 
 ScopeOf = Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
 FieldsOf = Collection[str] | Callable[[Request], Any] | None
@@ -233,7 +234,11 @@ class Dashboard:
             body += chunk
             if len(body) > self._most:
                 raise BadRequest(f"the form is longer than {self._most:,} bytes")
-        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100))
+        text = body.decode("utf-8", "replace")
+        try:
+            return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_INPUTS))
+        except ValueError:
+            raise BadRequest(f"the form has more than {MOST_INPUTS} inputs") from None
 
     # -- pages ----------------------------------------------------------------------------------
 

@@ -263,6 +263,8 @@ class Reloader:
             log.info("↻ %s changed: starting anew", changed.relative_to(self._folder))
             process.terminate()
             process.wait()
+            if self._signal is not None:  # meanwhile; a process begun now would never be told
+                return 0
 
     def _change_after(self, process: "subprocess.Popen[bytes]", seen: dict[Path, int]) -> Path | None:
         """Wait for a change, also after a process that failed; None once this should end."""
@@ -280,7 +282,8 @@ class Reloader:
 
     def _end(self, process: "subprocess.Popen[bytes]") -> int:
         """Pass the signal on, unless the terminal has sent it to all, and wait for the end."""
-        if self._signal == signal.SIGTERM and process.poll() is None:
+        is_told = self._signal == signal.SIGINT and _is_in_foreground()
+        if self._signal is not None and not is_told and process.poll() is None:
             process.terminate()
         while process.poll() is None:
             time.sleep(RELOAD_CHECK)
@@ -288,6 +291,14 @@ class Reloader:
 
     def _note_signal(self, number: int, _: object) -> None:
         self._signal = number
+
+
+def _is_in_foreground() -> bool:
+    """Return whether a Ctrl-C in a terminal reaches this process, and so the one that it began."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def reload_on_change(arguments: list[str]) -> int:

@@ -276,4 +276,6 @@ def _matches(job: Record, states: Any, tags: Sequence[str], **equal: Any) -> boo
 
 def _is_equal(job: Record, name: str, value: Any) -> bool:
     column = name.removesuffix("_like")
-    return job[name] == value if column == name else is_like(job[column] or "", value)
+    if column == name:
+        return bool(job[name] == value)
+    return job[column] is not None and is_like(job[column], value)

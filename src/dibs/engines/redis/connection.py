@@ -28,6 +28,7 @@ AGAIN = (
     *("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED"),
     *("MISCONF", "NOREPLICAS", "BUSY"),
 )
+FULL = "max number of clients"  # an error without a code of its own
 REFUSED = ("NOAUTH", "WRONGPASS")
 NOT_PERMITTED = "NOPERM"
 
@@ -105,7 +106,7 @@ class RedisNode:
         code = error.code if isinstance(error, ReplyError) else ""
         if code == "MOVED":
             self.moved(error)  # type: ignore[arg-type]
-        if code in AGAIN:
+        if code in AGAIN or (isinstance(error, ReplyError) and str(error).startswith(FULL)):
             return TryAgain(error, self.name, unsure=done, read_only=code == "READONLY")
         if code == "OOM":
             return StoreUnavailable(

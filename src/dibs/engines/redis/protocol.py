@@ -64,6 +64,8 @@ class Address(Struct, frozen=True, kw_only=True):
     def greeting(self) -> list[Command]:
         """Return the commands that set up a session."""
         login = [word for word in (self.user, self.password) if word is not None]
+        if self.user is not None and self.password is None:
+            login.append("")  # a lone word would be taken for the password of the default user
         return [
             *([("AUTH", *login)] if login else []),
             *([("SELECT", self.database)] if self.database != "0" else []),
@@ -171,8 +173,8 @@ class SyncConnection:
     """A connection of one thread at a time."""
 
     def __init__(self) -> None:
+        self._socket: socket.socket | None = None  # first: `close` looks for it
         self._replies = _Replies()
-        self._socket: socket.socket | None = None
 
     def connect(self, to: Address, patience: float | None = None) -> None:
         place = (to.host, to.port)

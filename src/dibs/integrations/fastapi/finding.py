@@ -85,7 +85,8 @@ def add_bulk_acts(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> N
         ) -> Response:
             """Change nothing with `preview`, or when another number of jobs matches than you `expect`."""
             filter = scope.narrowed(**_filter(wanted))
-            if not (filter or wanted.q or wanted.preview or wanted.expect is not None):
+            is_meant = filter or (wanted.q or "").strip() or wanted.expect is not None
+            if not (is_meant or wanted.preview):
                 raise BadRequest(f"this would {act} all jobs: give a filter, or say how many you expect")
             how = wanted.model_dump(include={"q", "preview", "expect", "reason"})
             acted = await app.change_matching(act, fields=fields, **how, **filter)

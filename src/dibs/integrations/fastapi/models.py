@@ -124,7 +124,7 @@ class JobsToChange(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     q: Annotated[str, Field(max_length=2_000)] | None = Field(None, description="A search.")
-    state: JobState | list[JobState] | None = None
+    state: JobState | Annotated[list[JobState], Field(min_length=1)] | None = None
     queue: Name | None = None
     kind: Name | None = None
     train: Name | None = None

@@ -24,7 +24,8 @@ end
 
 local function matches(job)
   for _, name in ipairs({'queue', 'kind', 'train', 'slot', 'pipeline_id', 'worker'}) do
-    if some(given[name]) and given[name] ~= job[name] or not is_like(job[name] or '', given[name .. '_like']) then
+    local like = some(given[name .. '_like'])
+    if some(given[name]) and given[name] ~= job[name] or like and not (job[name] and is_like(job[name], like)) then
       return false
     end
   end
