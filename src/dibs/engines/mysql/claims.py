@@ -10,8 +10,8 @@ from typing import Any
 
 from dibs.clock import to_micros
 from dibs.engines.mysql.gates import MysqlGates
-from dibs.engines.mysql.values import as_ids, as_json, as_moment, later
 from dibs.engines.sql.engine import LOOKS, Plan, Query
+from dibs.engines.sql.values import as_ids, as_json, as_moment, later
 from dibs.jobs.states import JobState
 from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Row, Rows

@@ -12,23 +12,22 @@ from uuid import UUID, uuid4
 import msgspec
 
 from dibs.engines.mysql.enqueue import is_one_insert
-from dibs.engines.mysql.gates import Gates, gates_of, leave, note_moves
+from dibs.engines.mysql.gates import Gates, gates_of, leave, note_moves, on_newest
 from dibs.engines.mysql.settle import MysqlSettle
-from dibs.engines.mysql.snapshot import on_newest
-from dibs.engines.mysql.values import (
-    READERS,
-    as_ids,
-    as_json,
-    as_plain,
-    chunks,
-)
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Answer, Plan, Query, errors_with_death, swept_state
+from dibs.engines.sql.engine import READS, Answer, Plan, Query
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
+from dibs.engines.sql.values import (
+    MYSQL_READERS,
+    as_ids,
+    as_json,
+    as_mysql,
+    chunks,
+)
 from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import STORED_TYPES, StoredJob
-from dibs.jobs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState, errors_with_death, swept_state
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Row, Rows, Step
 
@@ -53,17 +52,12 @@ SPELLINGS = {
     "id": "unhex(:$1)",
     "by_id": "force index (primary)",
     "by_lease": "force index (dibs_jobs_leases)",
-    "as_gate": "",
-    "if_free": "for update skip locked",
     "now": NOW,
     "now_minus": f"{NOW} - interval :$1 microsecond",
     "minus": "$1 - interval :$2 microsecond",
     "text": "char",
     "uuid": "char",
     "texts": "char",
-    "false": "false",
-    "if": ":$1",
-    "true": "true",
     "in_ids": "in (:$1)",
     "in_texts": "in (:$1)",
     "is_in": "find_in_set($1, :$2)",
@@ -79,7 +73,6 @@ SPELLINGS = {
     "newest": "for update /*!80017 of $1 */",
     "share": "/*M! lock in share mode */ /*!80017 for share of $1 */",
     "bigint": "signed",
-    "like": "$1 like :$2 escape '!'",
     "holds": "locate(:$2, lower($1)) > 0",
     "has_tags": "json_contains(job.tags, :$1)",
     "next_token": "/*M! nextval(dibs_token) + */ 0",
@@ -109,7 +102,7 @@ class MySQL(MysqlSettle, MovingEngine):
         goes_on=True,
     )
 
-    readers = READERS
+    readers = MYSQL_READERS
     finds_by_pipeline = False
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -204,7 +197,7 @@ class MySQL(MysqlSettle, MovingEngine):
         return [about] if rows[0]["changes"] == call else []
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: as_plain(value) for name, value in params.items()}
+        return {name: as_mysql(value) for name, value in params.items()}
 
     # -- upkeep and acts ------------------------------------------------------------------------
 
@@ -240,7 +233,7 @@ class MySQL(MysqlSettle, MovingEngine):
     def _bury(self, expired: Sequence[Row], gates: Gates) -> Plan:
         """Return or end these jobs, which are locked, as are their gates."""
         ends = [
-            (job["id"].hex, swept_state(job).value, job["cancel_reason"], errors_with_death(job))
+            (job["id"].hex, swept_state(job).value, job["cancel_reason"], errors_with_death(job, job["now"]))
             for job in expired
         ]
         yield from self._end([one for one in ends if one[1] != JobState.ready])

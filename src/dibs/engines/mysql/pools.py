@@ -1,7 +1,6 @@
 """Connections to MySQL and MariaDB that dibs owns, a few for each face.
 
-What an error means is decided in [errors.py](errors.py), what is said on a session is in
-[session.py](session.py).
+What an error means and what is said on a session is in [session.py](session.py).
 """
 
 import asyncio
@@ -12,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from dibs.engines.mysql.engine import MySQL
-from dibs.engines.mysql.errors import error_number, is_known_state, judge, lacks
 from dibs.engines.mysql.session import (
     ANSWER_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -23,6 +21,10 @@ from dibs.engines.mysql.session import (
     check_method,
     connect_options,
     end_on,
+    error_number,
+    is_known_state,
+    judge,
+    lacks,
 )
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Query

@@ -7,8 +7,8 @@ from uuid import UUID
 from dibs.engines.mysql.claims import MysqlClaims
 from dibs.engines.mysql.enqueue import MysqlEnqueue
 from dibs.engines.mysql.gates import gates_of, leave
-from dibs.engines.mysql.values import as_json, as_moment, chunks, later
 from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.values import as_json, as_moment, chunks, later
 from dibs.jobs.gates import Key
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, put_back

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL that dibs owns, a few for each face.
 
-What an error means is decided in [errors.py](errors.py). No session state is kept on a connection between two
-steps, so a pooler may stand in between ([session.py](session.py)).
+What an error means is decided in [session.py](session.py). No session state is kept on a connection
+between two steps, so a pooler may stand in between.
 """
 
 import asyncio
@@ -14,14 +14,25 @@ from typing import Any
 from uuid import uuid4
 
 from dibs.clock import monotonic
-from dibs.engines.hosts import hosts_of
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.errors import is_ending, is_hopeless, judge, refused, store_name, unanswered
-from dibs.engines.postgresql.session import ANSWER_TIMEOUT, BEGIN, BULK_TIMEOUT, CONNECT_TIMEOUT, SessionMode
+from dibs.engines.postgresql.session import (
+    ANSWER_TIMEOUT,
+    BEGIN,
+    BULK_TIMEOUT,
+    CONNECT_TIMEOUT,
+    SessionMode,
+    is_ending,
+    is_hopeless,
+    judge,
+    refused,
+    store_name,
+    unanswered,
+)
 from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Query
 from dibs.engines.sql.pools import AsyncDatabasePool, Conversation, SyncDatabasePool, in_transaction
+from dibs.engines.store import hosts_of
 from dibs.errors import UnknownEngine
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step

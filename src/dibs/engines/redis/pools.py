@@ -10,11 +10,10 @@ from contextlib import suppress
 from typing import Any, TypeGuard, TypeVar
 
 from dibs.engines.pools import AsyncPool, SyncPool
-from dibs.engines.redis.connection import RedisNode
+from dibs.engines.redis.connection import Asked, RedisNode, check_role
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.protocol import AsyncConnection, Command, ReplyError, SyncConnection
 from dibs.engines.redis.scripts import OptionalCommand, ScriptCall
-from dibs.engines.redis.sentinel import Asked, check_role
 from dibs.engines.retries import TryAgain
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async

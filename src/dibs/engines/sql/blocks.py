@@ -19,6 +19,20 @@ KEPT_COLUMNS = (
 RETURNED = {"worker": "null", "progress": "0"}
 RETRIED = {**RETURNED, "run_at": "{now}"}
 
+# How most databases write what the blocks name; a dialect has words of its own beside these, or instead.
+SPELLINGS = {
+    "text": "text",
+    "bigint": "bigint",
+    "false": "false",
+    "true": "true",
+    "if": ":$1",
+    "if_free": "for update skip locked",
+    "given": "$1 job",
+    "join": "join",
+    "like": "$1 like :$2 escape '!'",
+    **dict.fromkeys(("by_id", "by_lease", "as_gate", "newest"), ""),
+}
+
 _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{>(\w+)(?::(\w+))?(?::(\w+))?\}")
 _SPELLING = re.compile(r"\{(\w+)(?::([\w., ]+))?(?::(\w+))?\}")
@@ -30,11 +44,12 @@ class Dialect:
     """One database's SQL: its blocks, with its spellings filled in."""
 
     name: str
-    spellings: Mapping[str, str]
+    spellings: dict[str, str]
     prefix: str = "dibs"
     blocks: "Blocks" = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "spellings", SPELLINGS | self.spellings)
         object.__setattr__(self, "blocks", Blocks(self))
 
     def spell(self, text: str) -> str:

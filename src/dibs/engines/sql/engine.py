@@ -12,13 +12,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from dibs.engines.sql.blocks import Dialect
 from dibs.jobs.gates import Key
-from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
+from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.queries import PATTERNS
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Rows, Step
 
 # Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
@@ -64,18 +62,6 @@ class Copy:
 
 Plan = Generator[Query | Copy, Rows, Rows]
 Answer = Callable[..., Plan]  # takes the parameters of its question
-
-
-class Converters(dict[type, Callable[[Any], Any] | None]):
-    """Functions that convert values of a type for a driver; None for types that it takes as they are.
-
-    A class that extends one of these is converted like that one: asyncpg has its own class of ids, and a move
-    passes values of one driver to another.
-    """
-
-    def __missing__(self, kind: type) -> Callable[[Any], Any] | None:
-        self[kind] = next((self[base] for base in kind.__mro__ if base in self), None)
-        return self[kind]
 
 
 class SqlEngine:
@@ -233,21 +219,3 @@ class MendingEngine(SqlEngine):
     def _make_gates(self, keys: Sequence[Key]) -> Plan:
         """Make these gates anew, and open them."""
         raise NotImplementedError
-
-
-def swept_state(job: Row) -> JobState:
-    """Return the state of a job after its lease ran out."""
-    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
-
-
-def errors_with_death(job: Row) -> str:
-    """Return the job's errors, with the one for a lease that ran out."""
-    death = {
-        "attempt": job["attempts"],
-        "token": job["token"],
-        "at": job["now"],
-        "worker": job["worker"],
-        "type": "LeaseLost",
-        "message": WORKER_DIED,
-    }
-    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()

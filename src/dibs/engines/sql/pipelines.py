@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
-import msgspec
-
 from dibs.engines.sql.engine import Answer, Plan, Query
+from dibs.engines.sql.values import as_json
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, doomed_by
@@ -422,4 +421,4 @@ def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]
 def _edges(edges: Sequence[tuple[UUID, UUID]]) -> str:
     """Return (child, order, parent) of each edge, as JSON."""
     ordered = [[child, order, parent] for order, (parent, child) in enumerate(edges)]
-    return msgspec.json.encode(ordered).decode()
+    return as_json(ordered)

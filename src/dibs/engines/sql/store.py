@@ -5,16 +5,27 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
+from dibs.clock import monotonic
+from dibs.engines.hints import Listeners
+from dibs.engines.mysql import session as mysql
+from dibs.engines.mysql.engine import MySQL
+from dibs.engines.mysql.pools import AsyncMySQL, SyncMySQL
+from dibs.engines.postgresql import session as postgresql
+from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
 from dibs.engines.retries import Tries, TryAgain, again, again_async
 from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.migrations import Blocker, MigrationWait
-from dibs.engines.sql.pools import Conversation
-from dibs.engines.sql.schema_check import SchemaProblem
-from dibs.engines.sql.within import Engine, bind_async, bind_sync
+from dibs.engines.sql.pools import Conversation, in_transaction
+from dibs.engines.sql.schema_check import SchemaProblem, check_mysql, check_postgresql
+from dibs.engines.sql.within import Engine, bind
 from dibs.engines.store import Operation, Pooled
-from dibs.errors import DibsError, SchemaOutdated
+from dibs.errors import BadRequest, DibsError, SchemaOutdated
+from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
+from dibs.settings import Settings
 
 T = TypeVar("T")
 
@@ -53,7 +64,7 @@ class DatabaseStore(Pooled):
     def run(self, operation: Operation[T], within: Any = None) -> T:
         self.open()
         if within is not None:
-            return run(operation(Tries()), bind_sync(within, self._engine, self._own_database))
+            return run(operation(Tries()), bind(within, self._engine, self._own_database, "sync"))
         tries, ask = Tries(), self._ask or self._sync.execute
         try:
             return run(operation(tries), ask)
@@ -64,7 +75,9 @@ class DatabaseStore(Pooled):
         if not self._checked:
             await self.open_async()
         if within is not None:
-            return await run_async(operation(Tries()), bind_async(within, self._engine, self._own_database))
+            return await run_async(
+                operation(Tries()), bind(within, self._engine, self._own_database, "async")
+            )
         tries, ask = Tries(), self._ask_async or self._async.execute
         try:
             return await run_async(operation(tries), ask)
@@ -137,3 +150,113 @@ class DatabaseStore(Pooled):
         if found < needed:
             raise SchemaOutdated(found, needed, self._name)
         self._checked = True
+
+
+class PostgresStore(DatabaseStore):
+    """A PostgreSQL database: asyncpg for the async face, psycopg for the sync one."""
+
+    traits = PostgreSQL.traits
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine: PostgreSQL = PostgreSQL(settings.prefix)
+        self._name = postgresql.store_name(settings.url)
+        self._sync = SyncPostgres(self._engine, settings.url, settings.pool_size, settings.pooled)
+        self._async = AsyncPostgres(self._engine, settings.url, settings.pool_size, settings.pooled)
+        # It says nothing but LISTEN, so it needs no session of its own kind.
+        self._listener = AsyncPostgres(self._engine, _listen_url(settings), 1, pooled=True)
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        await self._listener.listen(hear)
+
+    def _version_script(self) -> Conversation[int]:
+        return postgresql.schema_version_script(self._engine)
+
+    def _migration_script(self) -> Conversation[list[int]]:
+        return in_transaction(postgresql.migration_script(self._engine), postgresql.BEGIN)
+
+    def _blocker_script(self) -> Conversation[Blocker | None]:
+        return postgresql.blocker_script(self._engine)
+
+    def _check_script(self, version: int) -> Conversation[list[SchemaProblem]]:
+        return in_transaction(check_postgresql(self._engine.dialect, version), postgresql.BEGIN, "rollback")
+
+
+def _listen_url(settings: Settings) -> str:
+    """Return the address to LISTEN at, which a pooler in transaction mode can't do."""
+    if settings.listen_url is None:
+        return settings.url
+    if not settings.listen_url.lower().startswith("postgres"):
+        raise BadRequest(
+            f"listen_url is a {settings.listen_url.partition(':')[0]!r} URL and the store is PostgreSQL: "
+            "give the server's own address of the same database"
+        )
+    return settings.listen_url
+
+
+# Seconds between two polls for jobs that were asked to stop, which this server does not announce. A poll
+# reads all running jobs: the longer it takes, the longer the pause, but a cancel never takes a second.
+STOP_POLL, LONGEST_STOP_POLL = 0.25, 0.75
+
+
+class MysqlStore(DatabaseStore):
+    """A MySQL or MariaDB database: asyncmy for the async face, PyMySQL for the sync one."""
+
+    traits = MySQL.traits
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine: MySQL = MySQL(settings.prefix)
+        self._url = settings.url
+        self._name = mysql.store_name(settings.url)
+        self._own_database = unquote(urlsplit(settings.url).path.lstrip("/")) or None
+        self._sync = SyncMySQL(self._engine, settings.url, settings.pool_size)
+        self._async = AsyncMySQL(self._engine, settings.url, settings.pool_size)
+        self._listeners = Listeners()
+        self._ask, self._ask_async = self._ask_and_announce, self._ask_and_announce_async
+
+    def _ask_and_announce(self, step: Step) -> Rows:
+        rows: Rows = self._sync.execute(step)
+        self._listeners.announce(step, rows)
+        return rows
+
+    async def _ask_and_announce_async(self, step: Step) -> Rows:
+        rows: Rows = await self._async.execute(step)
+        self._listeners.announce(step, rows)
+        return rows
+
+    def open(self) -> None:
+        if not self._checked:
+            again(lambda _: self._sync.ask(mysql.probe_script()))
+        super().open()
+
+    async def open_async(self) -> None:
+        if not self._checked:
+            await again_async(lambda _: self._async.ask(mysql.probe_script()))
+        await super().open_async()
+
+    def _version_script(self) -> Conversation[int]:
+        return mysql.schema_version_script(self._engine)
+
+    def _migration_script(self) -> Conversation[list[int]]:
+        yield from mysql.probe_script()
+        return (yield from mysql.migration_script(self._engine, self._url))
+
+    def _blocker_script(self) -> Conversation[Blocker | None]:
+        return mysql.blocker_script()
+
+    def _check_script(self, version: int) -> Conversation[list[SchemaProblem]]:
+        return check_mysql(self._engine.dialect, version)
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        """Poll for jobs that were asked to stop; workers poll for new jobs themselves."""
+        with self._listeners.listening(hear):
+            pause = STOP_POLL
+            reported: set[tuple[Any, int, str]] = set()
+            while True:
+                await asyncio.sleep(pause)
+                begun = monotonic()
+                rows = await self._async.ask(mysql.asked_to_stop_script())
+                pause = min(max(50 * (monotonic() - begun), STOP_POLL), LONGEST_STOP_POLL)
+                asked = {(row["id"], row["token"], row["worker"]) for row in rows}
+                for worker in {worker for _, _, worker in asked - reported}:
+                    hear(STOP_HINT + worker)
+                reported = asked

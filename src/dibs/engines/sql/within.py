@@ -5,10 +5,11 @@ installed for the others. Nothing here begins, commits or rolls back.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -17,7 +18,6 @@ from dibs.engines.mysql.pools import asyncmy_query, pymysql_query
 from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Plan, Query
-from dibs.engines.sql.own_database import check_same_database, check_same_file
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection
@@ -32,9 +32,6 @@ UNDONE = (
     "the database undid this in favour of another transaction, and dibs repeats nothing within= yours: "
     "roll it back, then run the whole of it again"
 )
-
-Execute = Callable[[Step], Rows]
-ExecuteAsync = Callable[[Step], Awaitable[Rows]]
 
 
 class NoTables(UnsupportedConnection):
@@ -54,56 +51,38 @@ class Adapter:
     has_begun: Callable[[Any], bool] = lambda _: False  # as far as one can tell before the first statement
 
 
-def bind_sync(within: object, engine: Engine, own: str | None) -> Execute:
-    """Return a function that executes steps on the caller's sync connection.
+def bind(within: object, engine: Engine, own: str | None, face: Face) -> Callable[[Step], Any]:
+    """Return a function that executes steps on the caller's connection, which on the async face may be sync.
 
     `own` is the app's own file, or the name of its database, where the connection may lead elsewhere.
     """
-    adapter = _adapter(within, engine, "sync")
-    query = adapter.query(within, engine)
-
-    def execute(step: Step) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            return run(_plan(engine, step, own), query)
-
-    return execute
-
-
-def bind_async(within: object, engine: Engine, own: str | None) -> ExecuteAsync:
-    """Return a function that executes steps on the caller's connection, sync or async."""
-    adapter = _adapter(within, engine, "async")
-    query = adapter.query(within, engine)
-
-    async def execute(step: Step) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            if adapter.is_async:
-                return await run_async(_plan(engine, step, own), query)
-            return run(_plan(engine, step, own), query)
-
-    return execute
+    return _bound_to(within, engine, face, lambda step: _plan(engine, step, own))
 
 
 def bind_queries(within: object, words: Any, face: Face) -> Callable[[Query], Any]:
     """Return a function that runs single queries, with the blocks of `words`, on the caller's connection."""
+    return _bound_to(within, words, face, _alone)
+
+
+def _bound_to(within: object, words: Any, face: Face, plan: Callable[[Any], Plan]) -> Callable[[Any], Any]:
     adapter = _adapter(within, words, face)
     query = adapter.query(within, words)
 
-    def ask(one: Query) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            rows: Rows = query(one)
-            return rows
+    def execute(asked: Any) -> Rows:
+        with _explained(adapter, within):
+            return run(plan(asked), query)
 
-    async def ask_async(one: Query) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            answer = query(one)
-            rows: Rows = await answer if adapter.is_async else answer
-            return rows
+    async def execute_async(asked: Any) -> Rows:
+        if not adapter.is_async:
+            return execute(asked)
+        with _explained(adapter, within):
+            return await run_async(plan(asked), query)
 
-    return ask if face == "sync" else ask_async
+    return execute if face == "sync" else execute_async
+
+
+def _alone(query: Query) -> Plan:
+    return (yield query)
 
 
 def _plan(engine: Engine, step: Step, own: str | None) -> Plan:
@@ -113,6 +92,27 @@ def _plan(engine: Engine, step: Step, own: str | None) -> Plan:
     elif own is not None:
         check_same_database((yield Query("database", {})), own)
     return (yield from engine.answer(step, own=False))
+
+
+def check_same_file(files: Rows, path: str) -> None:
+    """Refuse a connection that is open on another file."""
+    for row in files:
+        other = row["file"]
+        if row["name"] == "main" and other and Path(path).exists() and not Path(other).samefile(path):
+            raise UnsupportedConnection(
+                f"this connection is open on {other} and the store is {path}: "
+                "what is written can only live and die with a transaction of its own store"
+            )
+
+
+def check_same_database(found: Rows, name: str) -> None:
+    """Refuse another database of the same server, which may have dibs' tables as well."""
+    other = found[0]["name"]
+    if other is not None and other.casefold() != name.casefold():
+        raise UnsupportedConnection(
+            f"this connection leads to the database {other!r} and the app's store is {name!r}: "
+            "what is written can only live and die with a transaction of its own store"
+        )
 
 
 def _adapter(within: object, engine: Engine, face: Face) -> Adapter:
@@ -163,23 +163,20 @@ def _fitting(engine: Engine, face: Face) -> list[Adapter]:
     ]
 
 
-def _check_transaction(adapter: Adapter, within: object) -> None:
+@contextmanager
+def _explained(adapter: Adapter, within: object) -> Iterator[None]:
+    """Refuse a connection without a transaction; explain a missing table. Other errors pass unchanged.
+
+    An undone transaction stays the driver's own error: code that repeats transactions expects that.
+    """
     if not adapter.in_transaction(within):
         raise UnsupportedConnection(
             f"no transaction is open on this {adapter.label}: begin one, or leave within= out"
         )
-
-
-@contextmanager
-def _explained(adapter: Adapter) -> Iterator[None]:
-    """Explain a missing table: the connection leads to another database. Other errors pass unchanged.
-
-    An undone transaction stays the driver's own error: code that repeats transactions expects that.
-    """
     try:
         yield
     except Exception as error:
-        if _is_undone(error):
+        if not AGAIN.isdisjoint(_codes(error)):
             error.add_note(UNDONE)
         if _lacks_tables(error):
             raise NoTables(
@@ -191,10 +188,6 @@ def _explained(adapter: Adapter) -> Iterator[None]:
 
 def _lacks_tables(error: BaseException) -> bool:
     return "no such table" in str(error) or not {"42P01", NO_SUCH_TABLE}.isdisjoint(_codes(error))
-
-
-def _is_undone(error: BaseException) -> bool:
-    return not AGAIN.isdisjoint(_codes(error))
 
 
 def _codes(error: BaseException) -> set[object]:

@@ -3,24 +3,24 @@
 Every answer that writes runs in one `begin immediate` transaction, so it is the only writer of the file.
 """
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
-from dibs.clock import from_micros, to_micros
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Answer, Converters, Plan, Query, errors_with_death, swept_state
+from dibs.engines.sql.engine import READS, Answer, Plan, Query
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.pipelines import PipelineAnswers
-from dibs.engines.sqlite.facts import about_file, about_nothing_kept
+from dibs.engines.sql.values import SQLITE_READERS, as_json, as_sqlite, timed
 from dibs.engines.sqlite.gates import SqliteGates, slots_of
 from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
-from dibs.jobs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState, errors_with_death, swept_state
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
 from dibs.operations.scripts import Row, Rows, Step
 
@@ -34,24 +34,15 @@ SPELLINGS = {
     "now_minus": f"{NOW} - :$1",
     "minus": "$1 - :$2",
     "uuid": "text",
-    "text": "text",
     "texts": "text",
     "false": "0",
-    "if": ":$1",
     "id": ":$1",
-    "by_id": "",
-    "by_lease": "",
     "if_free": "",
     "true": "1",
-    "as_gate": "",
     "as_job": "",
     "in_ids": "in (select value from json_each(:$1))",
     "is_in": "$1 in (select value from json_each(:$2))",
-    "given": "$1 job",
     "is_given": "$1 in (select value from json_each(:ids))",
-    "join": "join",
-    "newest": "",
-    "bigint": "bigint",
     "in_numbers": "in (select value from json_each(:$1))",
     "in_texts": "in (select value from json_each(:$1))",
     "like": "$1 glob :$2",
@@ -60,16 +51,6 @@ SPELLINGS = {
         "not exists (select 1 from json_each(:$1) wanted"
         " where wanted.value not in (select tag.value from json_each(job.tags) tag))"
     ),
-}
-
-_TIMES = (
-    *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
-    *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "unique_until", "refused_at"),
-)
-_IDS = ("id", "holder", "store", "pipeline_id", "parent_id", "head", "held_by")
-_READERS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(_TIMES, from_micros),
-    **dict.fromkeys(_IDS, UUID),
 }
 
 
@@ -84,7 +65,7 @@ class SQLite(SqliteGates, MovingEngine):
         wakes=True,
     )
 
-    readers = _READERS
+    readers = SQLITE_READERS
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="sqlite", spellings=SPELLINGS, prefix=prefix)
@@ -129,7 +110,7 @@ class SQLite(SqliteGates, MovingEngine):
         return step.question not in READS
 
     def ids(self, ids: Iterable[UUID]) -> Any:
-        return _json(list(ids))
+        return as_json(list(ids))
 
     def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
         return ()  # there is no other converter: all were found before
@@ -141,7 +122,7 @@ class SQLite(SqliteGates, MovingEngine):
         return re.sub(r"[\[?]", r"[\g<0>]", text)
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: _plain(value) for name, value in params.items()}
+        return {name: as_sqlite(value) for name, value in params.items()}
 
     # -- enqueue --------------------------------------------------------------------------------
 
@@ -158,7 +139,7 @@ class SQLite(SqliteGates, MovingEngine):
         answers: list[Row] = []
         plain: list[dict[str, Any]] = []
         for values in jobs:
-            job = _due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"])
+            job = timed(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"])
             holder = known.get(job["id"]) or known.get(job["unique_key"])
             if holder is not None and holder != job["id"] and job["replaces"]:
                 gates += yield from self._replace(holder, job)
@@ -301,7 +282,7 @@ class SQLite(SqliteGates, MovingEngine):
         expired = yield Query("expired", {"limit": limit})
         gates: list[Key] = []
         for job in expired:
-            errors = errors_with_death(job)
+            errors = errors_with_death(job, job["now"])
             if (state := swept_state(job)) in FINISHED:
                 gates += yield from self._end(job["id"], state, job["cancel_reason"], errors)
             else:
@@ -406,16 +387,6 @@ class SQLite(SqliteGates, MovingEngine):
 _UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
 
 
-def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
-    delay, run_at = job.pop("delay"), job["run_at"]
-    due = run_at or (from_micros(to_micros(now) + delay) if delay else now)
-    state = JobState.ready if due <= now else JobState.scheduled
-    lasts = job.pop("unique_for")
-    until = None if lasts is None else from_micros(to_micros(now) + lasts)
-    times = {"run_at": due, "enqueued_at": now, "unique_until": until}
-    return {**job, **times, "state": state, "position": None}
-
-
 def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
     """Return the first `limit` jobs in claiming order, within the limits of their queues."""
     taken: dict[str, int] = {}
@@ -428,23 +399,39 @@ def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
     return ids
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value for sqlite3: ids and states to text, times to microseconds, lists to JSON."""
-    converter = _CONVERTERS[type(value)]
-    return value if converter is None else converter(value)
+# -- What the system knows of the file: facts for the doctor -------------------------------------
+
+MOUNTS = Path("/proc/self/mounts")
 
 
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def about_file(file: str) -> Iterator[Row]:
+    """Yield the file's path, file system and size, the size of its log, and the free space."""
+    yield _fact("file", "path", file)
+    with suppress(OSError):
+        yield _fact("file", "bytes", Path(file).stat().st_size)
+        yield _fact("disk", "free bytes", shutil.disk_usage(Path(file).parent).free)
+    with suppress(OSError):
+        yield _fact("file", "log bytes", Path(f"{file}-wal").stat().st_size)
+    with suppress(OSError):
+        yield _fact("file", "file system", file_system(file, MOUNTS.read_text(encoding="utf-8")))
 
 
-_CONVERTERS = Converters(
-    {
-        UUID: str,
-        JobState: str,
-        datetime: to_micros,
-        list: _json,
-        tuple: _json,
-        dict: _json,
-    }
-)
+def about_nothing_kept() -> Iterator[Row]:
+    """Yield that the store is in memory."""
+    yield _fact("kept", "jobs", "nowhere")
+
+
+def file_system(file: str, mounts: str) -> str:
+    """Return the kind of a file's file system, from the system's table of mounts."""
+    path, best, kind = os.path.realpath(file), "", "unknown"
+    for line in mounts.splitlines():
+        _, place, sort, *_ = line.split(" ")
+        place = place.replace("\\040", " ")
+        inside = path == place or path.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best):
+            best, kind = place, sort
+    return kind
+
+
+def _fact(fact: str, about: str, value: object) -> Row:
+    return {"fact": fact, "about": about, "value": str(value)}

@@ -6,7 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -17,9 +18,16 @@ from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.engines.sql.migrations import pending, schema_table
 from dibs.engines.sql.schema_check import SchemaProblem, check_sqlite
 from dibs.engines.sqlite.engine import OLDEST, SQLite
-from dibs.engines.sqlite.facts import locked_file
-from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection
+from dibs.errors import (
+    SchemaOutdated,
+    StoreBusy,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownEngine,
+    UnsupportedConnection,
+)
 from dibs.operations.scripts import Rows, Step, run
+from dibs.text import spoken
 
 T = TypeVar("T")
 
@@ -276,6 +284,40 @@ def _what_to_do(error: sqlite3.Error) -> str:
     name = _errorname(error)
     fitting = (advice for known, advice in WHAT_TO_DO.items() if name.startswith(known))
     return next(fitting, "check the URL, then try again")
+
+
+LOCKS = Path("/proc/locks")  # Linux; opening the file to ask for its locks would drop our own ones
+WRITER = (120, 120)  # the bytes of the `-shm` file that the writer of a WAL database locks
+
+
+def locked_file(path: str, question: str | None, waited: float) -> StoreBusy:
+    """Return the error for a file that another connection has written to for too long."""
+    what = f"`{question}`" if question else "dibs"
+    return StoreBusy(
+        f"SQLite file {path} is locked: {what} has waited {spoken(waited)} for a lock that "
+        f"{_holder(path)} holds, and has changed nothing; it is writing, or was stopped in the middle of a "
+        f"write (state T in `ps`): end it or let it go on, then try again"
+    )
+
+
+def _holder(path: str) -> str:
+    if (pid := writer_of(path)) is None:
+        return f"another process (`fuser -v {path}` lists the ones that have it open)"
+    if pid == os.getpid():
+        return f"another connection of this process, {pid},"
+    return f"process {pid}"
+
+
+def writer_of(path: str) -> int | None:
+    """Return the process that has the file locked for writing, where the system shows it."""
+    with suppress(OSError, ValueError):
+        inode = Path(f"{path}-shm").stat().st_ino
+        for line in LOCKS.read_text().splitlines():
+            words = line.split()  # 1: POSIX ADVISORY WRITE 4711 08:01:131 120 120
+            is_its = "WRITE" in words and words[-3].split(":")[-1] == str(inode)
+            if is_its and (int(words[-2]), int(words[-1])) == WRITER:
+                return int(words[-4])
+    return None
 
 
 _files: "WeakSet[SqliteFile]" = WeakSet()

@@ -10,7 +10,7 @@ from dibs.engines.hints import Listeners
 from dibs.engines.retries import Tries, again
 from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.schema_check import SchemaProblem
-from dibs.engines.sql.within import bind_async, bind_sync, has_begun
+from dibs.engines.sql.within import bind, has_begun
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import SqliteFile
 from dibs.engines.store import Operation
@@ -41,7 +41,7 @@ class SqliteStore:
     def run(self, operation: Operation[T], within: Any = None) -> T:
         if within is not None:
             self._open_beside(within)
-            return run(operation(Tries()), bind_sync(within, self._engine, self._path))
+            return run(operation(Tries()), bind(within, self._engine, self._path, "sync"))
         self.open()
         return again(lambda tries: run(operation(tries), self._execute))
 
@@ -54,7 +54,7 @@ class SqliteStore:
         if within is not None:
             if not self._migrated:  # else the thread may be waiting for this transaction
                 await self._on_thread(lambda: self._open_beside(within))
-            return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
+            return await run_async(operation(Tries()), bind(within, self._engine, self._path, "async"))
         return await self._on_thread(lambda: self.run(operation))
 
     def open(self) -> None:
