@@ -159,10 +159,11 @@ def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str]
 
 def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
     """Yield (version, SQL) of each migration, oldest first."""
-    folder = files("dibs.engines").joinpath(dialect, "schema")
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+    engines = files("dibs.engines")
+    _, shared = _parts(engines.joinpath("sql", "schema.sql").read_text(encoding="utf-8"))
+    for file in sorted(engines.joinpath(dialect, "schema").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):  # beside them there may be the folder `down`
-            yield int(file.name.split("_")[0]), file.read_text(encoding="utf-8")
+            yield int(file.name.split("_")[0]), _include(file.read_text(encoding="utf-8"), shared)
 
 
 def schema_version(dialect: str) -> int:
