@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from dibs import faces
 from dibs.engines.retries import Tries
 from dibs.engines.sql.blocks import schema_version
 from dibs.errors import BadRequest, UnknownEngine
+from dibs.faces import Calls
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Script
 from dibs.settings import Settings
@@ -44,6 +46,46 @@ class Store(Protocol):
         """Call `hear` at every hint; never return, may raise `TryAgain`."""
 
 
+class Tables:
+    """A store that opens, migrates and checks its tables by scripts, each written once for both faces."""
+
+    def _opening(self) -> Calls[None]:
+        raise NotImplementedError
+
+    def _migrating(self) -> Calls[list[int]]:
+        raise NotImplementedError
+
+    def _reading_version(self) -> Calls[int]:
+        raise NotImplementedError
+
+    def _checking(self) -> "Calls[list[SchemaProblem]]":
+        raise NotImplementedError
+
+    def open(self) -> None:
+        faces.run(self._opening())
+
+    async def open_async(self) -> None:
+        await faces.run_async(self._opening())
+
+    def migrate(self) -> list[int]:
+        return faces.run(self._migrating())
+
+    async def migrate_async(self) -> list[int]:
+        return await faces.run_async(self._migrating())
+
+    def schema_version(self) -> int:
+        return faces.run(self._reading_version())
+
+    async def schema_version_async(self) -> int:
+        return await faces.run_async(self._reading_version())
+
+    def check_schema(self) -> "list[SchemaProblem]":
+        return faces.run(self._checking())
+
+    async def check_schema_async(self) -> "list[SchemaProblem]":
+        return await faces.run_async(self._checking())
+
+
 class Pooled:
     """A store that has a pool of connections for each face."""
 
@@ -61,30 +103,22 @@ class Pooled:
         await self._async.leave_loop()
 
 
-class WithoutTables:
+class WithoutTables(Tables):
     """A store with nothing to migrate and nothing to check."""
 
-    def open(self) -> None: ...
-    async def open_async(self) -> None: ...
+    def _opening(self) -> Calls[None]:
+        yield from ()
 
-    def migrate(self) -> list[int]:
-        self.open()
+    def _migrating(self) -> Calls[list[int]]:
+        yield from self._opening()
         return []
 
-    async def migrate_async(self) -> list[int]:
-        await self.open_async()
-        return []
-
-    def schema_version(self) -> int:
+    def _reading_version(self) -> Calls[int]:
+        yield from ()
         return schema_version("postgresql")  # always up to date
 
-    async def schema_version_async(self) -> int:
-        return self.schema_version()
-
-    def check_schema(self) -> "list[SchemaProblem]":
-        return []
-
-    async def check_schema_async(self) -> "list[SchemaProblem]":
+    def _checking(self) -> "Calls[list[SchemaProblem]]":
+        yield from ()
         return []
 
 

@@ -88,19 +88,18 @@ class MysqlClaims(MysqlGates):
     def _claim_from(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
         named = _named_lines(opening, wish)
         if named is not None and len(named) == 1 and not opening.limits:
-            return (
-                yield from self._leased(opening, (yield from self._lock_first(named[0], wish["limit"])), wish)
-            )
+            return (yield from self._claim_line(opening, named[0], wish))
         lines = yield from self._walk(opening, wish) if named is None else self._near(named, wish["limit"])
         if any(queue in opening.limits and queue not in room for queue, _ in lines):
             return [opening.header | {"limited": True, "id": None}]
         if len(lines) == 1 and not room:
-            [line] = lines
-            return (
-                yield from self._leased(opening, (yield from self._lock_first(line, wish["limit"])), wish)
-            )
+            return (yield from self._claim_line(opening, next(iter(lines)), wish))
         near = sorted((job for jobs in lines.values() for job in jobs), key=_rank)
         return (yield from self._claim_best(opening, near, room, wish))
+
+    def _claim_line(self, opening: "Opening", line: Line, wish: Mapping[str, Any]) -> Plan:
+        rows = yield Query("lock_first", _first_of(line, wish["limit"]))
+        return (yield from self._leased(opening, rows, wish))
 
     def _claim_on(self, opening: "Opening", marks: Sequence[Cursor], wish: Mapping[str, Any]) -> Plan:
         """Claim only behind these cursors."""
@@ -126,9 +125,9 @@ class MysqlClaims(MysqlGates):
     def _near(self, lines: Sequence[Line], limit: int) -> Any:
         """Return the queue-kind pairs of these that have ready jobs, with the first ones of each."""
         found: dict[Line, Rows] = {}
-        for queue, kind in lines:
-            if jobs := (yield Query("near", {"queue": queue, "kind": kind, "limit": limit})):
-                found[queue, kind] = jobs
+        for line in lines:
+            if jobs := (yield Query("near", _first_of(line, limit))):
+                found[line] = jobs
         return found
 
     def _walk(self, opening: "Opening", wish: Mapping[str, Any]) -> Any:
@@ -136,8 +135,7 @@ class MysqlClaims(MysqlGates):
         found: dict[Line, Rows] = {}
         line, ours = ("", ""), False  # before the first one: a name is never empty
         while True:
-            given = {"queue": line[0], "kind": line[1], "limit": wish["limit"] if ours else 0}
-            rows = yield Query("line", given)
+            rows = yield Query("line", _first_of(line, wish["limit"] if ours else 0))
             if jobs := [row for row in rows if not row["is_next"]]:
                 found[line] = jobs
             following = [row for row in rows if row["is_next"]]
@@ -146,9 +144,6 @@ class MysqlClaims(MysqlGates):
             line = _line(following[0])
             ours = opening.admits(line, wish["queues"], wish["kinds"])
 
-    def _lock_first(self, line: Line, limit: int) -> Plan:
-        return (yield Query("lock_first", {"queue": line[0], "kind": line[1], "limit": limit}))
-
     def _fill(self, rows: Rows, lines: Sequence[Line], limit: int) -> Plan:
         """Lock free jobs further down, pair by pair, in place of jobs that others have locked."""
         taken = {row["id"]: row for row in rows}
@@ -156,7 +151,7 @@ class MysqlClaims(MysqlGates):
             if len(taken) >= limit:
                 break
             own = sum(_line(row) == line for row in taken.values())
-            for row in (yield from self._lock_first(line, limit - len(taken) + own)):
+            for row in (yield Query("lock_first", _first_of(line, limit - len(taken) + own))):
                 if len(taken) < limit:
                     taken.setdefault(row["id"], row)
         return list(taken.values())
@@ -233,15 +228,13 @@ def _line(job: Row) -> Line:
     return job["queue"], job["kind"]
 
 
+def _first_of(line: Line, limit: int) -> dict[str, Any]:
+    return {"queue": line[0], "kind": line[1], "limit": limit}
+
+
 def _place(mark: Cursor, limit: int) -> dict[str, Any]:
-    return {
-        "queue": mark.queue,
-        "kind": mark.kind,
-        "precedence": -mark.priority,
-        "run_at": as_moment(mark.run_at),
-        "id": mark.id.hex,
-        "limit": limit,
-    }
+    behind = {"precedence": -mark.priority, "run_at": as_moment(mark.run_at), "id": mark.id.hex}
+    return _first_of((mark.queue, mark.kind), limit) | behind
 
 
 def _rank(job: Row) -> tuple[Any, ...]:

@@ -107,45 +107,15 @@ class MySQL(MysqlSettle, MovingEngine):
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="mysql", spellings=SPELLINGS, prefix=prefix)
-        own: dict[str, Answer] = {
-            "enqueue": self._enqueue,
-            "enqueue_tick": self._enqueue_tick,
-            "set_schedule": self._set_schedule,
+        own: dict[str, Answer] = self._own_answers() | {
             "delete_schedule": self._delete_schedule,
-            "claim": self._claim,
-            "claim_job": self._claim_job,
-            "claim_within_limits": self._claim_within_limits,
-            "settle": self._settle,
-            "exchange": self._exchange,
             "settled": self._settled,
-            "renew": self._renew,
             "progress": self._progress,
-            "stage": self._stage,
-            "sweep": self._sweep,
-            "tick": self._tick,
-            "age": self._age,
-            "cancel": self._cancel,
-            "update": self._update,
-            "retry": self._retry,
-            "recover": self._recover,
-            "delete": self._delete,
             "prune": self._prune,
-            "set_queue": self._set_queue,
-            "release_train": self._release_train,
-            "mend": self._mend,
             "gates": self._gates,
             "current": self._current,
             "get": self._get,
-            **self._finders(),
-            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            "refuse": self._refuse,
-            "counts": self._counts,
             "glance": self._glance,
-            "ready_lines": self._ready_lines,
-            "examine": self._examine,
-            **self._move_answers(),
-            **self._blocks("glance_at_queue", "explain", "queues", "backlog", "schedules", "workers"),
-            **self._blocks("leave", "upcoming", "now", "echo"),
         }
         writes = {question: answer for question, answer in own.items() if question not in READS}
         within = own | {question: on_newest(answer) for question, answer in writes.items()}

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.sql.engine import Answer, MendingEngine, Plan, Query
+from dibs.engines.sql.engine import Answer, Plan, Query, SqlEngine
 from dibs.engines.sql.values import as_hex, as_ids, as_json, as_moment, chunks, later
 from dibs.jobs.gates import (
     OFFER,
@@ -81,7 +81,7 @@ class LockedGate:
 Gates = dict[Key, LockedGate]
 
 
-class MysqlGates(MendingEngine):
+class MysqlGates(SqlEngine):
     """What a question does at gates."""
 
     def _each(self, block: str, ids: Iterable[UUID], **given: Any) -> Plan:

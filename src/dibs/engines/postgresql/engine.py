@@ -1,6 +1,6 @@
 """The answers of PostgreSQL, made of the blocks of jobs.sql."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -84,38 +84,13 @@ class PostgreSQL(PostgresEnqueue):
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="postgresql", spellings=SPELLINGS, prefix=prefix)
         self._hints = Hints(naming=True)
-        own: dict[str, Answer] = {
+        own: dict[str, Answer] = self._own_answers() | {
             "enqueue": partial(self._enqueue, may_copy=True),
-            "enqueue_tick": self._enqueue_tick,
-            "set_schedule": self._set_schedule,
-            "claim": self._claim,
-            "claim_job": self._claim_job,
-            "claim_within_limits": self._claim_within_limits,
-            "settle": self._settle,
-            "exchange": self._exchange,
-            "renew": self._renew,
-            "stage": self._stage,
-            "sweep": self._sweep,
-            "age": self._age,
-            "cancel": self._cancel,
-            "update": self._update,
-            "retry": self._retry,
-            "recover": self._recover,
-            "delete": self._delete,
-            "set_queue": self._set_queue,
-            "release_train": self._release_train,
-            "mend": self._mend,
-            **self._finders(),
-            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            "refuse": self._refuse,
-            "counts": self._counts,
-            "ready_lines": self._ready_lines,
-            "examine": self._examine,
-            **self._move_answers(),
-            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
-            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
-            **self._blocks("delete_schedule"),
-            **self._blocks("tick", "upcoming", "now", "echo"),
+            "set_schedule": self._waking(self._set_schedule),
+            "update": self._waking(self._update),
+            "retry": self._waking(self._retry),
+            "recover": self._waking(self._recover),
+            **self._blocks("tick"),
         }
         # A bulk load needs a connection of our own.
         within = own | {
@@ -251,14 +226,8 @@ class PostgreSQL(PostgresEnqueue):
 
     def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
         del keys  # here an enqueue that finds a taken key locks nothing
-        locked = yield from self._locked_rows(settlements, patience)
-        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
-        rows: list[Row] = [{"id": id, "waits": True} for id in locked]
-        if gated:
-            theirs = children_of(gated, children)
-            at_gates = self._settle_at_gates(gated, theirs, tell=True, patience=patience)
-            applied, _, waiting = yield from at_gates
-            rows += [*applied, *({"id": id, "waits": True} for id in waiting)]
+        plain, applied, _, waiting = yield from self._settle_gated(settlements, children, patience, tell=True)
+        rows: list[Row] = [*applied, *({"id": id, "waits": True} for id in waiting)]
         if plain:
             settled = yield Query("settle", self.settlements(plain))
             yield from self._chain(children_of(plain, children), {row["id"] for row in settled})
@@ -274,15 +243,8 @@ class PostgreSQL(PostgresEnqueue):
         **wish: Any,
     ) -> Plan:
         """Settle at gates first, so that the claim may take the jobs that become ready."""
-        locked = yield from self._locked_rows(settlements, patience)
-        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
-        applied: list[Row] = []
-        moved: Sequence[Row] = ()
-        waiting: Collection[UUID] = ()
-        if gated:
-            theirs = children_of(gated, children)
-            at_gates = self._settle_at_gates(gated, theirs, tell=False, patience=patience)
-            applied, moved, waiting = yield from at_gates
+        gated = self._settle_gated(settlements, children, patience, tell=False)
+        plain, applied, moved, waiting = yield from gated
         if wish.get("marks"):
             first, *rest = yield Query("exchange_on", self.settlements(plain) | _going_on(wish))
         else:
@@ -291,13 +253,21 @@ class PostgreSQL(PostgresEnqueue):
         if moved:
             yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
         settled = [*first["settled"], *(row["id"] for row in applied)]
-        return [{**first, "settled": settled, "waiting": [*waiting, *locked]}, *rest]
+        return [{**first, "settled": settled, "waiting": list(waiting)}, *rest]
 
-    def _locked_rows(self, settlements: Sequence[tuple[Any, ...]], patience: str | None) -> Any:
-        """Return the jobs of these that another transaction has locked, if they are not to be waited for."""
-        if patience != "wary":
-            return set()
-        return {row["id"] for row in (yield Query("locked_rows", {"ids": [one[0] for one in settlements]}))}
+    def _settle_gated(self, settlements: Any, children: Any, patience: str | None, *, tell: bool) -> Any:
+        """Return (plain settlements, to apply; the others, applied; jobs let through; ids that wait)."""
+        locked: set[UUID] = set()
+        if patience == "wary":  # no job is waited for that another transaction has locked
+            ids = [one[0] for one in settlements]
+            locked = {row["id"] for row in (yield Query("locked_rows", {"ids": ids}))}
+        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
+        if not gated:
+            return plain, (), (), locked
+        theirs = children_of(gated, children)
+        at_gates = self._settle_at_gates(gated, theirs, tell=tell, patience=patience)
+        applied, moved, waiting = yield from at_gates
+        return plain, applied, moved, waiting | locked
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         usual: list[tuple[Any, ...]] = []
@@ -319,27 +289,21 @@ class PostgreSQL(PostgresEnqueue):
         yield from self._lock_gates(keys)
         rows = yield Query("update", {"job": job, **change})
         yield from self._open_gates(keys)
-        yield from self._wake([""] if rows else [])
         return rows
 
-    def _retry(self, ids: Sequence[UUID]) -> Plan:
-        rows = yield from self._retry_at_gates(ids)
-        yield from self._wake([""] if rows else [])
-        return rows
+    def _waking(self, answer: Answer) -> Answer:
+        """Return the answer with a hint for any worker, if it changed something."""
 
-    def _recover(self, **which: Any) -> Plan:
-        rows = yield from self._recover_at_gates(**which)
-        yield from self._wake([""] if rows else [])
-        return rows
+        def plan(**asked: Any) -> Plan:
+            rows = yield from answer(**asked)
+            yield from self._wake([""] if rows else [])
+            return rows
+
+        return plan
 
     def _set_queue(self, **setting: Any) -> Plan:
         yield from super()._set_queue(**setting)
         return (yield from self._wake([setting["queue"]]))
-
-    def _set_schedule(self, **to: Any) -> Plan:
-        rows = yield from super()._set_schedule(**to)
-        yield from self._wake([""] if rows else [])
-        return rows
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
         return (yield Query(block, {"rows": as_json(rows)}))

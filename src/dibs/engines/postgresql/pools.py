@@ -31,7 +31,13 @@ from dibs.engines.postgresql.session import (
 from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Query
-from dibs.engines.sql.pools import AsyncDatabasePool, Conversation, SyncDatabasePool, in_transaction
+from dibs.engines.sql.pools import (
+    AsyncDatabasePool,
+    Conversation,
+    DatabasePool,
+    SyncDatabasePool,
+    in_transaction,
+)
 from dibs.engines.store import hosts_of
 from dibs.errors import UnknownEngine
 from dibs.operations.questions import STOP_HINT
@@ -56,28 +62,26 @@ def _missing(package: str) -> UnknownEngine:
     return UnknownEngine(f"{package} is not installed; run: pip install 'dibs[postgres]'")
 
 
-def _script(engine: PostgreSQL, step: Step, mode: SessionMode) -> Conversation[Rows]:
-    answer = engine.plain_answer(step)
-    if answer is not None:
-        return in_transaction(answer, mode.begin) if mode.pooled else answer
-    answer = engine.answer(step)
-    if mode.pooled or engine.needs_transaction(step):
-        return in_transaction(answer, mode.begin)
-    return answer
-
-
-# -- Async --------------------------------------------------------------------------------------
-
-
-class AsyncPostgres(AsyncDatabasePool):
-    """Connections of asyncpg, one set per event loop."""
+class PostgresPool(DatabasePool):
+    """What the pools of both faces have in common."""
 
     def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
         super().__init__(engine, url, size)
         self.mode = SessionMode(pooled)
 
     def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        return _script(self._engine, step, self.mode)
+        plain: Conversation[Rows] | None = self._engine.plain_answer(step)
+        answer = self._engine.answer(step) if plain is None else plain
+        if self.mode.pooled or (plain is None and self._engine.needs_transaction(step)):
+            return in_transaction(answer, self.mode.begin)
+        return answer
+
+
+# -- Async --------------------------------------------------------------------------------------
+
+
+class AsyncPostgres(PostgresPool, AsyncDatabasePool):
+    """Connections of asyncpg, one set per event loop."""
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
         query = _asyncpg_query(connection, self._engine, timeout)
@@ -233,15 +237,8 @@ def _terminate(connection: Any) -> None:
 # -- Sync ---------------------------------------------------------------------------------------
 
 
-class SyncPostgres(SyncDatabasePool):
+class SyncPostgres(PostgresPool, SyncDatabasePool):
     """Connections of psycopg, shared by the threads of one process."""
-
-    def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
-        super().__init__(engine, url, size)
-        self.mode = SessionMode(pooled)
-
-    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        return _script(self._engine, step, self.mode)
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
         connection.answer_timeout = timeout or ANSWER_TIMEOUT

@@ -21,6 +21,8 @@ from dibs.operations.scripts import Rows, Step
 # Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
 
+AT_JOBS = "job"  # the sort of what `mend` visits after the gates that have a row: names that jobs have
+
 # Questions that change nothing.
 READS = frozenset(
     {
@@ -77,6 +79,62 @@ class SqlEngine:
     readers: Mapping[str, Callable[[Any], Any]] = {}
     """Functions that convert a driver's values, by the name of the column."""
 
+    # What each database does in its own way.
+    _enqueue: Answer
+    _enqueue_tick: Answer
+    _claim: Answer
+    _claim_job: Answer
+    _claim_within_limits: Answer
+    _settle: Answer
+    _exchange: Answer
+    _renew: Answer
+    _stage: Answer
+    _sweep: Answer
+    _cancel: Answer
+    _update: Answer
+    _retry: Answer
+    _recover: Answer
+    _delete: Answer
+    _release_train: Answer
+    _ready_lines: Answer
+    _examine: Answer
+
+    def _own_answers(self) -> dict[str, Answer]:
+        """Return the answers to all questions but the ones about pipelines; some databases replace a few."""
+        return {
+            "enqueue": self._enqueue,
+            "enqueue_tick": self._enqueue_tick,
+            "set_schedule": self._set_schedule,
+            "claim": self._claim,
+            "claim_job": self._claim_job,
+            "claim_within_limits": self._claim_within_limits,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "renew": self._renew,
+            "stage": self._stage,
+            "sweep": self._sweep,
+            "tick": self._tick,
+            "age": self._age,
+            "cancel": self._cancel,
+            "update": self._update,
+            "retry": self._retry,
+            "recover": self._recover,
+            "delete": self._delete,
+            "set_queue": self._set_queue,
+            "release_train": self._release_train,
+            "mend": self._mend,
+            **{name: partial(self._find, name) for name in ("find", "find_oldest", "count")},
+            "search": self._search,
+            "refuse": self._refuse,
+            "counts": self._counts,
+            "ready_lines": self._ready_lines,
+            "examine": self._examine,
+            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
+            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
+            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
+            **self._blocks("delete_schedule", "upcoming", "now", "echo"),
+        }
+
     def answer(self, step: Step, *, own: bool = True) -> Plan:
         """Return the plan for a question, on a connection of our own or on the caller's."""
         answers = self.answers if own else self.answers_within
@@ -104,6 +162,14 @@ class SqlEngine:
         """Return ids as the blocks take them."""
         raise NotImplementedError
 
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        """Return the jobs that this query of a plan has cancelled for a new one in their slot."""
+        raise NotImplementedError
+
+    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        """Lock these, or fail after a second."""
+        raise NotImplementedError
+
     def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
         """Return a row if the pipeline is new."""
         return (yield Query("insert_pipeline", self.adapt(about)))
@@ -121,11 +187,6 @@ class SqlEngine:
             return (yield Query(name, self.adapt(params)))
 
         return answer
-
-    def _finders(self) -> dict[str, Answer]:
-        """Return the answers that take a filter."""
-        finders = {name: partial(self._find, name) for name in ("find", "find_oldest", "count")}
-        return finders | {"search": self._search}
 
     def _find(self, block: str, **filter: Any) -> Plan:
         likes = {name: self.pattern(filter[name]) for name in PATTERNS if filter[name] is not None}
@@ -187,12 +248,7 @@ class SqlEngine:
             yield Query(block, {"micros": micros})
         return []
 
-
-AT_JOBS = "job"  # the sort of what comes after the gates that have a row: names that jobs have
-
-
-class MendingEngine(SqlEngine):
-    """An engine that has rows of gates, some of which may be missing."""
+    # -- gates that lost their row, or kept it -------------------------------------------------------
 
     def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
         if after_sort != AT_JOBS:

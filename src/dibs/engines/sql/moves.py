@@ -23,8 +23,9 @@ FIRST = UUID(int=0)
 class MovingEngine(SqlEngine):
     """An SQL engine with the answers for `dibs move`."""
 
-    def _move_answers(self) -> dict[str, Answer]:
+    def _own_answers(self) -> dict[str, Answer]:
         return {
+            **super()._own_answers(),
             "identify": self._identify,
             "depart": self._depart,
             "arrive": self._arrive,

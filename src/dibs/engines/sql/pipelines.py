@@ -6,10 +6,10 @@ then enqueues or cancels the jobs after the changed ones, in the same transactio
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
-from dibs.engines.sql.engine import Answer, Plan, Query
+from dibs.engines.sql.engine import Answer, Plan, Query, SqlEngine
 from dibs.engines.sql.values import as_json
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
@@ -36,38 +36,17 @@ def concerns_pipelines(step: Step) -> bool:
     return step.question in _ENQUEUEING and bool(_replaced_slots(step.params[_ENQUEUEING[step.question]]))
 
 
-class Database(Protocol):
-    """What the engines do differently at pipelines."""
-
-    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]: ...
-
-    def ids(self, ids: Iterable[UUID]) -> Any:
-        """Return ids as the blocks take them."""
-
-    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
-        """Return the jobs that this query of a plan has cancelled for a new one in their slot."""
-
-    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
-        """Lock these, or fail after a second."""
-
-    def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
-        """Return a row if the pipeline is new."""
-
-    def following_jobs(self, id: UUID) -> Plan:
-        """Return the jobs that wait for this one, directly or not."""
-
-
 class PipelineAnswers:
     """The answers to questions that may concern pipelines, around those of an engine."""
 
-    def __init__(self, database: Database, inner: Mapping[str, Answer]) -> None:
+    def __init__(self, database: SqlEngine, inner: Mapping[str, Answer]) -> None:
         self._database = database
         self._inner = inner
 
     def answers(self) -> dict[str, Answer]:
         return {
-            "enqueue": self._enqueue,
-            "enqueue_tick": self._enqueue_tick,
+            "enqueue": partial(self._enqueue, "enqueue"),
+            "enqueue_tick": partial(self._enqueue, "enqueue_tick"),
             "settle": self._settle,
             "exchange": self._exchange,
             "cancel": self._cancel,
@@ -95,11 +74,8 @@ class PipelineAnswers:
 
     # -- new jobs -------------------------------------------------------------------------------
 
-    def _enqueue(self, jobs: Sequence[Any], **about: Any) -> Plan:
-        return self._superseding(self._inner["enqueue"](jobs=jobs, **about), jobs)
-
-    def _enqueue_tick(self, jobs: Sequence[Any], **about: Any) -> Plan:
-        return self._superseding(self._inner["enqueue_tick"](jobs=jobs, **about), jobs)
+    def _enqueue(self, question: str, jobs: Sequence[Any], **about: Any) -> Plan:
+        return self._superseding(self._inner[question](jobs=jobs, **about), jobs)
 
     def _superseding(self, answer: Plan, jobs: Sequence[Any]) -> Plan:
         slots = _replaced_slots(jobs)
@@ -356,7 +332,7 @@ class PipelineAnswers:
             return []
         yield from self._ask("forget_steps", [row["id"] for row in freed])
         jobs = [tuple({**row, **_NOT_STORED}[name] for name in NEW_JOB_COLUMNS) for row in freed]
-        yield from self._enqueue(jobs=jobs, fresh=True)
+        yield from self._enqueue("enqueue", jobs=jobs, fresh=True)
         may_supersede = any(row["slot_policy"] == "replace" for row in freed)
         for row in freed:
             kept = self._database.adapt({"id": row["id"], "enqueued_at": row["enqueued_at"]})

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -21,8 +20,9 @@ from dibs.engines.sql.migrations import Blocker, MigrationWait
 from dibs.engines.sql.pools import Conversation, in_transaction
 from dibs.engines.sql.schema_check import SchemaProblem, check_mysql, check_postgresql
 from dibs.engines.sql.within import Engine, bind
-from dibs.engines.store import Operation, Pooled
+from dibs.engines.store import Operation, Pooled, Tables
 from dibs.errors import BadRequest, DibsError, SchemaOutdated
+from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 from dibs.settings import Settings
@@ -30,7 +30,7 @@ from dibs.settings import Settings
 T = TypeVar("T")
 
 
-class DatabaseStore(Pooled):
+class DatabaseStore(Pooled, Tables):
     """A database behind a server: a pool of connections for each face, tables of a certain version."""
 
     _engine: Engine
@@ -62,7 +62,8 @@ class DatabaseStore(Pooled):
     # -- both faces -------------------------------------------------------------------------------
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
-        self.open()
+        if not self._checked:
+            self.open()
         if within is not None:
             return run(operation(Tries()), bind(within, self._engine, self._own_database, "sync"))
         tries, ask = Tries(), self._ask or self._sync.execute
@@ -86,70 +87,50 @@ class DatabaseStore(Pooled):
                 lambda tries: run_async(operation(tries), ask), tries=tries, failure=failure
             )
 
-    def open(self) -> None:
-        if not self._checked:
-            self._check(self.schema_version())
+    def _asked(self, script: Callable[[], Conversation[T]]) -> Call[T]:
+        return Call(
+            lambda: again(lambda _: self._sync.ask(script())),
+            lambda: again_async(lambda _: self._async.ask(script())),
+        )
 
-    async def open_async(self) -> None:
-        if not self._checked:
-            self._check(await self.schema_version_async())
-
-    def migrate(self) -> list[int]:
-        wait = MigrationWait()
-        while True:
-            try:
-                return again(lambda _: self._sync.ask_alone(self._migration_script()), even_if_locked=False)
-            except TryAgain as failure:
-                time.sleep(wait.pause(failure, self._blocker()))
-
-    async def migrate_async(self) -> list[int]:
-        wait = MigrationWait()
-        while True:
-            try:
-                return await again_async(
-                    lambda _: self._async.ask_alone(self._migration_script()), even_if_locked=False
-                )
-            except TryAgain as failure:
-                await asyncio.sleep(wait.pause(failure, await self._blocker_async()))
-
-    def _blocker(self) -> Blocker | None:
-        """Return a hint for the log; a server that does not show it to this user leaves it out."""
-        with suppress(DibsError, TryAgain):
-            blocker: Blocker | None = again(lambda _: self._sync.ask(self._blocker_script()))
-            return blocker
-        return None
-
-    async def _blocker_async(self) -> Blocker | None:
-        with suppress(DibsError, TryAgain):
-            return await again_async(lambda _: self._async.ask(self._blocker_script()))
-        return None
-
-    def schema_version(self) -> int:
-        try:
-            version: int = again(lambda _: self._sync.ask(self._version_script()))
-        except SchemaOutdated:
-            return 0
-        return version
-
-    async def schema_version_async(self) -> int:
-        try:
-            return await again_async(lambda _: self._async.ask(self._version_script()))
-        except SchemaOutdated:
-            return 0
-
-    def check_schema(self) -> list[SchemaProblem]:
-        version = self.schema_version()
-        return again(lambda _: self._sync.ask(self._check_script(version)))
-
-    async def check_schema_async(self) -> list[SchemaProblem]:
-        version = await self.schema_version_async()
-        return await again_async(lambda _: self._async.ask(self._check_script(version)))
-
-    def _check(self, found: int) -> None:
-        needed = schema_version(self._engine.dialect.name)
+    def _opening(self) -> Calls[None]:
+        if self._checked:
+            return
+        found, needed = (yield from self._reading_version()), schema_version(self._engine.dialect.name)
         if found < needed:
             raise SchemaOutdated(found, needed, self._name)
         self._checked = True
+
+    def _migrating(self) -> Calls[list[int]]:
+        script = self._migration_script
+        attempt: Call[list[int]] = Call(
+            lambda: again(lambda _: self._sync.ask_alone(script()), even_if_locked=False),
+            lambda: again_async(lambda _: self._async.ask_alone(script()), even_if_locked=False),
+        )
+        wait = MigrationWait()
+        while True:
+            try:
+                return (yield from make(attempt))
+            except TryAgain as failure:
+                pause = wait.pause(failure, (yield from self._blocker()))
+            yield Call(time.sleep, asyncio.sleep, (pause,))
+
+    def _blocker(self) -> Calls[Blocker | None]:
+        """Return a hint for the log; a server that does not show it to this user leaves it out."""
+        try:
+            return (yield from make(self._asked(self._blocker_script)))
+        except (DibsError, TryAgain):
+            return None
+
+    def _reading_version(self) -> Calls[int]:
+        try:
+            return (yield from make(self._asked(self._version_script)))
+        except SchemaOutdated:
+            return 0
+
+    def _checking(self) -> Calls[list[SchemaProblem]]:
+        version = yield from self._reading_version()
+        return (yield from make(self._asked(lambda: self._check_script(version))))
 
 
 class PostgresStore(DatabaseStore):
@@ -223,15 +204,10 @@ class MysqlStore(DatabaseStore):
         self._listeners.announce(step, rows)
         return rows
 
-    def open(self) -> None:
+    def _opening(self) -> Calls[None]:
         if not self._checked:
-            again(lambda _: self._sync.ask(mysql.probe_script()))
-        super().open()
-
-    async def open_async(self) -> None:
-        if not self._checked:
-            await again_async(lambda _: self._async.ask(mysql.probe_script()))
-        await super().open_async()
+            yield self._asked(mysql.probe_script)
+        yield from super()._opening()
 
     def _version_script(self) -> Conversation[int]:
         return mysql.schema_version_script(self._engine)

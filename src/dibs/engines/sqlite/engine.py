@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Answer, Plan, Query
+from dibs.engines.sql.engine import READS, Plan, Query
 from dibs.engines.sql.moves import MovingEngine, columns
 from dibs.engines.sql.pipelines import PipelineAnswers
 from dibs.engines.sql.values import SQLITE_READERS, as_json, as_sqlite, timed
@@ -69,40 +69,7 @@ class SQLite(SqliteGates, MovingEngine):
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="sqlite", spellings=SPELLINGS, prefix=prefix)
-        own: dict[str, Answer] = {
-            "enqueue": self._enqueue,
-            "enqueue_tick": self._enqueue_tick,
-            "set_schedule": self._set_schedule,
-            "claim": self._claim,
-            "claim_job": self._claim_job,
-            "claim_within_limits": self._claim_within_limits,
-            "settle": self._settle,
-            "exchange": self._exchange,
-            "renew": self._renew,
-            "stage": self._stage,
-            "sweep": self._sweep,
-            "tick": self._tick,
-            "age": self._age,
-            "cancel": self._cancel,
-            "update": self._update,
-            "retry": self._retry,
-            "recover": self._recover,
-            "delete": self._delete,
-            "set_queue": self._set_queue,
-            "release_train": self._release_train,
-            "mend": self._mend,
-            **self._finders(),
-            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            "refuse": self._refuse,
-            "counts": self._counts,
-            "ready_lines": self._ready_lines,
-            "examine": self._examine,
-            **self._move_answers(),
-            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
-            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
-            **self._blocks("delete_schedule"),
-            **self._blocks("upcoming", "now", "echo"),
-        }
+        own = self._own_answers()
         self.answers = own | PipelineAnswers(self, own).answers()
         self.answers_within = {**self.answers, "refuse": self._refuse_within}
 

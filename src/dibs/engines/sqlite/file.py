@@ -90,13 +90,11 @@ class SqliteFile:
         with self._lock, self._waiting() as connection:
             try:
                 return self._execute(connection, step)
-            except sqlite3.Error as error:
+            except BaseException as error:
                 if connection.in_transaction:
                     connection.execute("rollback")
-                raise self._sorted(error, step.question) from error
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("rollback")
+                if isinstance(error, sqlite3.Error):
+                    raise self._sorted(error, step.question) from error
                 raise
 
     @contextmanager
@@ -197,7 +195,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
                 raise TryAgain(error, f"SQLite file {self.path}") from error
-            raise _unusable(_unopened(self.path), error) from error
+            raise _unusable(self.path, error, opened=False) from error
         return connection
 
     def _sorted(self, error: sqlite3.Error, question: str | None = None) -> BaseException:
@@ -266,24 +264,16 @@ def unusable(path: str, error: BaseException | None) -> StoreUnavailable | None:
     """Return the error that says what is wrong with the file and what to do; None for other errors."""
     if not isinstance(error, sqlite3.Error) or not (name := _errorname(error)).startswith(tuple(WHAT_TO_DO)):
         return None
-    opened = not name.startswith("SQLITE_CANTOPEN")
-    return _unusable(f"SQLite file {path}" if opened else _unopened(path), error)
+    return _unusable(path, error, opened=not name.startswith("SQLITE_CANTOPEN"))
 
 
-def _unopened(path: str) -> str:
-    return f"SQLite can't open {path}"
-
-
-def _unusable(what: str, error: sqlite3.Error) -> StoreUnavailable:
-    kind = StoreRefused if _errorname(error).startswith(REFUSING) else StoreUnavailable
-    return kind(f"{what}: {error}; {_what_to_do(error)}")
-
-
-def _what_to_do(error: sqlite3.Error) -> str:
-    """Return the advice by the start of the error's name, such as SQLITE_READONLY_DBMOVED."""
+def _unusable(path: str, error: sqlite3.Error, *, opened: bool) -> StoreUnavailable:
+    """Return the error with the advice by the start of its name, such as SQLITE_READONLY_DBMOVED."""
     name = _errorname(error)
+    kind = StoreRefused if name.startswith(REFUSING) else StoreUnavailable
     fitting = (advice for known, advice in WHAT_TO_DO.items() if name.startswith(known))
-    return next(fitting, "check the URL, then try again")
+    what = f"SQLite file {path}" if opened else f"SQLite can't open {path}"
+    return kind(f"{what}: {error}; {next(fitting, 'check the URL, then try again')}")
 
 
 LOCKS = Path("/proc/locks")  # Linux; opening the file to ask for its locks would drop our own ones
