@@ -125,15 +125,14 @@ class MemoryMoves(MemoryQueries):
         return rows
 
     def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Rows:
-        gone = None if ids is None else set(ids)
+        gone = set(ids or ())
+
+        def is_kept(id: UUID, other: UUID) -> bool:
+            return other != store or (ids is not None and id not in gone)
+
         if way == "in":
-            self._arrivals = {
-                one for one in self._arrivals if one[1] != store or not (gone is None or one[0] in gone)
-            }
+            self._arrivals = {one for one in self._arrivals if is_kept(*one)}
         else:
-            self._departures = {
-                id: one
-                for id, one in self._departures.items()
-                if one[0] != store or not (gone is None or id in gone)
-            }
+            departed = self._departures.items()
+            self._departures = {id: one for id, one in departed if is_kept(id, one[0])}
         return []

@@ -84,7 +84,7 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
     """Connections of asyncpg, one set per event loop."""
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
-        query = _asyncpg_query(connection, self._engine, timeout)
+        query = asyncpg_query(connection, self._engine, timeout)
 
         async def speak(what: str | Query | Copy) -> Any:
             if not isinstance(what, str):
@@ -198,7 +198,7 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
         return error
 
 
-def _asyncpg_query(connection: Any, engine: PostgreSQL, timeout: float | None = None) -> Any:
+def asyncpg_query(connection: Any, engine: PostgreSQL, timeout: float | None = None) -> Any:
     async def query(query: Query | Copy) -> Rows:
         if isinstance(query, Copy):
             table = engine.dialect.rename(query.table)

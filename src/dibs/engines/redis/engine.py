@@ -98,9 +98,9 @@ class Redis:
             "search": self._search,
             "add_to_minute": self._add_to_minute,
             "minutes": self._minutes,
-            "forget_minutes": self._forget_minutes,
+            "forget_minutes": self._forget,
             "refuse": self._refuse,
-            "forget_refusals": self._forget_refusals,
+            "forget_refusals": self._forget,
             "count": self._count,
             "examine": self._examine,
             "depart": self._depart,
@@ -244,13 +244,8 @@ class Redis:
         yield self.scripts.call("refuse", token=str(token), **write)
         return []
 
-    def _forget_refusals(self) -> Answer:
-        """Do nothing: they go with their job."""
-        yield from ()
-        return []
-
-    def _forget_minutes(self, width: int, before: int) -> Answer:
-        """Do nothing: they expire."""
+    def _forget(self, **_: Any) -> Answer:
+        """Do nothing: counts of minutes expire, and refusals go with their job."""
         yield from ()
         return []
 

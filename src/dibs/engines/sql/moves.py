@@ -91,7 +91,7 @@ class MovingEngine(SqlEngine):
 
     def _arrive(self, store: UUID, jobs: Sequence[str]) -> Plan:
         come = [read_stored(text) for text in jobs]
-        noted = yield Query("noted", self._these(store, come))
+        noted = yield Query("noted", self.adapt({"store": store, "ids": [job.id for job in come]}))
         seen = {row["id"] for row in noted}
         answers = yield from self._take_in([job for job in come if job.id not in seen])
         new = [{"id": row["id"], "job": None} for row in answers if row["is_new"]]
@@ -156,9 +156,6 @@ class MovingEngine(SqlEngine):
 
     def _insert(self, block: str, jobs: Sequence[StoredJob]) -> Plan:
         return (yield from self._many(block, [columns(job) for job in jobs])) if jobs else []
-
-    def _these(self, store: UUID, jobs: Iterable[StoredJob]) -> Mapping[str, Any]:
-        return self.adapt({"store": store, "ids": [job.id for job in jobs]})
 
 
 def columns(job: StoredJob) -> dict[str, Any]:

@@ -115,13 +115,14 @@ _NAMED = {"train": "the train {!r}", "slot": "the slot {!r}", "unique_key": "the
 
 def locks_of(params: Mapping[str, Any]) -> list[str]:
     """Return trains, slots and unique keys that a question names; the jobs themselves if it names none."""
-    return list(dict.fromkeys((*_gates(params), *_keys(params)))) or [f"job {id}" for id in _ids(params)]
-
-
-def _gates(params: Mapping[str, Any]) -> Iterator[str]:
-    yield from _columns(params.get("jobs", ()), NEW_JOB_COLUMNS)
-    yield from _columns(params.get("settlements", ()), SETTLEMENT_COLUMNS)
-    yield from _columns(params.get("children", ()), NEW_JOB_COLUMNS)
+    named = [
+        *_columns(params.get("jobs", ()), NEW_JOB_COLUMNS),
+        *_columns(params.get("settlements", ()), SETTLEMENT_COLUMNS),
+        *_columns(params.get("children", ()), NEW_JOB_COLUMNS),
+        *(_NAMED["unique_key"].format(key) for key in (params.get("keys") or {}).values()),
+        *([_NAMED["train"].format(params["name"])] if "name" in params else []),  # of `release_train`
+    ]
+    return list(dict.fromkeys(named)) or [f"job {id}" for id in _ids(params)]
 
 
 def _columns(rows: Sequence[Any], columns: Sequence[str]) -> Iterator[str]:
@@ -131,12 +132,6 @@ def _columns(rows: Sequence[Any], columns: Sequence[str]) -> Iterator[str]:
             yield from (
                 words.format(named[name]) for name, words in _NAMED.items() if named.get(name) is not None
             )
-
-
-def _keys(params: Mapping[str, Any]) -> Iterator[str]:
-    yield from (_NAMED["unique_key"].format(key) for key in (params.get("keys") or {}).values())
-    if "name" in params:  # of `release_train`
-        yield _NAMED["train"].format(params["name"])
 
 
 def _ids(params: Mapping[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.mysql.pools import asyncmy_query, pymysql_query
 from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.pools import asyncpg_query
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.engines.sqlite.engine import SQLite
@@ -207,17 +208,6 @@ def _origin(error: BaseException) -> Any:
 # -- Drivers ------------------------------------------------------------------------------------
 
 
-def _asyncpg(connection: Any, engine: Engine) -> Any:
-    async def query(query: Query | Copy) -> Rows:
-        assert isinstance(query, Query)
-        params: Any = query.params
-        sql, order = placeholders(engine.dialect.blocks[query.name], "numeric")
-        rows: Rows = await connection.fetch(sql, *[params[name] for name in order])
-        return rows
-
-    return query
-
-
 def _psycopg(connection: Any, engine: Engine) -> Any:
     from psycopg.rows import dict_row
 
@@ -395,7 +385,7 @@ ADAPTERS: dict[str, Adapter] = {
         in_transaction=_psycopg_in_transaction, is_async=True, **_POSTGRESQL,
     ),
     "asyncpg.connection.Connection": Adapter(
-        "asyncpg.Connection", ("async",), query=_asyncpg,
+        "asyncpg.Connection", ("async",), query=asyncpg_query,
         in_transaction=lambda connection: connection.is_in_transaction(), is_async=True, **_POSTGRESQL,
     ),
     "pymysql.connections.Connection": Adapter(
