@@ -10,7 +10,7 @@ from typing import Any
 
 from dibs.clock import to_micros
 from dibs.engines.mysql.gates import MysqlGates
-from dibs.engines.sql.engine import LOOKS, Plan, Query
+from dibs.engines.sql.engine import LOOKS, Plan, Query, claiming_order
 from dibs.engines.sql.values import as_ids, as_json, as_moment, later
 from dibs.jobs.states import JobState
 from dibs.operations.questions import Cursor
@@ -164,7 +164,7 @@ class MysqlClaims(MysqlGates):
         if not rows:
             return [header | {"id": None}]
         now = max(row["now"] for row in rows)
-        first, *rest = sorted(rows, key=_claim_rank)
+        first, *rest = sorted(rows, key=claiming_order)
         leased = [_leased(row, n, now, wish) for n, row in enumerate((first, *rest))]
         taken = as_json([[job["id"].hex, job["token"], as_moment(job["lease_until"])] for job in leased])
         yield Query("lease", {"taken": taken, "worker": wish["worker"], "now": as_moment(now)})
@@ -239,7 +239,3 @@ def _place(mark: Cursor, limit: int) -> dict[str, Any]:
 
 def _rank(job: Row) -> tuple[Any, ...]:
     return job["precedence"], job["due"], job["near"]
-
-
-def _claim_rank(job: Row) -> tuple[Any, ...]:
-    return -job["priority"], job["run_at"], job["id"]

@@ -19,7 +19,6 @@ from dibs.errors import (
     StoreUnavailable,
     UnknownEngine,
 )
-from dibs.operations.scripts import Rows
 
 CONNECT_TIMEOUT = 10
 ANSWER_TIMEOUT = 30  # seconds without an answer to a statement; the connection is then given up
@@ -168,12 +167,6 @@ def blocker_script() -> Conversation[Blocker | None]:
     """Find the oldest open transaction; which tables it uses is not shown by default."""
     rows = yield Query("oldest_transaction", {})
     return Blocker(**rows[0]) if rows else None
-
-
-def asked_to_stop_script() -> Conversation[Rows]:
-    """Read the claims of jobs that were cancelled and still run."""
-    rows: Rows = yield Query("asked_to_stop", {})
-    return rows
 
 
 # -- Errors: which to try again after, which to explain to the caller, which are bugs ------------

@@ -19,7 +19,7 @@ from dibs.engines.postgresql.enqueue import (
     settled_gate,
 )
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query
+from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query, claiming_order
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.engines.sql.values import as_json
 from dibs.jobs.job import NEW_JOB_COLUMNS
@@ -194,11 +194,11 @@ class PostgreSQL(PostgresEnqueue):
 
     def _claim(self, **wish: Any) -> Plan:
         if "named" in wish and (rows := (yield Query("claim_named", _wish(wish)))):
-            return sorted(rows, key=_in_claiming_order)
+            return sorted(rows, key=claiming_order)
         if wish.get("marks"):
             return (yield Query("exchange_on", self.settlements([]) | _going_on(wish)))
         if (line := _only_line(wish)) is not None and (rows := (yield Query("claim_line", line))):
-            return sorted(rows, key=_in_claiming_order)
+            return sorted(rows, key=claiming_order)
         return (yield Query("claim", _wish(wish)))
 
     def _claim_job(self, **wish: Any) -> Plan:
@@ -369,10 +369,6 @@ def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
             return {**wish, "queue": queue, "kind": kind, "leases": as_json(wish["leases"])}
         case _:
             return None
-
-
-def _in_claiming_order(row: Row) -> tuple[Any, ...]:
-    return -row["priority"], row["run_at"], row["id"]
 
 
 def _one(job: tuple[Any, ...], wake: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dibs.engines.sql.blocks import Dialect
 from dibs.jobs.gates import Key
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.queries import PATTERNS
-from dibs.operations.scripts import Rows, Step
+from dibs.operations.scripts import Row, Rows, Step
 
 # Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
@@ -275,3 +275,7 @@ class SqlEngine:
     def _make_gates(self, keys: Sequence[Key]) -> Plan:
         """Make these gates anew, and open them."""
         raise NotImplementedError
+
+
+def claiming_order(row: Row) -> tuple[Any, ...]:
+    return -row["priority"], row["run_at"], row["id"]

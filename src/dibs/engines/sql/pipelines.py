@@ -14,7 +14,7 @@ from dibs.engines.sql.values import as_json
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, doomed_by
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Rows, Step
 
 CANCELLED_BY_PARENT = "parent"  # `settled_as` of jobs cancelled for one before them; its retry undoes that
 
@@ -104,7 +104,10 @@ class PipelineAnswers:
         answers, superseded = yield from self._noting(self._inner["enqueue"](jobs=bare, fresh=True))
         if waiting:
             yield from self._make_wait(jobs, edges, waiting)
-        rows = [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+        rows = [
+            {**row, "state": JobState.blocked} if job[0] in waiting else row
+            for job, row in zip(jobs, answers, strict=True)
+        ]
         if not _replaced_slots(bare):
             return rows
         own = [job[0] for job in jobs]  # one of its jobs may supersede another
@@ -380,10 +383,6 @@ def _without_gate(job: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _gate(job: tuple[Any, ...]) -> dict[str, Any]:
     return {"train": job[_TRAIN], "slot": job[_SLOT], "slot_policy": job[_POLICY], "slot_limit": job[_LIMIT]}
-
-
-def _blocked(row: Row) -> Row:
-    return {**row, "state": JobState.blocked}
 
 
 def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dibs.engines.postgresql.engine import PostgreSQL
 from dibs.engines.postgresql.pools import AsyncPostgres, SyncPostgres
 from dibs.engines.retries import Tries, TryAgain, again, again_async
 from dibs.engines.sql.blocks import schema_version
+from dibs.engines.sql.engine import Query
 from dibs.engines.sql.migrations import Blocker, MigrationWait
 from dibs.engines.sql.pools import Conversation, in_transaction
 from dibs.engines.sql.schema_check import SchemaProblem, check_mysql, check_postgresql
@@ -222,6 +223,10 @@ class MysqlStore(DatabaseStore):
     def _check_script(self, version: int) -> Conversation[list[SchemaProblem]]:
         return check_mysql(self._engine.dialect, version)
 
+    def _asked_to_stop(self) -> Conversation[Rows]:
+        rows: Rows = yield Query("asked_to_stop", {})
+        return rows
+
     async def listen(self, hear: Callable[[str], None]) -> None:
         """Poll for jobs that were asked to stop; workers poll for new jobs themselves."""
         with self._listeners.listening(hear):
@@ -230,7 +235,7 @@ class MysqlStore(DatabaseStore):
             while True:
                 await asyncio.sleep(pause)
                 begun = monotonic()
-                rows = await self._async.ask(mysql.asked_to_stop_script())
+                rows = await self._async.ask(self._asked_to_stop())
                 pause = min(max(50 * (monotonic() - begun), STOP_POLL), LONGEST_STOP_POLL)
                 asked = {(row["id"], row["token"], row["worker"]) for row in rows}
                 for worker in {worker for _, _, worker in asked - reported}:

@@ -27,7 +27,7 @@ from dibs.operations.scripts import Rows, Step, run, run_async
 Face = Literal["sync", "async"]
 Engine = PostgreSQL | SQLite | MySQL
 
-NO_SUCH_TABLE = 1146  # as MySQL counts
+NO_TABLES = {"42P01", 1146}
 AGAIN = {"40001", "40P01", 1213, 1205, 1020}  # serialization, deadlock, lock wait, record changed
 UNDONE = (
     "the database undid this in favour of another transaction, and dibs repeats nothing within= yours: "
@@ -179,7 +179,7 @@ def _explained(adapter: Adapter, within: object) -> Iterator[None]:
     except Exception as error:
         if not AGAIN.isdisjoint(_codes(error)):
             error.add_note(UNDONE)
-        if _lacks_tables(error):
+        if "no such table" in str(error) or not NO_TABLES.isdisjoint(_codes(error)):
             raise NoTables(
                 f"there are no dibs tables where this {adapter.label} leads: is it another database, or "
                 "another schema, than the app's?"
@@ -187,22 +187,13 @@ def _explained(adapter: Adapter, within: object) -> Iterator[None]:
         raise
 
 
-def _lacks_tables(error: BaseException) -> bool:
-    return "no such table" in str(error) or not {"42P01", NO_SUCH_TABLE}.isdisjoint(_codes(error))
-
-
 def _codes(error: BaseException) -> set[object]:
     """Return the SQLSTATE or number of an error, also of one that wraps it."""
-    causes = (error, error.__cause__, _origin(error))
+    causes = (error, error.__cause__, getattr(error, "orig", None))  # the last is what SQLAlchemy wraps
     first = (argument for cause in causes for argument in getattr(cause, "args", ())[:1])
     return {getattr(cause, "sqlstate", None) for cause in causes} | {
         one for one in first if isinstance(one, int)
     }
-
-
-def _origin(error: BaseException) -> Any:
-    """Return the error that SQLAlchemy wrapped."""
-    return getattr(error, "orig", None)
 
 
 # -- Drivers ------------------------------------------------------------------------------------
@@ -323,10 +314,6 @@ def _sqlite_in_transaction(connection: sqlite3.Connection) -> bool:
     return connection.in_transaction or begins_itself
 
 
-def _mysql_in_transaction(connection: Any) -> bool:
-    return not connection.get_autocommit() or connection.get_transaction_status()
-
-
 def _pymysql_in_transaction(connection: Any) -> bool:
     in_transaction = bool(connection.server_status & 1)  # SERVER_STATUS_IN_TRANS
     return not connection.get_autocommit() or in_transaction
@@ -334,10 +321,6 @@ def _pymysql_in_transaction(connection: Any) -> bool:
 
 def _django_in_transaction(connection: Any) -> bool:
     return bool(connection.in_atomic_block or not connection.get_autocommit())
-
-
-def _connection_store(connection: Any) -> str:
-    return _dialect_of(connection.dialect)
 
 
 def _session_store(session: Any) -> str:
@@ -369,7 +352,10 @@ def _isolation_levels(session: Any) -> set[str | None]:
 
 _POSTGRESQL: Any = {"store": lambda _: "postgresql"}
 _MYSQL: Any = {"store": lambda _: "mysql"}
-_ALCHEMY: Any = {"store": _connection_store, "in_transaction": _connection_in_transaction}
+_ALCHEMY: Any = {
+    "store": lambda connection: _dialect_of(connection.dialect),
+    "in_transaction": _connection_in_transaction,
+}
 _ALCHEMY_SESSION: Any = {"store": _session_store, "in_transaction": _session_in_transaction}
 
 ADAPTERS: dict[str, Adapter] = {
@@ -394,7 +380,8 @@ ADAPTERS: dict[str, Adapter] = {
     ),
     "asyncmy.connection.Connection": Adapter(
         "asyncmy Connection", ("async",), query=asyncmy_query,
-        in_transaction=_mysql_in_transaction, is_async=True, **_MYSQL,
+        in_transaction=lambda one: not one.get_autocommit() or one.get_transaction_status(),
+        is_async=True, **_MYSQL,
     ),
     "sqlalchemy.engine.base.Connection": Adapter(
         "SQLAlchemy Connection", ("sync",), query=_sqlalchemy, **_ALCHEMY

@@ -348,7 +348,7 @@ class SQLite(SqliteGates, MovingEngine):
     def _examine(self) -> Plan:
         facts = yield Query("examine", {"needed": OLDEST, "schema": str(schema_version("sqlite"))})
         [file] = [row["file"] for row in (yield Query("files", {})) if row["name"] == "main"]
-        return [*facts, *(about_file(file) if file else about_nothing_kept())]
+        return [*facts, *(about_file(file) if file else [_fact("kept", "jobs", "nowhere")])]
 
 
 _UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
@@ -381,11 +381,6 @@ def about_file(file: str) -> Iterator[Row]:
         yield _fact("file", "log bytes", Path(f"{file}-wal").stat().st_size)
     with suppress(OSError):
         yield _fact("file", "file system", file_system(file, MOUNTS.read_text(encoding="utf-8")))
-
-
-def about_nothing_kept() -> Iterator[Row]:
-    """Yield that the store is in memory."""
-    yield _fact("kept", "jobs", "nowhere")
 
 
 def file_system(file: str, mounts: str) -> str:

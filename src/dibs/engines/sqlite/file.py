@@ -68,7 +68,7 @@ class SqliteFile:
 
     def changes_by_others(self) -> int | None:
         """Return a number that changes when another connection commits; None while ours is busy."""
-        return self._if_idle(lambda connection: _only(connection.execute("pragma data_version")))
+        return self._if_idle(lambda connection: int(connection.execute("pragma data_version").fetchone()[0]))
 
     def asked_to_cancel(self) -> set[tuple[Any, int, str]] | None:
         """Return (id, token, worker) of running jobs that were cancelled; None while ours is busy."""
@@ -249,11 +249,6 @@ def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
         return engine.read([column[0] for column in cursor.description], cursor.fetchall())
 
     return query
-
-
-def _only(cursor: sqlite3.Cursor) -> int:
-    [value] = cursor.fetchone()
-    return int(value)
 
 
 def _errorname(error: sqlite3.Error) -> str:
