@@ -21,7 +21,6 @@ from dibs.engines.postgresql.enqueue import (
 from dibs.engines.sql.blocks import Dialect, schema_version
 from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query, claiming_order
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
-from dibs.engines.sql.values import as_json
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
 from dibs.operations.scripts import Row, Rows, Step
@@ -152,7 +151,7 @@ class PostgreSQL(PostgresEnqueue):
         return (yield Query("settled", {"ids": ids}))
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**params, "tags": as_json(params["tags"])} if "tags" in params else params
+        return {**params, "tags": _json(params["tags"])} if "tags" in params else params
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, may_copy: bool) -> Plan:
         plain = [job for job in jobs if is_bare(job)]
@@ -277,7 +276,7 @@ class PostgreSQL(PostgresEnqueue):
         return {
             "succeeded": [one[0] for one in usual],
             "tokens": [one[1] for one in usual],
-            "settlements": as_json([Given(*values) for values in others]),
+            "settlements": _json([Given(*values) for values in others]),
         }
 
     def _renew(self, claims: Sequence[tuple[UUID, int]], lease: int) -> Plan:
@@ -306,7 +305,7 @@ class PostgreSQL(PostgresEnqueue):
         return (yield from self._wake([setting["queue"]]))
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
-        return (yield Query(block, {"rows": as_json(rows)}))
+        return (yield Query(block, {"rows": _json(rows)}))
 
     def _arrive(self, store: UUID, jobs: Sequence[str]) -> Plan:
         answers = yield from super()._arrive(store, jobs)
@@ -349,15 +348,15 @@ class Given(msgspec.Struct, gc=False, omit_defaults=True):
 def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
     queues, kinds = wish["queues"], wish["kinds"]
     walk = queues is None or kinds is None or len(queues) * len(kinds) > MOST_NAMED_LINES
-    return {**wish, "walk": walk, "leases": as_json(wish["leases"])}
+    return {**wish, "walk": walk, "leases": _json(wish["leases"])}
 
 
 def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
     marks = [mark._asdict() for mark in wish["marks"]]
     return {
         **wish,
-        "leases": as_json(wish["leases"]),
-        "marks": as_json(marks),
+        "leases": _json(wish["leases"]),
+        "marks": _json(marks),
         "ahead": wish.get("ahead", []),
     }
 
@@ -366,7 +365,7 @@ def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the parameters of `claim_line`, if the request is for one queue-kind pair and only for jobs."""
     match wish:
         case {"queues": [queue], "kinds": [kind], "look": False}:
-            return {**wish, "queue": queue, "kind": kind, "leases": as_json(wish["leases"])}
+            return {**wish, "queue": queue, "kind": kind, "leases": _json(wish["leases"])}
         case _:
             return None
 
@@ -399,3 +398,7 @@ def _in_order(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> l
 
 def _known(id: UUID) -> Row:
     return {"holder": id, "is_new": False}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
