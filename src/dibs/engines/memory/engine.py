@@ -14,9 +14,8 @@ from uuid import UUID
 
 from dibs.clock import from_micros, store_micros, to_micros
 from dibs.engines.hints import Listeners
-from dibs.engines.memory.gates import is_gated
+from dibs.engines.memory.gates import UNSET, Pair, Record, is_gated, pair_of
 from dibs.engines.memory.moves import MemoryMoves
-from dibs.engines.memory.storage import UNSET, Pair, Record, pair_of
 from dibs.engines.retries import Tries
 from dibs.engines.store import Operation, WithoutTables
 from dibs.errors import UnsupportedConnection

@@ -6,9 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.memory.gates import MemoryGate, is_gated
+from dibs.engines.memory.gates import KEPT_TIMES, UNSET, MemoryGate, Record, is_gated
 from dibs.engines.memory.queries import MemoryQueries
-from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.jobs.states import JobState
 from dibs.operations.move import behind, by_train, key_of, placed, sorted_out

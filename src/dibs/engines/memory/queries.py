@@ -10,8 +10,8 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
+from dibs.engines.memory.gates import KEPT_TIMES, UNSET, Record
 from dibs.engines.memory.pipelines import MemoryPipelines
-from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.search import is_like
 from dibs.jobs.states import WAITING, JobState
 from dibs.operations.minutes import MINUTE_COLUMNS, NOTHING, added

@@ -11,12 +11,11 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from dibs.engines.mysql.claims import MysqlSettle
 from dibs.engines.mysql.enqueue import is_one_insert
 from dibs.engines.mysql.gates import Gates, gates_of, leave, note_moves, on_newest
-from dibs.engines.mysql.settle import MysqlSettle
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Answer, Plan, Query
-from dibs.engines.sql.moves import MovingEngine, columns
+from dibs.engines.sql.engine import READS, Answer, Plan, Query, columns
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.engines.sql.values import (
     MYSQL_READERS,
@@ -89,7 +88,7 @@ OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON 
 REPORTS = frozenset(("tick", "leave", "add_to_minute", "forget_minutes", "refuse", "forget_refusals"))
 
 
-class MySQL(MysqlSettle, MovingEngine):
+class MySQL(MysqlSettle):
     """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
 
     traits = Traits(

@@ -10,8 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.hints import hint_of
-from dibs.engines.sql.engine import LOOKS, Plan, Query
-from dibs.engines.sql.moves import MovingEngine, columns
+from dibs.engines.sql.engine import LOOKS, Plan, Query, SqlEngine, columns
 from dibs.jobs.gates import (
     OFFER,
     WAITING_READ,
@@ -61,7 +60,7 @@ class LoadedSlot:
     jobs: list[GateJob] = field(default_factory=list)
 
 
-class PostgresGates(MovingEngine):
+class PostgresGates(SqlEngine):
     """What a question does at gates."""
 
     # -- lock and open --------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Plan, Query
-from dibs.engines.sql.moves import MovingEngine, columns
+from dibs.engines.sql.engine import READS, Plan, Query, columns
 from dibs.engines.sql.pipelines import PipelineAnswers
 from dibs.engines.sql.values import SQLITE_READERS, as_json, as_sqlite, timed
 from dibs.engines.sqlite.gates import SqliteGates, slots_of
@@ -54,7 +53,7 @@ SPELLINGS = {
 }
 
 
-class SQLite(SqliteGates, MovingEngine):
+class SQLite(SqliteGates):
     """One file, one writer at a time, many processes on one machine."""
 
     traits = Traits(
