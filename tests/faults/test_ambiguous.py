@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from dibs import Dibs, NewJob, StoreUnavailable
-from dibs.engines.mysql import errors as mysql_trouble
 from dibs.engines.mysql import pools as mysql_pools
-from dibs.engines.postgresql import errors as postgresql_trouble
+from dibs.engines.mysql import session as mysql_session
 from dibs.engines.postgresql import pools as postgresql_pools
+from dibs.engines.postgresql import session as postgresql_session
 from dibs.engines.redis import connection as redis_nodes
 from dibs.engines.redis import protocol as redis_protocol
 from dibs.engines.redis.scripts import lua_script
@@ -128,7 +128,7 @@ def trouble(
     with proxy:
         app = place.app(_through(proxy, place.url))
         trouble = Trouble(place, proxy, request.param)
-        for module in (postgresql_pools, postgresql_trouble, mysql_trouble, redis_nodes):
+        for module in (postgresql_pools, postgresql_session, mysql_session, redis_nodes):
             monkeypatch.setattr(module, "TryAgain", _noting(trouble))
         with face_of(app, face) as trouble.face:
             yield trouble

@@ -16,9 +16,8 @@ import pytest
 from dibs import Dibs, NewJob, StoreUnavailable, UnknownEngine
 from dibs.app.dibs import SyncDibs
 from dibs.doctor import storage
-from dibs.engines.mysql import errors, pools, session
-from dibs.engines.mysql.errors import error_number, judge
-from dibs.engines.mysql.session import SESSION
+from dibs.engines.mysql import pools, session
+from dibs.engines.mysql.session import SESSION, error_number, judge
 from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import placeholders
 from tests.model.crowd import Crowd
@@ -105,7 +104,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
             super().__init__(cause, *given, **named)
             numbers.append(error_number(cause))
 
-    monkeypatch.setattr(errors, "TryAgain", Noted)
+    monkeypatch.setattr(session, "TryAgain", Noted)
     return numbers
 
 

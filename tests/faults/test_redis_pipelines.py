@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from dibs import Dibs, JobState, NewJob
-from dibs.engines.redis import pipelines
+from dibs.engines.redis import engine as redis_engine
 from dibs.operations import upkeep
 from dibs.operations.pipelines import rows_of
 from tests.support.fault_stores import Place
@@ -163,7 +163,7 @@ def test_a_job_that_is_deleted_half_way_has_still_succeeded(app: Dibs, client: r
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(redis_engine, "MOST_AT_ONCE", 3)
 
 
 def several(app: Dibs) -> Any:

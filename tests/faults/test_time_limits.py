@@ -134,7 +134,7 @@ def test_a_worker_outlives_statements_that_the_server_ends_for_their_time(
 def test_time_limits_of_mysql_and_mariadb_are_known(number: int, *, is_trouble: bool) -> None:
     from pymysql import OperationalError
 
-    from dibs.engines.mysql.errors import judge
+    from dibs.engines.mysql.session import judge
 
     judged = judge(OperationalError(number, "over"), "mysql://host/db")
 

@@ -9,7 +9,7 @@ import pytest
 
 from dibs import Finding, Level, Queue, SchemaOutdated, StoreUnavailable, WorkerInfo
 from dibs.doctor import Backlog, ClockDifference, HintCheck, StoreFacts, judge, unwell
-from dibs.engines.sqlite.facts import file_system
+from dibs.engines.sqlite.engine import file_system
 from tests.support.param_names import named
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ import pytest
 from dibs import Change, Dibs, NewJob, StoreUnavailable
 from dibs.app import watching
 from dibs.app.watching import MOST_PENDING, PollInterval, Subscription
-from dibs.engines.memory.store import MemoryStore
+from dibs.engines.memory.engine import MemoryStore
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job
 from dibs.operations.scripts import Rows, Step

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from dibs import Dibs
 from dibs.app import watching
-from dibs.engines.memory.store import MemoryStore
+from dibs.engines.memory.engine import MemoryStore
 from tests.support.internals import core_of
 from tests.support.web_apps import make_web
 

@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from dibs import Dibs, NewJob
-from dibs.engines.memory.store import MemoryStore
+from dibs.engines.memory.engine import MemoryStore
 from dibs.integrations.fastapi import router
 from dibs.jobs.ids import new_id
 from tests.support.internals import core_of

@@ -13,8 +13,7 @@ from dibs.app.lifespan import Around, Lifespan
 from dibs.app.registry import CodeSchedules, Registry
 from dibs.app.watching import Watching
 from dibs.clock import SECOND
-from dibs.engines.connect import connect
-from dibs.engines.store import Operation, Store
+from dibs.engines.store import Operation, Store, connect
 from dibs.events import Events
 from dibs.jobs import payload
 from dibs.jobs.job import Job

@@ -61,14 +61,6 @@ def hints_for(jobs: Sequence[tuple[Any, ...]]) -> dict[str, str]:
     return {queue: hint_of(queue, kinds[queue]) for queue in sorted(kinds)}
 
 
-def _naming(job: tuple[Any, ...]) -> str:
-    return hint_of_job(job[_QUEUE], job[_KIND], job[_PRIORITY], job[_ID])
-
-
-def _is_due(job: tuple[Any, ...]) -> bool:
-    return job[_RUN_AT] is None and not job[_DELAY]
-
-
 class Hints:
     """Hints of one process: for every job while jobs come at a moderate rate, else every 20 ms per queue.
 
@@ -88,9 +80,10 @@ class Hints:
         due = []
         for queue, job in first_of.items():
             pace = self._pace(queue, job)
-            may_name = self._naming and not pace.has_skipped and len(jobs) == 1
+            is_alone = not pace.has_skipped and len(jobs) == 1 and job[_RUN_AT] is None and not job[_DELAY]
             if pace.is_due(now) or always:
-                due.append(_naming(job) if may_name and _is_due(job) else hints[queue])
+                named = (queue, job[_KIND], job[_PRIORITY], job[_ID])
+                due.append(hint_of_job(*named) if self._naming and is_alone else hints[queue])
                 pace.sent(now)
         return due
 

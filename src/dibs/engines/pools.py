@@ -17,15 +17,40 @@ from typing import Any
 Judge = Callable[[BaseException], BaseException]
 
 
-class AsyncPool(ABC):
-    """Connections of one event loop, `size` of them at most."""
+class Pool(ABC):
+    """Connections of one process, `size` of them at most."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._idle: deque[Any] = deque()
         self._age = 0
+
+    def _take_idle(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:  # another thread may have taken the last one
+            return None
+
+    def _drop_idle(self) -> None:
+        while (connection := self._take_idle()) is not None:
+            self._drop(connection)
+
+    @abstractmethod
+    def _sorted(self, error: BaseException) -> BaseException:
+        """Return `TryAgain`, an error that says what to do, or the error itself if it is a bug."""
+
+    @abstractmethod
+    def _drop(self, connection: Any) -> None:
+        """Close a connection at once; its event loop may be closed, and with it the socket."""
+
+
+class AsyncPool(Pool):
+    """Connections of one event loop."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(size)
 
     async def close(self) -> None:
@@ -53,10 +78,6 @@ class AsyncPool(ABC):
         self._loop, self._pid = loop, os.getpid()
         self._idle, self._places = deque(), asyncio.Semaphore(self._size)
 
-    def _drop_idle(self) -> None:
-        while self._idle:
-            self._drop(self._idle.pop())
-
     @abstractmethod
     async def _connect(self) -> Any:
         """Return a new connection, or raise an error that went through `_sorted`."""
@@ -66,16 +87,8 @@ class AsyncPool(ABC):
         """Put a connection in a known state back, and close any other."""
 
     @abstractmethod
-    def _sorted(self, error: BaseException) -> BaseException:
-        """Return `TryAgain`, an error that says what to do, or the error itself if it is a bug."""
-
-    @abstractmethod
     async def _end(self, connection: Any) -> None:
         """Close a connection in good order, if that does not take long."""
-
-    @abstractmethod
-    def _drop(self, connection: Any) -> None:
-        """Close a connection at once; its event loop may be closed, and with it the socket."""
 
 
 class _Lent:
@@ -111,14 +124,11 @@ class _Lent:
             self._places.release()
 
 
-class SyncPool(ABC):
-    """Connections that the threads of one process share, `size` of them at most."""
+class SyncPool(Pool):
+    """Connections that the threads of one process share."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._pid = os.getpid()
-        self._idle: deque[Any] = deque()
-        self._age = 0
+        super().__init__(size)
         self._places = threading.Semaphore(size)
 
     def close(self) -> None:
@@ -149,16 +159,6 @@ class SyncPool(ABC):
             self._pid, self._idle = os.getpid(), deque()
             self._places = threading.Semaphore(self._size)
 
-    def _take_idle(self) -> Any:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def _drop_idle(self) -> None:
-        while (connection := self._take_idle()) is not None:
-            self._drop(connection)
-
     @abstractmethod
     def _connect(self) -> Any:
         """Return a new connection, or raise an error that went through `_sorted`."""
@@ -166,10 +166,6 @@ class SyncPool(ABC):
     @abstractmethod
     def _after(self, connection: Any, error: BaseException) -> None:
         """Put a connection in a known state back, and close any other."""
-
-    @abstractmethod
-    def _sorted(self, error: BaseException) -> BaseException:
-        """Return `TryAgain`, an error that says what to do, or the error itself if it is a bug."""
 
     @abstractmethod
     def _end(self, connection: Any) -> None:

@@ -68,7 +68,11 @@ class TryAgain(Exception):
         if self.locked:
             return busy(self.store, self.question, waited, self.about)
         if self.limit is not None:
-            return overran(self.store, self.question, self.limit)
+            what = f"`{self.question}`" if self.question else "what dibs asked"
+            return StoreBusy(
+                f"{self.store} is up, but ended {what} by a time limit of the server's own ({self.limit}); "
+                f"raise {self.limit} for dibs' user, or look for what made it wait, then try again"
+            )
         reason = (str(self.cause).strip() or type(self.cause).__name__).splitlines()[0]
         if self.read_only:
             return StoreUnavailable(
@@ -96,15 +100,6 @@ def _on(about: Sequence[str]) -> str:
         return "".join(f" on {one}" for one in about)
     more = f" and {len(about) - MOST_NAMED} more" if len(about) > MOST_NAMED else ""
     return f" on one of: {', '.join(about[:MOST_NAMED])}{more}"
-
-
-def overran(store: str, question: str | None, limit: str) -> StoreBusy:
-    """Return the error for a statement that the server has ended again and again."""
-    what = f"`{question}`" if question else "what dibs asked"
-    return StoreBusy(
-        f"{store} is up, but ended {what} by a time limit of the server's own ({limit}); "
-        f"raise {limit} for dibs' user, or look for what made it wait, then try again"
-    )
 
 
 def not_permitted(store: str, user: str | None, said: str, advice: str) -> NotPermitted:

@@ -1,12 +1,17 @@
-"""Stores: what each of them can do, on both faces, and what pools and stores without tables share."""
+"""Stores: what each of them can do, on both faces, what some of them share, and which one a URL names."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
+from dibs import faces
 from dibs.engines.retries import Tries
 from dibs.engines.sql.blocks import schema_version
+from dibs.errors import BadRequest, UnknownEngine
+from dibs.faces import Calls
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Script
+from dibs.settings import Settings
 
 if TYPE_CHECKING:
     from dibs.engines.sql.schema_check import SchemaProblem
@@ -41,6 +46,46 @@ class Store(Protocol):
         """Call `hear` at every hint; never return, may raise `TryAgain`."""
 
 
+class Tables:
+    """A store that opens, migrates and checks its tables by scripts, each written once for both faces."""
+
+    def _opening(self) -> Calls[None]:
+        raise NotImplementedError
+
+    def _migrating(self) -> Calls[list[int]]:
+        raise NotImplementedError
+
+    def _reading_version(self) -> Calls[int]:
+        raise NotImplementedError
+
+    def _checking(self) -> "Calls[list[SchemaProblem]]":
+        raise NotImplementedError
+
+    def open(self) -> None:
+        faces.run(self._opening())
+
+    async def open_async(self) -> None:
+        await faces.run_async(self._opening())
+
+    def migrate(self) -> list[int]:
+        return faces.run(self._migrating())
+
+    async def migrate_async(self) -> list[int]:
+        return await faces.run_async(self._migrating())
+
+    def schema_version(self) -> int:
+        return faces.run(self._reading_version())
+
+    async def schema_version_async(self) -> int:
+        return await faces.run_async(self._reading_version())
+
+    def check_schema(self) -> "list[SchemaProblem]":
+        return faces.run(self._checking())
+
+    async def check_schema_async(self) -> "list[SchemaProblem]":
+        return await faces.run_async(self._checking())
+
+
 class Pooled:
     """A store that has a pool of connections for each face."""
 
@@ -58,28 +103,84 @@ class Pooled:
         await self._async.leave_loop()
 
 
-class WithoutTables:
+class WithoutTables(Tables):
     """A store with nothing to migrate and nothing to check."""
 
-    def open(self) -> None: ...
-    async def open_async(self) -> None: ...
+    def _opening(self) -> Calls[None]:
+        yield from ()
 
-    def migrate(self) -> list[int]:
-        self.open()
+    def _migrating(self) -> Calls[list[int]]:
+        yield from self._opening()
         return []
 
-    async def migrate_async(self) -> list[int]:
-        await self.open_async()
-        return []
-
-    def schema_version(self) -> int:
+    def _reading_version(self) -> Calls[int]:
+        yield from ()
         return schema_version("postgresql")  # always up to date
 
-    async def schema_version_async(self) -> int:
-        return self.schema_version()
-
-    def check_schema(self) -> "list[SchemaProblem]":
+    def _checking(self) -> "Calls[list[SchemaProblem]]":
+        yield from ()
         return []
 
-    async def check_schema_async(self) -> "list[SchemaProblem]":
-        return []
+
+# -- Which store a URL names --------------------------------------------------------------------
+
+UNREADABLE = (
+    "the URL of the store can't be read: check its host and its port, a number; in a password write "
+    "/ : # ? @ as %2F %3A %23 %3F %40"
+)
+
+
+def hosts_of(url: str) -> list[tuple[str, int | None]]:
+    """Return hosts and ports of `scheme://user:password@h1:5432,h2:5432/…`; the host is '' if left out."""
+    try:
+        places = urlsplit(url).netloc.rpartition("@")[2].split(",")
+        parts = [urlsplit(f"//{place}") for place in places]
+        return [(one.hostname or "", one.port) for one in parts]
+    except ValueError:  # its message quotes the URL: what it takes for a port may be a password
+        raise BadRequest(UNREADABLE) from None
+
+
+def spoken_hosts(url: str, unnamed: str) -> str:
+    """Return the hosts of a URL for a message, never a password."""
+    return ", ".join(f"{host or unnamed}{f':{port}' if port else ''}" for host, port in hosts_of(url))
+
+
+def connect(settings: Settings) -> Store:
+    """Return the store that a URL names; nothing is opened yet."""
+    name, is_url, _ = settings.url.partition("://")
+    scheme = name.split("+", 1)[0].lower() if is_url else ""
+    if len(hosts_of(settings.url)) > 1 and not (scheme.startswith("postgres") or "+sentinel" in name):
+        raise BadRequest(f"{UNREADABLE}; several hosts only after postgresql:// and redis+sentinel://")
+    if (
+        scheme not in ("sqlite", "memory")
+        and "@" in settings.url.partition("?")[0].partition("://")[2].partition("/")[2]
+    ):
+        raise BadRequest("the URL of the store has an @ after its first /: write a / in a password as %2F")
+    match scheme:
+        case "memory":
+            from dibs.engines.memory.engine import MemoryStore
+
+            return MemoryStore()
+        case "sqlite":
+            from dibs.engines.sqlite.store import SqliteStore
+
+            return SqliteStore(settings)
+        case "postgresql" | "postgres":
+            from dibs.engines.sql.store import PostgresStore
+
+            return PostgresStore(settings)
+        case "mysql" | "mariadb":
+            from dibs.engines.sql.store import MysqlStore
+
+            return MysqlStore(settings)
+        case "redis" | "rediss" | "valkey" | "valkeys":
+            from dibs.engines.redis.store import RedisStore
+
+            return RedisStore(settings)
+        case _:
+            is_one = scheme.isalnum()  # else it may be a password that we quote
+            named = f"{scheme!r} URLs" if is_one else "a URL that does not begin with NAME://"
+            raise UnknownEngine(
+                f"no store for {named}; dibs knows memory://, sqlite:///file.db, "
+                "postgresql://host/database, mysql://host/database, mariadb://host/database and redis://host"
+            )

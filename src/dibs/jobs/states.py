@@ -6,12 +6,13 @@ waiting (`put_back`), and that a job of a slot waits as `blocked`. The state mac
 job of a train or slot may go is decided in gates.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from dibs.clock import SECOND
 from dibs.errors import BadRequest
@@ -174,6 +175,24 @@ def swept(attempts: int, max_attempts: int, *, cancel_asked: bool) -> JobState:
     if cancel_asked:
         return JobState.cancelled
     return JobState.ready if attempts < max_attempts else JobState.failed
+
+
+def swept_state(job: Mapping[str, Any]) -> JobState:
+    """Return the same of a row."""
+    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
+
+
+def errors_with_death(job: Mapping[str, Any], at: datetime) -> str:
+    """Return the job's errors, with the one for a lease that ran out."""
+    death = {
+        "attempt": job["attempts"],
+        "token": job["token"],
+        "at": at,
+        "worker": job["worker"],
+        "type": "LeaseLost",
+        "message": WORKER_DIED,
+    }
+    return json.encode([*json.decode(job["errors"]), death]).decode()
 
 
 def by_time(run_at: int, now: int) -> JobState:

@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from dibs import faces
-from dibs.engines.mysql import errors as mysql
-from dibs.engines.mysql.session import TLS, tls_of
-from dibs.engines.postgresql import errors as postgresql
+from dibs.engines.mysql import session as mysql
+from dibs.engines.postgresql import session as postgresql
 from dibs.engines.retries import Tries, TryAgain
 from dibs.engines.sql.engine import Query
-from dibs.engines.sql.own_database import check_same_file
-from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries
+from dibs.engines.sql.within import ADAPTERS, NoTables, bind_queries, check_same_file
 from dibs.engines.sqlite import file as sqlite
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.faces import Call, Calls, make, sleep
@@ -248,15 +246,15 @@ class OutboxDatabase:
         if asked.endswith("asyncpg") and "sslmode" in query:
             query["ssl"] = query.pop("sslmode")  # libpq's name for it, common in URLs
         if self.statements.database == "mysql":
-            query = {name: value for name, value in query.items() if name not in TLS}
+            query = {name: value for name, value in query.items() if name not in mysql.TLS}
         return self._url.set(drivername=asked, query=query)
 
     def _options(self) -> dict[str, Any]:
         if self._sqlite:
             return {"connect_args": {"timeout": SQLITE_TIMEOUT}}
         options: dict[str, Any] = {"isolation_level": "READ COMMITTED", "pool_pre_ping": True}
-        if self.statements.database == "mysql" and (asked := self._url.query.keys() & TLS):
-            options["connect_args"] = {"ssl": tls_of({name: self._url.query[name] for name in asked})}
+        if self.statements.database == "mysql" and (asked := self._url.query.keys() & mysql.TLS):
+            options["connect_args"] = {"ssl": mysql.tls_of({name: self._url.query[name] for name in asked})}
         return options
 
     def _creator(self) -> dict[str, Any]:

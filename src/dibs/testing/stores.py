@@ -17,9 +17,8 @@ from typing import Any, TypeVar, cast
 from dibs.app import state
 from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.state import AppState
-from dibs.engines.connect import connect
 from dibs.engines.retries import Tries
-from dibs.engines.store import Operation, Store
+from dibs.engines.store import Operation, Store, connect
 from dibs.errors import BadRequest, Refused, StoreUnavailable
 from dibs.jobs.ids import worker_name
 from dibs.operations import upkeep

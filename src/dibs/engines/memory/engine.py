@@ -4,24 +4,26 @@ Everything lives in this process and ends with it. The other engines are compare
 operation by operation, in `tests/model`.
 """
 
+import asyncio
 import heapq
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-import msgspec
-
 from dibs.clock import from_micros, store_micros, to_micros
-from dibs.engines.memory.gates import is_gated
+from dibs.engines.hints import Listeners
+from dibs.engines.memory.gates import UNSET, Pair, Record, is_gated, pair_of
 from dibs.engines.memory.moves import MemoryMoves
-from dibs.engines.memory.storage import UNSET, Pair, Record, pair_of
+from dibs.engines.retries import Tries
+from dibs.engines.store import Operation, WithoutTables
+from dibs.errors import UnsupportedConnection
 from dibs.jobs.gates import has_gate
 from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
-from dibs.jobs.states import FINISHED, WAITING, WORKER_DIED, JobState, by_time, put_back, swept
-from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.jobs.states import FINISHED, WAITING, JobState, by_time, errors_with_death, put_back, swept_state
+from dibs.operations.questions import SETTLEMENT_COLUMNS, STOP_HINT, Traits
+from dibs.operations.scripts import Row, Rows, Step, run
 
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 
@@ -145,13 +147,9 @@ class Memory(MemoryMoves):
         if (queues is not None and pair[0] not in queues) or (kinds is not None and pair[1] not in kinds):
             return False
         setting = self._settings.get(pair[0], UNSET)
-        return not setting["paused"] and self._room(pair[0], setting["max_running"])
-
-    def _room(self, queue: str, max_running: int | None) -> bool:
-        if max_running is None:
-            return True
-        running = sum(1 for job in self._running.values() if job["queue"] == queue)
-        return running < max_running
+        running = (job for job in self._running.values() if job["queue"] == pair[0])
+        limit = setting["max_running"]
+        return not setting["paused"] and (limit is None or sum(1 for _ in running) < limit)
 
     def _best(self, pairs: Iterable[Pair]) -> Record | None:
         heads = [(head, pair) for pair in pairs if (head := self._head(pair)) and self._open(pair)]
@@ -209,10 +207,6 @@ class Memory(MemoryMoves):
             job["run_at"] = self._clock() + given["delay"]
         self._back(job, state)
 
-    def _settled(self, ids: Sequence[UUID]) -> Rows:
-        names = ("id", "state", "token", "settled_token", "settled_as")
-        return [{name: job[name] for name in names} for job in self._each(ids)]
-
     def _exchange(
         self,
         settlements: Sequence[tuple[Any, ...]],
@@ -259,9 +253,8 @@ class Memory(MemoryMoves):
     def _sweep_one(self, job: Record, now: int) -> Row:
         names = ("id", "kind", "queue", "worker", "token", "attempts")
         answer = {name: job[name] for name in names}
-        cancel_asked = job["cancel_reason"] is not None
-        state = swept(job["attempts"], job["max_attempts"], cancel_asked=cancel_asked)
-        job["errors"] = _with_death(job, now)
+        state = swept_state(job)
+        job["errors"] = errors_with_death(job, from_micros(now))
         if state in FINISHED:
             self._finish(job, state, job["cancel_reason"])
         else:
@@ -360,16 +353,6 @@ class Memory(MemoryMoves):
         keeps_key = job["unique_until"] is not None and job["unique_until"] > self._clock()
         return keeps_key or self._is_waited_for(job) or (gate is not None and gate.held_by == job["id"])
 
-    def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
-        if not paused and max_running is None and queue not in self._settings:
-            return []  # there is no setting to remove
-        setting = self._settings.setdefault(queue, dict(UNSET))
-        if paused is not None:
-            setting["paused"] = paused
-        if set_limit:
-            setting["max_running"] = max_running
-        return []
-
     # -- the small changes that the answers are made of -----------------------------------------
 
     def _wait_again(self, job: Record) -> None:
@@ -425,13 +408,42 @@ _FRESH_BUDGET: Record = {
 }
 
 
-def _with_death(job: Record, now: int) -> str:
-    death = {
-        "attempt": job["attempts"],
-        "token": job["token"],
-        "at": from_micros(now),
-        "worker": job["worker"],
-        "type": "LeaseLost",
-        "message": WORKER_DIED,
-    }
-    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()
+T = TypeVar("T")
+
+
+class MemoryStore(WithoutTables):
+    """A store in this process, for any thread and both faces."""
+
+    traits = Memory.traits
+
+    def __init__(self) -> None:
+        self._engine = Memory()
+        self._listeners = Listeners()
+
+    def run(self, operation: Operation[T], within: Any = None) -> T:
+        self._refuse(within)
+        return run(operation(Tries()), self._execute)
+
+    def _execute(self, step: Step) -> Rows:
+        rows = self._engine.execute(step)
+        self._listeners.announce(step, rows)
+        return rows
+
+    async def listen(self, hear: Callable[[str], None]) -> None:
+        with self._listeners.listening(hear):
+            hear(STOP_HINT)  # jobs may have been asked to stop before we listened
+            await asyncio.Event().wait()
+
+    async def run_async(self, operation: Operation[T], within: Any = None) -> T:
+        return self.run(operation, within)
+
+    def close(self) -> None: ...
+    async def close_async(self) -> None: ...
+    async def leave_loop(self) -> None: ...
+
+    def _refuse(self, within: Any) -> None:
+        if within is not None:
+            raise UnsupportedConnection(
+                "memory:// has no transactions to work within; leave within= out, "
+                "or use sqlite:///, postgresql:// or mysql://"
+            )

@@ -6,9 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from dibs.clock import from_micros, to_micros
-from dibs.engines.memory.gates import MemoryGate, is_gated
+from dibs.engines.memory.gates import KEPT_TIMES, UNSET, MemoryGate, Record, is_gated
 from dibs.engines.memory.queries import MemoryQueries
-from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
 from dibs.jobs.states import JobState
 from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
@@ -125,15 +124,14 @@ class MemoryMoves(MemoryQueries):
         return rows
 
     def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Rows:
-        gone = None if ids is None else set(ids)
+        gone = set(ids or ())
+
+        def is_kept(id: UUID, other: UUID) -> bool:
+            return other != store or (ids is not None and id not in gone)
+
         if way == "in":
-            self._arrivals = {
-                one for one in self._arrivals if one[1] != store or not (gone is None or one[0] in gone)
-            }
+            self._arrivals = {one for one in self._arrivals if is_kept(*one)}
         else:
-            self._departures = {
-                id: one
-                for id, one in self._departures.items()
-                if one[0] != store or not (gone is None or id in gone)
-            }
+            departed = self._departures.items()
+            self._departures = {id: one for id, one in departed if is_kept(id, one[0])}
         return []

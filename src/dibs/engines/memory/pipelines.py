@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.memory.gates import MemoryGates
-from dibs.engines.memory.storage import Record
+from dibs.engines.memory.gates import MemoryGates, Record
 from dibs.jobs.gates import has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState, by_time, doomed_by

@@ -1,4 +1,4 @@
-"""The reference engine's answers to questions that only read, and to the reports of workers."""
+"""The reference engine's answers that only read, and to reports of workers and settings of queues."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,8 @@ from uuid import UUID
 import msgspec
 
 from dibs.clock import from_micros, to_micros
+from dibs.engines.memory.gates import KEPT_TIMES, UNSET, Record
 from dibs.engines.memory.pipelines import MemoryPipelines
-from dibs.engines.memory.storage import KEPT_TIMES, UNSET, Record
 from dibs.jobs.search import is_like
 from dibs.jobs.states import WAITING, JobState
 from dibs.operations.minutes import MINUTE_COLUMNS, NOTHING, added
@@ -68,6 +68,10 @@ class MemoryQueries(MemoryPipelines):
             if is_between and is_young and _matches(job, **filter):
                 yield job
 
+    def _settled(self, ids: Sequence[UUID]) -> Rows:
+        names = ("id", "state", "token", "settled_token", "settled_as")
+        return [{name: job[name] for name in names} for job in self._each(ids)]
+
     def _glance(self, ids: Sequence[UUID]) -> Rows:
         return [self._glanced(job) for job in self._each(ids)]
 
@@ -88,6 +92,16 @@ class MemoryQueries(MemoryPipelines):
         settings = {name: self._settings.get(name, UNSET) for name in named}
         rows = [{"name": q, "state": s, "jobs": n, **settings[q]} for (q, s), n in states.items()]
         return rows + [{"name": q, "state": None, "jobs": 0, **settings[q]} for q in named]
+
+    def _set_queue(self, queue: str, paused: bool | None, max_running: int | None, set_limit: bool) -> Rows:
+        if not paused and max_running is None and queue not in self._settings:
+            return []  # there is no setting to remove
+        setting = self._settings.setdefault(queue, dict(UNSET))
+        if paused is not None:
+            setting["paused"] = paused
+        if set_limit:
+            setting["max_running"] = max_running
+        return []
 
     def _explain(self, job: UUID) -> Rows:
         rows = []

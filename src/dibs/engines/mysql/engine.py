@@ -11,24 +11,22 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from dibs.engines.mysql.claims import MysqlSettle
 from dibs.engines.mysql.enqueue import is_one_insert
-from dibs.engines.mysql.gates import Gates, gates_of, leave, note_moves
-from dibs.engines.mysql.settle import MysqlSettle
-from dibs.engines.mysql.snapshot import on_newest
-from dibs.engines.mysql.values import (
-    READERS,
+from dibs.engines.mysql.gates import Gates, gates_of, leave, note_moves, on_newest
+from dibs.engines.sql.blocks import Dialect, schema_version
+from dibs.engines.sql.engine import READS, Answer, Plan, Query, columns
+from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
+from dibs.engines.sql.values import (
+    MYSQL_READERS,
     as_ids,
     as_json,
-    as_plain,
+    as_mysql,
     chunks,
 )
-from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Answer, Plan, Query, errors_with_death, swept_state
-from dibs.engines.sql.moves import MovingEngine, columns
-from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import STORED_TYPES, StoredJob
-from dibs.jobs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState, errors_with_death, swept_state
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Row, Rows, Step
 
@@ -53,17 +51,12 @@ SPELLINGS = {
     "id": "unhex(:$1)",
     "by_id": "force index (primary)",
     "by_lease": "force index (dibs_jobs_leases)",
-    "as_gate": "",
-    "if_free": "for update skip locked",
     "now": NOW,
     "now_minus": f"{NOW} - interval :$1 microsecond",
     "minus": "$1 - interval :$2 microsecond",
     "text": "char",
     "uuid": "char",
     "texts": "char",
-    "false": "false",
-    "if": ":$1",
-    "true": "true",
     "in_ids": "in (:$1)",
     "in_texts": "in (:$1)",
     "is_in": "find_in_set($1, :$2)",
@@ -79,7 +72,6 @@ SPELLINGS = {
     "newest": "for update /*!80017 of $1 */",
     "share": "/*M! lock in share mode */ /*!80017 for share of $1 */",
     "bigint": "signed",
-    "like": "$1 like :$2 escape '!'",
     "holds": "locate(:$2, lower($1)) > 0",
     "has_tags": "json_contains(job.tags, :$1)",
     "next_token": "/*M! nextval(dibs_token) + */ 0",
@@ -96,7 +88,7 @@ OLDEST = {"MariaDB": "10.6", "MySQL": "8.0.17"}  # locks that are skipped, JSON 
 REPORTS = frozenset(("tick", "leave", "add_to_minute", "forget_minutes", "refuse", "forget_refusals"))
 
 
-class MySQL(MysqlSettle, MovingEngine):
+class MySQL(MysqlSettle):
     """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
 
     traits = Traits(
@@ -109,50 +101,20 @@ class MySQL(MysqlSettle, MovingEngine):
         goes_on=True,
     )
 
-    readers = READERS
+    readers = MYSQL_READERS
     finds_by_pipeline = False
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="mysql", spellings=SPELLINGS, prefix=prefix)
-        own: dict[str, Answer] = {
-            "enqueue": self._enqueue,
-            "enqueue_tick": self._enqueue_tick,
-            "set_schedule": self._set_schedule,
+        own: dict[str, Answer] = self._own_answers() | {
             "delete_schedule": self._delete_schedule,
-            "claim": self._claim,
-            "claim_job": self._claim_job,
-            "claim_within_limits": self._claim_within_limits,
-            "settle": self._settle,
-            "exchange": self._exchange,
             "settled": self._settled,
-            "renew": self._renew,
             "progress": self._progress,
-            "stage": self._stage,
-            "sweep": self._sweep,
-            "tick": self._tick,
-            "age": self._age,
-            "cancel": self._cancel,
-            "update": self._update,
-            "retry": self._retry,
-            "recover": self._recover,
-            "delete": self._delete,
             "prune": self._prune,
-            "set_queue": self._set_queue,
-            "release_train": self._release_train,
-            "mend": self._mend,
             "gates": self._gates,
             "current": self._current,
             "get": self._get,
-            **self._finders(),
-            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            "refuse": self._refuse,
-            "counts": self._counts,
             "glance": self._glance,
-            "ready_lines": self._ready_lines,
-            "examine": self._examine,
-            **self._move_answers(),
-            **self._blocks("glance_at_queue", "explain", "queues", "backlog", "schedules", "workers"),
-            **self._blocks("leave", "upcoming", "now", "echo"),
         }
         writes = {question: answer for question, answer in own.items() if question not in READS}
         within = own | {question: on_newest(answer) for question, answer in writes.items()}
@@ -204,7 +166,7 @@ class MySQL(MysqlSettle, MovingEngine):
         return [about] if rows[0]["changes"] == call else []
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: as_plain(value) for name, value in params.items()}
+        return {name: as_mysql(value) for name, value in params.items()}
 
     # -- upkeep and acts ------------------------------------------------------------------------
 
@@ -240,7 +202,7 @@ class MySQL(MysqlSettle, MovingEngine):
     def _bury(self, expired: Sequence[Row], gates: Gates) -> Plan:
         """Return or end these jobs, which are locked, as are their gates."""
         ends = [
-            (job["id"].hex, swept_state(job).value, job["cancel_reason"], errors_with_death(job))
+            (job["id"].hex, swept_state(job).value, job["cancel_reason"], errors_with_death(job, job["now"]))
             for job in expired
         ]
         yield from self._end([one for one in ends if one[1] != JobState.ready])

@@ -1,22 +1,21 @@
 """New jobs on MySQL and MariaDB: one insert, or several steps where an id, key or position may be taken."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 from dibs.engines.mysql.gates import Gates, MysqlGates, gates_of
-from dibs.engines.mysql.values import (
+from dibs.engines.sql.engine import Plan, Query
+from dibs.engines.sql.values import (
     CHUNK_ROWS,
     CHUNK_SIZE,
     as_hex,
     as_ids,
     as_json,
     chunks,
-    later,
     text_size,
+    timed,
 )
-from dibs.engines.sql.engine import Plan, Query
 from dibs.jobs.gates import gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState
@@ -38,7 +37,7 @@ class MysqlEnqueue(MysqlGates):
 
     def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, finished: str = "finished") -> Plan:
         [clock] = yield Query("now", {})
-        new = [_due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"]) for values in jobs]
+        new = [timed(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"]) for values in jobs]
         if fresh and all(map(_is_plain, new)):
             yield from self._store("enqueue", _STORED, new, stored_by=None)
             return [{**job, "holder": job["id"], "is_new": True} for job in new]
@@ -218,15 +217,6 @@ def is_one_insert(jobs: Sequence[tuple[Any, ...]], fresh: bool) -> bool:
 
 def _is_plain(job: Mapping[str, Any]) -> bool:
     return job["unique_key"] is None and not has_gate(job)
-
-
-def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
-    delay, run_at, lasts = job.pop("delay"), job["run_at"], job.pop("unique_for")
-    due = run_at or later(now, delay or 0)
-    state = JobState.ready if due <= now else JobState.scheduled
-    until = None if lasts is None else later(now, lasts)
-    times = {"run_at": due, "enqueued_at": now, "unique_until": until}
-    return {**job, **times, "state": state, "position": None}
 
 
 def _batches(new: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -5,13 +5,13 @@ happened, and ends with `_open_gates`, which lets the next jobs through and writ
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.mysql.values import as_hex, as_ids, as_json, as_moment, chunks, later
-from dibs.engines.sql.engine import MendingEngine, Plan, Query
+from dibs.engines.sql.engine import Answer, Plan, Query, SqlEngine
+from dibs.engines.sql.values import as_hex, as_ids, as_json, as_moment, chunks, later
 from dibs.jobs.gates import (
     OFFER,
     WAITING_READ,
@@ -30,7 +30,7 @@ from dibs.jobs.gates import (
     waiting_needed,
 )
 from dibs.jobs.states import JobState
-from dibs.operations.scripts import Row
+from dibs.operations.scripts import Row, Rows
 
 JUST_MADE = -1  # the last position of a gate that has just been made
 
@@ -81,7 +81,7 @@ class LockedGate:
 Gates = dict[Key, LockedGate]
 
 
-class MysqlGates(MendingEngine):
+class MysqlGates(SqlEngine):
     """What a question does at gates."""
 
     def _each(self, block: str, ids: Iterable[UUID], **given: Any) -> Plan:
@@ -301,3 +301,70 @@ def _gate(row: Row) -> LockedGate:
 def _row(gate: LockedGate) -> list[Any]:
     ends = None if gate.offer_ends is None else as_moment(gate.offer_ends)
     return [*gate.key, gate.last_position, as_hex(gate.held_by), ends]
+
+
+# -- Answers within a caller's transaction: its snapshot may be older than the rows that it locks
+
+# A consistent read shows the rows as of the caller's first statement; a locking read shows the newest ones.
+# The same reads, locking.
+NEWEST = {
+    "lasting": "lasting_newest",
+    "train_heads": "train_heads_newest",
+    "slot_line": "slot_line_newest",
+    "slot_running": "slot_running_newest",
+    "slot_members": "slot_members_newest",
+    "slot_waiting": "slot_waiting_newest",
+    "slot_in_use": "slot_in_use_newest",
+}
+
+# Blocks that read the holders of unique keys without a lock.
+HOLDERS = ("key_holders", "running_holders")
+
+
+def on_newest(answer: Answer) -> Answer:
+    return lambda **params: _beside_snapshot(answer(**params))
+
+
+def _beside_snapshot(plan: Plan) -> Plan:
+    """Run a plan in the caller's transaction, with locking reads where its snapshot is too old.
+
+    Not everywhere: at REPEATABLE READ they lock gaps as well, which block every enqueue.
+    """
+    query, is_old = next(plan), False
+    seen: dict[Key, int] = {}
+    while True:
+        assert isinstance(query, Query)
+        if query.name == "lock_gates":
+            seen |= {_key(row): row["changes"] for row in (yield replace(query, name="gates_seen"))}
+        newest = NEWEST.get(query.name) if is_old or query.name == "lasting" else None
+        rows = yield query if newest is None else replace(query, name=newest)
+        if query.name in HOLDERS and rows:
+            rows = yield from _still_there(rows)
+        if query.name == "locked_gates" and any(_has_changed(row, seen) for row in rows):
+            is_old = True
+            yield replace(query, name="doubt_gates")
+        try:
+            query = plan.send(rows)
+        except StopIteration as done:
+            answer: Rows = done.value
+            return answer
+
+
+def _still_there(holders: Rows) -> Plan:
+    """Return the holders that still have their keys, whatever a snapshot shows."""
+    keys = as_json(sorted(row["unique_key"] for row in holders))
+    newest = yield Query("key_holders_newest", {"keys": keys})
+    there = {(row["unique_key"], row["holder"]) for row in newest}
+    return [row for row in holders if (row["unique_key"], row["holder"]) in there]
+
+
+def _key(gate: Row) -> Key:
+    return gate["sort"], gate["name"]
+
+
+def _has_changed(gate: Row, seen: Mapping[Key, int]) -> bool:
+    """Return whether a locked gate has changed since we read it; a number below 0 is in doubt."""
+    before = seen.get(_key(gate))
+    if before is None:
+        return bool(gate["last_position"] != JUST_MADE)
+    return before < 0 or bool(gate["changes"] != before + 1)

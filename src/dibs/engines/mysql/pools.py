@@ -1,7 +1,6 @@
 """Connections to MySQL and MariaDB that dibs owns, a few for each face.
 
-What an error means is decided in [errors.py](errors.py), what is said on a session is in
-[session.py](session.py).
+What an error means and what is said on a session is in [session.py](session.py).
 """
 
 import asyncio
@@ -12,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from dibs.engines.mysql.engine import MySQL
-from dibs.engines.mysql.errors import error_number, is_known_state, judge, lacks
 from dibs.engines.mysql.session import (
     ANSWER_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -23,19 +21,35 @@ from dibs.engines.mysql.session import (
     check_method,
     connect_options,
     end_on,
+    error_number,
+    is_known_state,
+    judge,
+    lacks,
 )
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Query
-from dibs.engines.sql.pools import AsyncDatabasePool, Conversation, SyncDatabasePool, in_transaction
+from dibs.engines.sql.pools import (
+    AsyncDatabasePool,
+    Conversation,
+    DatabasePool,
+    SyncDatabasePool,
+    in_transaction,
+)
 from dibs.errors import UnknownEngine
 from dibs.operations.scripts import Rows, Step
 
 
-def _script(engine: MySQL, step: Step, connection: Any) -> Conversation[Rows]:
-    answer = engine.answer(step)
-    if not engine.needs_transaction(step):
-        return answer
-    return in_transaction(answer, begin_on(connection), end_on(connection, "commit"))
+class MysqlPool(DatabasePool):
+    """What the pools of both faces have in common."""
+
+    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
+        answer: Conversation[Rows] = self._engine.answer(step)
+        if not self._engine.needs_transaction(step):
+            return answer
+        return in_transaction(answer, begin_on(connection), end_on(connection, "commit"))
+
+    def _sorted(self, error: BaseException) -> BaseException:
+        return judge(error, self._url)
 
 
 def _missing(package: str) -> UnknownEngine:
@@ -50,11 +64,8 @@ def _may_break_others(error: BaseException) -> bool:
 # -- Async --------------------------------------------------------------------------------------
 
 
-class AsyncMySQL(AsyncDatabasePool):
+class AsyncMySQL(MysqlPool, AsyncDatabasePool):
     """Connections of asyncmy, one set per event loop."""
-
-    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        return _script(self._engine, step, connection)
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
         query = asyncmy_query(connection, self._engine)
@@ -97,9 +108,6 @@ class AsyncMySQL(AsyncDatabasePool):
         self._drop(connection)
         if _may_break_others(error):
             self._drop_idle()
-
-    def _sorted(self, error: BaseException) -> BaseException:
-        return judge(error, self._url)
 
     async def _end(self, connection: Any) -> None:
         try:
@@ -167,11 +175,8 @@ def asyncmy_query(connection: Any, engine: MySQL) -> Any:
 # -- Sync ---------------------------------------------------------------------------------------
 
 
-class SyncMySQL(SyncDatabasePool):
+class SyncMySQL(MysqlPool, SyncDatabasePool):
     """Connections of PyMySQL, shared by the threads of one process."""
-
-    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        return _script(self._engine, step, connection)
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
         connection._read_timeout = timeout or ANSWER_TIMEOUT
@@ -216,9 +221,6 @@ class SyncMySQL(SyncDatabasePool):
         self._drop(connection)
         if _may_break_others(error):
             self._drop_idle()
-
-    def _sorted(self, error: BaseException) -> BaseException:
-        return judge(error, self._url)
 
     def _end(self, connection: Any) -> None:
         with suppress(Exception):  # it is closed one way or the other

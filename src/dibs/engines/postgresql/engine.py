@@ -1,6 +1,6 @@
 """The answers of PostgreSQL, made of the blocks of jobs.sql."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from dibs.engines.postgresql.enqueue import (
     settled_gate,
 )
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query
+from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query, claiming_order
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
@@ -31,27 +31,16 @@ SPELLINGS = {
     "now_minus": "statement_timestamp() - cast(:$1 as bigint) * interval '1 microsecond'",
     "minus": "$1 - cast(:$2 as bigint) * interval '1 microsecond'",
     "uuid": "uuid",
-    "text": "text",
     "texts": "text[]",
-    "false": "false",
     "if": "cast(:$1 as boolean)",
     "id": "cast(:$1 as uuid)",
-    "by_id": "",
-    "by_lease": "",
-    "if_free": "for update skip locked",
-    "true": "true",
     "as_gate": 'collate "C"',
     "as_job": 'collate "default"',
     "in_ids": "= any (cast(:$1 as uuid[]))",
     "in_texts": "= any (cast(:$1 as text[]))",
     "is_in": "$1 = any (cast(:$2 as text[]))",
-    "given": "$1 job",
     "is_given": "$1 = any (cast(:ids as uuid[]))",
-    "join": "join",
-    "newest": "",
-    "bigint": "bigint",
     "in_numbers": "= any (cast(:$1 as bigint[]))",
-    "like": "$1 like :$2 escape '!'",
     "holds": 'strpos(lower($1 collate "C"), :$2) > 0',
     "has_tags": "cast(job.tags as jsonb) @> cast(:$1 as jsonb)",
 }
@@ -94,38 +83,13 @@ class PostgreSQL(PostgresEnqueue):
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="postgresql", spellings=SPELLINGS, prefix=prefix)
         self._hints = Hints(naming=True)
-        own: dict[str, Answer] = {
+        own: dict[str, Answer] = self._own_answers() | {
             "enqueue": partial(self._enqueue, may_copy=True),
-            "enqueue_tick": self._enqueue_tick,
-            "set_schedule": self._set_schedule,
-            "claim": self._claim,
-            "claim_job": self._claim_job,
-            "claim_within_limits": self._claim_within_limits,
-            "settle": self._settle,
-            "exchange": self._exchange,
-            "renew": self._renew,
-            "stage": self._stage,
-            "sweep": self._sweep,
-            "age": self._age,
-            "cancel": self._cancel,
-            "update": self._update,
-            "retry": self._retry,
-            "recover": self._recover,
-            "delete": self._delete,
-            "set_queue": self._set_queue,
-            "release_train": self._release_train,
-            "mend": self._mend,
-            **self._finders(),
-            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            "refuse": self._refuse,
-            "counts": self._counts,
-            "ready_lines": self._ready_lines,
-            "examine": self._examine,
-            **self._move_answers(),
-            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
-            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
-            **self._blocks("delete_schedule"),
-            **self._blocks("tick", "upcoming", "now", "echo"),
+            "set_schedule": self._waking(self._set_schedule),
+            "update": self._waking(self._update),
+            "retry": self._waking(self._retry),
+            "recover": self._waking(self._recover),
+            **self._blocks("tick"),
         }
         # A bulk load needs a connection of our own.
         within = own | {
@@ -229,11 +193,11 @@ class PostgreSQL(PostgresEnqueue):
 
     def _claim(self, **wish: Any) -> Plan:
         if "named" in wish and (rows := (yield Query("claim_named", _wish(wish)))):
-            return sorted(rows, key=_in_claiming_order)
+            return sorted(rows, key=claiming_order)
         if wish.get("marks"):
             return (yield Query("exchange_on", self.settlements([]) | _going_on(wish)))
         if (line := _only_line(wish)) is not None and (rows := (yield Query("claim_line", line))):
-            return sorted(rows, key=_in_claiming_order)
+            return sorted(rows, key=claiming_order)
         return (yield Query("claim", _wish(wish)))
 
     def _claim_job(self, **wish: Any) -> Plan:
@@ -261,14 +225,8 @@ class PostgreSQL(PostgresEnqueue):
 
     def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
         del keys  # here an enqueue that finds a taken key locks nothing
-        locked = yield from self._locked_rows(settlements, patience)
-        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
-        rows: list[Row] = [{"id": id, "waits": True} for id in locked]
-        if gated:
-            theirs = children_of(gated, children)
-            at_gates = self._settle_at_gates(gated, theirs, tell=True, patience=patience)
-            applied, _, waiting = yield from at_gates
-            rows += [*applied, *({"id": id, "waits": True} for id in waiting)]
+        plain, applied, _, waiting = yield from self._settle_gated(settlements, children, patience, tell=True)
+        rows: list[Row] = [*applied, *({"id": id, "waits": True} for id in waiting)]
         if plain:
             settled = yield Query("settle", self.settlements(plain))
             yield from self._chain(children_of(plain, children), {row["id"] for row in settled})
@@ -284,15 +242,8 @@ class PostgreSQL(PostgresEnqueue):
         **wish: Any,
     ) -> Plan:
         """Settle at gates first, so that the claim may take the jobs that become ready."""
-        locked = yield from self._locked_rows(settlements, patience)
-        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
-        applied: list[Row] = []
-        moved: Sequence[Row] = ()
-        waiting: Collection[UUID] = ()
-        if gated:
-            theirs = children_of(gated, children)
-            at_gates = self._settle_at_gates(gated, theirs, tell=False, patience=patience)
-            applied, moved, waiting = yield from at_gates
+        gated = self._settle_gated(settlements, children, patience, tell=False)
+        plain, applied, moved, waiting = yield from gated
         if wish.get("marks"):
             first, *rest = yield Query("exchange_on", self.settlements(plain) | _going_on(wish))
         else:
@@ -301,13 +252,21 @@ class PostgreSQL(PostgresEnqueue):
         if moved:
             yield from self._wake(_left(moved, {first["id"], *(row["id"] for row in rest)}))
         settled = [*first["settled"], *(row["id"] for row in applied)]
-        return [{**first, "settled": settled, "waiting": [*waiting, *locked]}, *rest]
+        return [{**first, "settled": settled, "waiting": list(waiting)}, *rest]
 
-    def _locked_rows(self, settlements: Sequence[tuple[Any, ...]], patience: str | None) -> Any:
-        """Return the jobs of these that another transaction has locked, if they are not to be waited for."""
-        if patience != "wary":
-            return set()
-        return {row["id"] for row in (yield Query("locked_rows", {"ids": [one[0] for one in settlements]}))}
+    def _settle_gated(self, settlements: Any, children: Any, patience: str | None, *, tell: bool) -> Any:
+        """Return (plain settlements, to apply; the others, applied; jobs let through; ids that wait)."""
+        locked: set[UUID] = set()
+        if patience == "wary":  # no job is waited for that another transaction has locked
+            ids = [one[0] for one in settlements]
+            locked = {row["id"] for row in (yield Query("locked_rows", {"ids": ids}))}
+        gated, plain = apart([one for one in settlements if one[0] not in locked], children)
+        if not gated:
+            return plain, (), (), locked
+        theirs = children_of(gated, children)
+        at_gates = self._settle_at_gates(gated, theirs, tell=tell, patience=patience)
+        applied, moved, waiting = yield from at_gates
+        return plain, applied, moved, waiting | locked
 
     def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         usual: list[tuple[Any, ...]] = []
@@ -329,27 +288,21 @@ class PostgreSQL(PostgresEnqueue):
         yield from self._lock_gates(keys)
         rows = yield Query("update", {"job": job, **change})
         yield from self._open_gates(keys)
-        yield from self._wake([""] if rows else [])
         return rows
 
-    def _retry(self, ids: Sequence[UUID]) -> Plan:
-        rows = yield from self._retry_at_gates(ids)
-        yield from self._wake([""] if rows else [])
-        return rows
+    def _waking(self, answer: Answer) -> Answer:
+        """Return the answer with a hint for any worker, if it changed something."""
 
-    def _recover(self, **which: Any) -> Plan:
-        rows = yield from self._recover_at_gates(**which)
-        yield from self._wake([""] if rows else [])
-        return rows
+        def plan(**asked: Any) -> Plan:
+            rows = yield from answer(**asked)
+            yield from self._wake([""] if rows else [])
+            return rows
+
+        return plan
 
     def _set_queue(self, **setting: Any) -> Plan:
         yield from super()._set_queue(**setting)
         return (yield from self._wake([setting["queue"]]))
-
-    def _set_schedule(self, **to: Any) -> Plan:
-        rows = yield from super()._set_schedule(**to)
-        yield from self._wake([""] if rows else [])
-        return rows
 
     def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
         return (yield Query(block, {"rows": _json(rows)}))
@@ -400,7 +353,12 @@ def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
     marks = [mark._asdict() for mark in wish["marks"]]
-    return {**wish, "leases": _json(wish["leases"]), "marks": _json(marks), "ahead": wish.get("ahead", [])}
+    return {
+        **wish,
+        "leases": _json(wish["leases"]),
+        "marks": _json(marks),
+        "ahead": wish.get("ahead", []),
+    }
 
 
 def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -410,10 +368,6 @@ def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
             return {**wish, "queue": queue, "kind": kind, "leases": _json(wish["leases"])}
         case _:
             return None
-
-
-def _in_claiming_order(row: Row) -> tuple[Any, ...]:
-    return -row["priority"], row["run_at"], row["id"]
 
 
 def _one(job: tuple[Any, ...], wake: Sequence[str]) -> dict[str, Any]:

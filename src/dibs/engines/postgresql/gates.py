@@ -10,8 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from dibs.engines.hints import hint_of
-from dibs.engines.sql.engine import LOOKS, MendingEngine, Plan, Query
-from dibs.engines.sql.moves import MovingEngine, columns
+from dibs.engines.sql.engine import LOOKS, Plan, Query, SqlEngine, columns
 from dibs.jobs.gates import (
     OFFER,
     WAITING_READ,
@@ -61,7 +60,7 @@ class LoadedSlot:
     jobs: list[GateJob] = field(default_factory=list)
 
 
-class PostgresGates(MendingEngine, MovingEngine):
+class PostgresGates(SqlEngine):
     """What a question does at gates."""
 
     # -- lock and open --------------------------------------------------------------------------
@@ -220,7 +219,7 @@ class PostgresGates(MendingEngine, MovingEngine):
             yield from self._open_gates(keys, [ends[id] for id in ids if id in ends])
         return rows
 
-    def _retry_at_gates(self, ids: Sequence[UUID]) -> Plan:
+    def _retry(self, ids: Sequence[UUID]) -> Plan:
         """Retry jobs: one that holds its train at its old position, others as new jobs that pre-empt none."""
         keys = yield from self._gates_of(ids)
         places = {key: len(ids) for key in keys if key[0] == "train"}
@@ -248,7 +247,7 @@ class PostgresGates(MendingEngine, MovingEngine):
         yield Query("forget_retried", {"ids": [id for id in keyed if id not in kept]})
         return [row for row in retried if row["id"] not in kept]
 
-    def _recover_at_gates(self, job: UUID, **claim: Any) -> Plan:
+    def _recover(self, job: UUID, **claim: Any) -> Plan:
         keys = [key for key in (yield from self._gates_of([job])) if key[0] == "slot"]
         yield from self._lock_gates(keys)
         rows = yield Query("recover", {"job": job, **claim})

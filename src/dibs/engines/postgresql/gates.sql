@@ -196,9 +196,8 @@ cross join (select count(*) from told) hint
 gate.name collate "default" as name
 
 -- name: slots
--- The ready and the running jobs of these slots, and the first of the blocked ones: the first allows so many to go,
--- and one more shows whether a job waits. A claimer may have locked a ready job: the lock waits for it and returns
--- the job as it is then.
+-- The ready and the running jobs of these slots, and the first of the blocked ones. A claimer may have locked a
+-- ready job: the lock waits for it and returns the job as it is then.
 with gate as materialized (
     select
         {>gate_name},
@@ -243,7 +242,16 @@ member as materialized (
         from dibs_jobs job
         where job.slot = gate.name and {>waits}
         order by {>turn}
-        limit greatest(
+        limit {>enough}
+    ) blocked
+)
+select gate.name, gate.is_offered, gate.is_used, member.*
+from gate
+left join member on member.slot = gate.name
+
+-- fragment: enough
+-- The first blocked job allows so many to go, and one more shows whether a job waits.
+greatest(
             cast(:waiting as bigint),
             1 + (
                 select job.slot_limit
@@ -253,11 +261,6 @@ member as materialized (
                 limit 1
             )
         )
-    ) blocked
-)
-select gate.name, gate.is_offered, gate.is_used, member.*
-from gate
-left join member on member.slot = gate.name
 
 -- fragment: at_gate
 job.id, job.state, job.position, job.slot_limit, job.priority, job.run_at, job.queue, job.kind, job.token,
@@ -327,27 +330,7 @@ insert into dibs_jobs (
     {>new_columns}, unique_until, train, slot, slot_policy, slot_limit, position
 )
 select
-    given.id,
-    given.kind,
-    given.queue,
-    given.args,
-    given.priority,
-    case
-        when given.train is not null then 'blocked'
-        when due.at > {moment} then 'scheduled'
-        when given.slot is not null then 'blocked'
-        else 'ready'
-    end,
-    given.max_attempts,
-    due.at,
-    {moment},
-    given.unique_key,
-    given.on_cancelled,
-    given.on_failed,
-    given.pipeline_id,
-    given.parent_id,
-    given.tags,
-    given.meta,
+    {>new_values:placed},
     {moment} + given.unique_for * interval '1 microsecond',
     given.train,
     given.slot,
@@ -355,21 +338,7 @@ select
     given.slot_limit,
     given.position
 from unnest(
-    cast(:id as uuid[]),
-    cast(:kind as text[]),
-    cast(:queue as text[]),
-    cast(:args as text[]),
-    cast(:priority as smallint[]),
-    cast(:run_at as timestamptz[]),
-    cast(:delay as bigint[]),
-    cast(:max_attempts as integer[]),
-    cast(:unique_key as text[]),
-    cast(:on_cancelled as text[]),
-    cast(:on_failed as text[]),
-    cast(:pipeline_id as uuid[]),
-    cast(:parent_id as uuid[]),
-    cast(:tags as text[]),
-    cast(:meta as text[]),
+    {>new_arrays},
     cast(:train as text[]),
     cast(:slot as text[]),
     cast(:slot_policy as text[]),
@@ -377,8 +346,7 @@ from unnest(
     cast(:unique_for as bigint[]),
     cast(:position as bigint[])
 ) as given (
-    id, kind, queue, args, priority, run_at, delay, max_attempts, unique_key,
-    on_cancelled, on_failed, pipeline_id, parent_id, tags, meta,
+    {>new_names},
     train, slot, slot_policy, slot_limit, unique_for, position
 )
 {>due}
@@ -387,6 +355,9 @@ where not exists (select 1 from dibs_jobs stored where stored.id = given.id)
 order by given.unique_key collate "C", given.id
 on conflict (unique_key) where unique_key is not null do nothing
 returning id, id as holder, state, run_at, enqueued_at, train, slot
+
+-- fragment: placed
+{>at_its_gate:given}
 
 -- name: holders
 -- The jobs that have these unique keys now; nothing for a job that is known by its id.
@@ -460,12 +431,7 @@ update dibs_jobs job
 set
     args = given.args,
     run_at = due.at,
-    state = case
-        when job.train is not null then 'blocked'
-        when due.at > {moment} then 'scheduled'
-        when job.slot is not null then 'blocked'
-        else 'ready'
-    end
+    state = {>at_its_gate:job}
 from (
     select
         cast(:args as text) as args, cast(:run_at as timestamptz) as run_at, cast(:delay as bigint) as delay

@@ -21,7 +21,7 @@ cross join (select count(*) from told) hint
 -- The same for a single job, without arrays: after a pause each node of a query plan costs more than its work.
 insert into dibs_jobs ({>new_columns})
 select
-    {>new_values}
+    {>new_values:by_time}
 from (
     select
         cast(:id as uuid) as id,
@@ -71,7 +71,7 @@ given.id,
     given.queue,
     given.args,
     given.priority,
-    case when due.at <= {moment} then 'ready' else 'scheduled' end,
+    {>$1},
     given.max_attempts,
     due.at,
     {moment},
@@ -83,6 +83,18 @@ given.id,
     given.tags,
     given.meta
 
+-- fragment: by_time
+case when due.at <= {moment} then 'ready' else 'scheduled' end
+
+-- fragment: at_its_gate
+-- A job at a gate waits until that is opened.
+case
+        when $1.train is not null then 'blocked'
+        when due.at > {moment} then 'scheduled'
+        when $1.slot is not null then 'blocked'
+        else 'ready'
+    end
+
 -- fragment: due
 cross join lateral (
     select coalesce(given.run_at, {moment} + coalesce(given.delay, 0) * interval '1 microsecond') as at
@@ -90,9 +102,14 @@ cross join lateral (
 
 -- fragment: new_rows
 select
-    {>new_values}
+    {>new_values:by_time}
 from unnest(
-    cast(:id as uuid[]),
+    {>new_arrays}
+) as given ({>new_names})
+{>due}
+
+-- fragment: new_arrays
+cast(:id as uuid[]),
     cast(:kind as text[]),
     cast(:queue as text[]),
     cast(:args as text[]),
@@ -107,11 +124,10 @@ from unnest(
     cast(:parent_id as uuid[]),
     cast(:tags as text[]),
     cast(:meta as text[])
-) as given (
-    id, kind, queue, args, priority, run_at, delay, max_attempts, unique_key,
+
+-- fragment: new_names
+id, kind, queue, args, priority, run_at, delay, max_attempts, unique_key,
     on_cancelled, on_failed, pipeline_id, parent_id, tags, meta
-)
-{>due}
 
 -- name: chain
 -- Children of jobs that the same transaction has settled. A child with a taken key is left out.
@@ -374,14 +390,7 @@ cross join lateral (
 shared as materialized (
     select job.id, job.spot
     from share
-    cross join lateral (
-        select ready.id, ready.ctid as spot
-        from dibs_jobs ready
-        where ready.state = 'ready' and ready.queue = share.queue and ready.kind = share.kind
-        order by ready.priority desc, ready.run_at, ready.id
-        limit share.places
-        for update skip locked
-    ) job
+    {>free_of_share}
 ),
 -- If another claim has locked the first jobs of one of several pairs, free jobs of any pair fill the rest. No sort
 -- above the locks: it would first lock all jobs of every pair.
@@ -419,6 +428,16 @@ picked as materialized (
     union all
     select filled.spot from filled
 )
+
+-- fragment: free_of_share
+cross join lateral (
+        select ready.id, ready.ctid as spot
+        from dibs_jobs ready
+        where ready.state = 'ready' and ready.queue = share.queue and ready.kind = share.kind
+        order by ready.priority desc, ready.run_at, ready.id
+        limit share.places
+        for update skip locked
+    ) job
 
 -- fragment: taken
 -- By physical address, which the locks keep, so that no index is read again. If a row changed just before it was
@@ -507,14 +526,7 @@ share as materialized (
 picked as materialized (
     select job.spot
     from share
-    cross join lateral (
-        select ready.ctid as spot
-        from dibs_jobs ready
-        where ready.state = 'ready' and ready.queue = share.queue and ready.kind = share.kind
-        order by ready.priority desc, ready.run_at, ready.id
-        limit share.places
-        for update skip locked
-    ) job
+    {>free_of_share}
 ),
 {>taken}
 select

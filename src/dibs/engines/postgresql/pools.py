@@ -1,7 +1,7 @@
 """Connections to PostgreSQL that dibs owns, a few for each face.
 
-What an error means is decided in [errors.py](errors.py). No session state is kept on a connection between two
-steps, so a pooler may stand in between ([session.py](session.py)).
+What an error means is decided in [session.py](session.py). No session state is kept on a connection
+between two steps, so a pooler may stand in between.
 """
 
 import asyncio
@@ -14,14 +14,31 @@ from typing import Any
 from uuid import uuid4
 
 from dibs.clock import monotonic
-from dibs.engines.hosts import hosts_of
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.errors import is_ending, is_hopeless, judge, refused, store_name, unanswered
-from dibs.engines.postgresql.session import ANSWER_TIMEOUT, BEGIN, BULK_TIMEOUT, CONNECT_TIMEOUT, SessionMode
+from dibs.engines.postgresql.session import (
+    ANSWER_TIMEOUT,
+    BEGIN,
+    BULK_TIMEOUT,
+    CONNECT_TIMEOUT,
+    SessionMode,
+    is_ending,
+    is_hopeless,
+    judge,
+    refused,
+    store_name,
+    unanswered,
+)
 from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Query
-from dibs.engines.sql.pools import AsyncDatabasePool, Conversation, SyncDatabasePool, in_transaction
+from dibs.engines.sql.pools import (
+    AsyncDatabasePool,
+    Conversation,
+    DatabasePool,
+    SyncDatabasePool,
+    in_transaction,
+)
+from dibs.engines.store import hosts_of
 from dibs.errors import UnknownEngine
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step
@@ -45,31 +62,29 @@ def _missing(package: str) -> UnknownEngine:
     return UnknownEngine(f"{package} is not installed; run: pip install 'dibs[postgres]'")
 
 
-def _script(engine: PostgreSQL, step: Step, mode: SessionMode) -> Conversation[Rows]:
-    answer = engine.plain_answer(step)
-    if answer is not None:
-        return in_transaction(answer, mode.begin) if mode.pooled else answer
-    answer = engine.answer(step)
-    if mode.pooled or engine.needs_transaction(step):
-        return in_transaction(answer, mode.begin)
-    return answer
-
-
-# -- Async --------------------------------------------------------------------------------------
-
-
-class AsyncPostgres(AsyncDatabasePool):
-    """Connections of asyncpg, one set per event loop."""
+class PostgresPool(DatabasePool):
+    """What the pools of both faces have in common."""
 
     def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
         super().__init__(engine, url, size)
         self.mode = SessionMode(pooled)
 
     def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        return _script(self._engine, step, self.mode)
+        plain: Conversation[Rows] | None = self._engine.plain_answer(step)
+        answer = self._engine.answer(step) if plain is None else plain
+        if self.mode.pooled or (plain is None and self._engine.needs_transaction(step)):
+            return in_transaction(answer, self.mode.begin)
+        return answer
+
+
+# -- Async --------------------------------------------------------------------------------------
+
+
+class AsyncPostgres(PostgresPool, AsyncDatabasePool):
+    """Connections of asyncpg, one set per event loop."""
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
-        query = _asyncpg_query(connection, self._engine, timeout)
+        query = asyncpg_query(connection, self._engine, timeout)
 
         async def speak(what: str | Query | Copy) -> Any:
             if not isinstance(what, str):
@@ -183,7 +198,7 @@ class AsyncPostgres(AsyncDatabasePool):
         return error
 
 
-def _asyncpg_query(connection: Any, engine: PostgreSQL, timeout: float | None = None) -> Any:
+def asyncpg_query(connection: Any, engine: PostgreSQL, timeout: float | None = None) -> Any:
     async def query(query: Query | Copy) -> Rows:
         if isinstance(query, Copy):
             table = engine.dialect.rename(query.table)
@@ -222,15 +237,8 @@ def _terminate(connection: Any) -> None:
 # -- Sync ---------------------------------------------------------------------------------------
 
 
-class SyncPostgres(SyncDatabasePool):
+class SyncPostgres(PostgresPool, SyncDatabasePool):
     """Connections of psycopg, shared by the threads of one process."""
-
-    def __init__(self, engine: PostgreSQL, url: str, size: int, pooled: bool | None = None) -> None:
-        super().__init__(engine, url, size)
-        self.mode = SessionMode(pooled)
-
-    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        return _script(self._engine, step, self.mode)
 
     def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
         connection.answer_timeout = timeout or ANSWER_TIMEOUT

@@ -9,12 +9,11 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeGuard, TypeVar
 
-from dibs.engines.pools import AsyncPool, SyncPool
-from dibs.engines.redis.connection import RedisNode
+from dibs.engines.pools import AsyncPool, Pool, SyncPool
+from dibs.engines.redis.connection import Asked, RedisNode, check_role
 from dibs.engines.redis.engine import Redis
 from dibs.engines.redis.protocol import AsyncConnection, Command, ReplyError, SyncConnection
 from dibs.engines.redis.scripts import OptionalCommand, ScriptCall
-from dibs.engines.redis.sentinel import Asked, check_role
 from dibs.engines.retries import TryAgain
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
@@ -42,28 +41,34 @@ def _by_text(engine: Redis, call: ScriptCall) -> Command:
     return ("EVAL", call.script.text, "1", engine.scripts.key, call.argument)
 
 
-def _opening(engine: Redis, node: RedisNode) -> Requests[Rows]:
-    """Check before the first question whether this server may be used."""
-    yield from node.check((yield ("INFO",)), engine.scripts)
-    return []
-
-
-# -- Async --------------------------------------------------------------------------------------
-
-
-class AsyncRedis(AsyncPool):
-    """Connections of the async face, one set per event loop."""
+class RedisPool(Pool):
+    """What the pools of both faces have in common."""
 
     def __init__(self, engine: Redis, node: RedisNode, size: int) -> None:
         super().__init__(size)
         self._engine = engine
         self._node = node
 
+    def _opening(self) -> Requests[Rows]:
+        """Check before the first question whether this server may be used."""
+        yield from self._node.check((yield ("INFO",)), self._engine.scripts)
+        return []
+
+    def _sorted(self, error: BaseException) -> BaseException:
+        return self._node.judge(error)
+
+
+# -- Async --------------------------------------------------------------------------------------
+
+
+class AsyncRedis(RedisPool, AsyncPool):
+    """Connections of the async face, one set per event loop."""
+
     async def execute(self, step: Step) -> Rows:
         return await self._send(lambda: self._engine.answer(step))
 
     async def open(self) -> None:
-        await self._send(lambda: _opening(self._engine, self._node))
+        await self._send(self._opening)
 
     async def listen(self, hear: Callable[[str], None]) -> None:
         """Pass on every hint until the connection ends, then raise; the listener begins again."""
@@ -134,9 +139,6 @@ class AsyncRedis(AsyncPool):
         self._drop(connection)
         self._drop_idle()
 
-    def _sorted(self, error: BaseException) -> BaseException:
-        return self._node.judge(error)
-
     async def _end(self, connection: AsyncConnection) -> None:
         await connection.end()
 
@@ -161,19 +163,14 @@ async def _reply_of(asked: Asked) -> Any:
 # -- Sync ---------------------------------------------------------------------------------------
 
 
-class SyncRedis(SyncPool):
+class SyncRedis(RedisPool, SyncPool):
     """Connections of the sync face, shared by the threads of one process."""
-
-    def __init__(self, engine: Redis, node: RedisNode, size: int) -> None:
-        super().__init__(size)
-        self._engine = engine
-        self._node = node
 
     def execute(self, step: Step) -> Rows:
         return self._send(lambda: self._engine.answer(step))
 
     def open(self) -> None:
-        self._send(lambda: _opening(self._engine, self._node))
+        self._send(self._opening)
 
     def _send(self, make: Callable[[], Requests[Rows]]) -> Rows:
         done = False
@@ -214,9 +211,6 @@ class SyncRedis(SyncPool):
             return
         connection.close()
         self._drop_idle()
-
-    def _sorted(self, error: BaseException) -> BaseException:
-        return self._node.judge(error)
 
     def _end(self, connection: SyncConnection) -> None:
         connection.close()

@@ -28,33 +28,18 @@ def time_of(micros: str) -> datetime:
     return EPOCH + timedelta(microseconds=int(micros))
 
 
-def _time_or_none(micros: str | None) -> datetime | None:
-    return time_of(micros) if micros else None
-
-
 def _time_of_score(score: str) -> datetime | None:
     """Read a score, which is a double: exact for a few hundred years."""
     return EPOCH + timedelta(microseconds=int(float(score))) if score else None
 
 
-def _int_or_none(text: str | None) -> int | None:
-    return int(text) if text else None
+def _or_none(read: Callable[[str], Any]) -> Callable[[str | None], Any]:
+    """Return a reader of text that is empty, or missing, where there is no value."""
+    return lambda text: read(text) if text else None
 
 
-def _int_or_zero(text: str | None) -> int:
-    return int(text or 0)
-
-
-def _float_or_zero(text: str | None) -> float:
-    return float(text or 0)
-
-
-def _text_or_none(text: str | None) -> str | None:
-    return text or None
-
-
-def _id_or_none(text: str | None) -> UUID | None:
-    return UUID(text) if text else None
+_time_or_none, _int_or_none = _or_none(time_of), _or_none(int)
+_text_or_none, _id_or_none = _or_none(str), _or_none(UUID)
 
 
 def _reason(text: str) -> str | None:
@@ -143,9 +128,9 @@ swept_rows = columns(id=UUID, kind=str, queue=str, worker=str, token=int, attemp
 _changing_rows = columns(
     id=UUID,
     state=str,
-    attempts=_int_or_zero,
+    attempts=lambda text: int(text or 0),
     token=_int_or_none,
-    progress=_float_or_zero,
+    progress=lambda text: float(text or 0),
     message=_text_or_none,
     run_at=time_of,
 )

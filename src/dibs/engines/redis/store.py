@@ -15,6 +15,7 @@ from dibs.engines.redis.pools import AsyncRedis, SyncRedis
 from dibs.engines.retries import Tries, again, again_async
 from dibs.engines.store import Operation, Pooled, WithoutTables
 from dibs.errors import UnsupportedConnection
+from dibs.faces import Call, Calls
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.scripts import Row, Rows, Step, run, run_async
 from dibs.settings import Settings
@@ -36,7 +37,8 @@ class RedisStore(Pooled, WithoutTables):
         self._checked = False
 
     def run(self, operation: Operation[T], within: Any = None) -> T:
-        self.open()
+        if not self._checked:
+            self.open()
         if within is not None:
             return self._run_within(operation, within, "sync")
         return again(lambda tries: run(operation(tries), self._sync.execute))
@@ -55,14 +57,11 @@ class RedisStore(Pooled, WithoutTables):
     async def listen(self, hear: Callable[[str], None]) -> None:
         await self._async.listen(hear)
 
-    def open(self) -> None:
+    def _opening(self) -> Calls[None]:
         if not self._checked:
-            again(lambda _: self._sync.open())
-            self._checked = True
-
-    async def open_async(self) -> None:
-        if not self._checked:
-            await again_async(lambda _: self._async.open())
+            yield Call(
+                lambda: again(lambda _: self._sync.open()), lambda: again_async(lambda _: self._async.open())
+            )
             self._checked = True
 
 

@@ -19,6 +19,20 @@ KEPT_COLUMNS = (
 RETURNED = {"worker": "null", "progress": "0"}
 RETRIED = {**RETURNED, "run_at": "{now}"}
 
+# How most databases write what the blocks name; a dialect has words of its own beside these, or instead.
+SPELLINGS = {
+    "text": "text",
+    "bigint": "bigint",
+    "false": "false",
+    "true": "true",
+    "if": ":$1",
+    "if_free": "for update skip locked",
+    "given": "$1 job",
+    "join": "join",
+    "like": "$1 like :$2 escape '!'",
+    **dict.fromkeys(("by_id", "by_lease", "as_gate", "newest"), ""),
+}
+
 _BLOCK = re.compile(r"^-- (name|fragment): (\w+)\n((?:--.*\n)*)", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{>(\w+)(?::(\w+))?(?::(\w+))?\}")
 _SPELLING = re.compile(r"\{(\w+)(?::([\w., ]+))?(?::(\w+))?\}")
@@ -30,11 +44,12 @@ class Dialect:
     """One database's SQL: its blocks, with its spellings filled in."""
 
     name: str
-    spellings: Mapping[str, str]
+    spellings: dict[str, str]
     prefix: str = "dibs"
     blocks: "Blocks" = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "spellings", SPELLINGS | self.spellings)
         object.__setattr__(self, "blocks", Blocks(self))
 
     def spell(self, text: str) -> str:
@@ -144,10 +159,11 @@ def _columns(names: Sequence[str], table: str | None, instead: Mapping[str, str]
 
 def schema_files(dialect: str) -> Iterator[tuple[int, str]]:
     """Yield (version, SQL) of each migration, oldest first."""
-    folder = files("dibs.engines").joinpath(dialect, "schema")
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+    engines = files("dibs.engines")
+    _, shared = _parts(engines.joinpath("sql", "schema.sql").read_text(encoding="utf-8"))
+    for file in sorted(engines.joinpath(dialect, "schema").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):  # beside them there may be the folder `down`
-            yield int(file.name.split("_")[0]), file.read_text(encoding="utf-8")
+            yield int(file.name.split("_")[0]), _include(file.read_text(encoding="utf-8"), shared)
 
 
 def schema_version(dialect: str) -> int:

@@ -6,78 +6,54 @@
 -- overrides blocks by name.
 
 -- name: get
-select {job_columns:job}
+{>of_these:all_columns}
+
+-- fragment: of_these
+select {>$1}
 from {given:dibs_jobs}
 where {is_given:job.id}
 union all
-select {job_columns:job}
+select {>$1}
 from {given:dibs_finished}
 where {is_given:job.id}
 
+-- fragment: all_columns
+{job_columns:job}
+
 -- name: find
 -- Newest first: ids are time-ordered, so the primary key is the page index of both tables.
-select {job_columns:job}
-from (
-    {>newest:dibs_jobs:all_jobs}
-    union all
-    {>newest:dibs_finished:all_jobs}
-) job
-order by job.id desc
-limit :limit
+{>newest_of:all_jobs}
 
 -- name: find_in_states
 -- As `find`, without `succeeded`: the index on states finds the others, however many succeeded.
-select {job_columns:job}
-from (
-    {>newest:dibs_jobs:live}
-    union all
-    {>newest:dibs_finished:failed}
-    union all
-    {>newest:dibs_finished:cancelled}
-) job
-order by job.id desc
-limit :limit
+{>newest_of:in_states}
 
 -- name: find_in_pipeline
 -- As `find`, by the index on pipelines.
+{>newest_of:in_pipeline}
+
+-- fragment: newest_of
 select {job_columns:job}
 from (
-    {>newest:dibs_jobs:in_pipeline}
-    union all
-    {>newest:dibs_finished:in_pipeline}
+    {>$1_by:newest}
 ) job
 order by job.id desc
 limit :limit
 
 -- name: find_oldest
 -- Ids only. It starts at `after`, not at the beginning, so that each page costs the same.
-select job.id
-from (
-    {>oldest:dibs_jobs:all_jobs}
-    union all
-    {>oldest:dibs_finished:all_jobs}
-) job
-order by job.id
-limit :limit
+{>oldest_of:all_jobs}
 
 -- name: find_oldest_in_states
-select job.id
-from (
-    {>oldest:dibs_jobs:live}
-    union all
-    {>oldest:dibs_finished:failed}
-    union all
-    {>oldest:dibs_finished:cancelled}
-) job
-order by job.id
-limit :limit
+{>oldest_of:in_states}
 
 -- name: find_oldest_in_pipeline
+{>oldest_of:in_pipeline}
+
+-- fragment: oldest_of
 select job.id
 from (
-    {>oldest:dibs_jobs:in_pipeline}
-    union all
-    {>oldest:dibs_finished:in_pipeline}
+    {>$1_by:oldest}
 ) job
 order by job.id
 limit :limit
@@ -85,29 +61,15 @@ limit :limit
 -- name: search
 -- Of the newest `scan` jobs that match, the ones with texts that hold what is looked for, by their place in line;
 -- and the last of all, by which the caller knows how many there were.
-{>of_the_newest}
-            {>looked:dibs_jobs:all_jobs}
-            union all
-            {>looked:dibs_finished:all_jobs}
-{>only_hits}
+{>hits_of:all_jobs}
 
 -- name: search_in_states
-{>of_the_newest}
-            {>looked:dibs_jobs:live}
-            union all
-            {>looked:dibs_finished:failed}
-            union all
-            {>looked:dibs_finished:cancelled}
-{>only_hits}
+{>hits_of:in_states}
 
 -- name: search_in_pipeline
-{>of_the_newest}
-            {>looked:dibs_jobs:in_pipeline}
-            union all
-            {>looked:dibs_finished:in_pipeline}
-{>only_hits}
+{>hits_of:in_pipeline}
 
--- fragment: of_the_newest
+-- fragment: hits_of
 select looked.id, looked.nth, looked.hit
 from (
     select
@@ -118,8 +80,7 @@ from (
     from (
         select *
         from (
-
--- fragment: only_hits
+            {>$1_by:looked}
         ) each_job
         order by each_job.id desc
         limit :scan
@@ -130,30 +91,36 @@ order by looked.nth
 limit :limit
 
 -- name: count
-select count(*) as jobs
-from (
-    {>newest_ids:dibs_jobs:all_jobs}
-    union all
-    {>newest_ids:dibs_finished:all_jobs}
-) job
+{>count_of:all_jobs}
 
 -- name: count_in_states
-select count(*) as jobs
-from (
-    {>newest_ids:dibs_jobs:live}
-    union all
-    {>newest_ids:dibs_finished:failed}
-    union all
-    {>newest_ids:dibs_finished:cancelled}
-) job
+{>count_of:in_states}
 
 -- name: count_in_pipeline
+{>count_of:in_pipeline}
+
+-- fragment: count_of
 select count(*) as jobs
 from (
-    {>newest_ids:dibs_jobs:in_pipeline}
-    union all
-    {>newest_ids:dibs_finished:in_pipeline}
+    {>$1_by:newest_ids}
 ) job
+
+-- fragment: all_jobs_by
+{>$1:dibs_jobs:all_jobs}
+    union all
+    {>$1:dibs_finished:all_jobs}
+
+-- fragment: in_states_by
+{>$1:dibs_jobs:live}
+    union all
+    {>$1:dibs_finished:failed}
+    union all
+    {>$1:dibs_finished:cancelled}
+
+-- fragment: in_pipeline_by
+{>$1:dibs_jobs:in_pipeline}
+    union all
+    {>$1:dibs_finished:in_pipeline}
 
 -- fragment: looked
 select *
@@ -244,13 +211,7 @@ job.pipeline_id = {id:pipeline_id}
 job.id, job.state, job.attempts, job.token, job.progress, job.message, job.run_at
 
 -- name: glance
-select {>glanced}
-from {given:dibs_jobs}
-where {is_given:job.id}
-union all
-select {>glanced}
-from {given:dibs_finished}
-where {is_given:job.id}
+{>of_these:glanced}
 
 -- name: glance_at_queue
 -- Finished jobs are bounded by their id, which is about when they were made: however many are kept, only the
@@ -319,13 +280,7 @@ left join (
 ) counted on counted.queue = named.name
 
 -- name: settled
-select {>settled_as}
-from {given:dibs_jobs}
-where {is_given:job.id}
-union all
-select {>settled_as}
-from {given:dibs_finished}
-where {is_given:job.id}
+{>of_these:settled_as}
 
 -- fragment: settled_as
 job.id, job.state, job.token, job.settled_token, job.settled_as

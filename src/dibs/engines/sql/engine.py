@@ -12,16 +12,23 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import msgspec
+from msgspec import structs
 
 from dibs.engines.sql.blocks import Dialect
 from dibs.jobs.gates import Key
-from dibs.jobs.states import FINISHED, WORKER_DIED, JobState, swept
+from dibs.jobs.ids import may_have_steps
+from dibs.jobs.job import StoredJob, read_stored, stored_text
+from dibs.jobs.states import FINISHED, JobState
+from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
 from dibs.operations.queries import PATTERNS
 from dibs.operations.scripts import Row, Rows, Step
 
 # Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
+
+AT_JOBS = "job"  # the sort of what `mend` visits after the gates that have a row: names that jobs have
+
+FIRST = UUID(int=0)  # before every id
 
 # Questions that change nothing.
 READS = frozenset(
@@ -66,18 +73,6 @@ Plan = Generator[Query | Copy, Rows, Rows]
 Answer = Callable[..., Plan]  # takes the parameters of its question
 
 
-class Converters(dict[type, Callable[[Any], Any] | None]):
-    """Functions that convert values of a type for a driver; None for types that it takes as they are.
-
-    A class that extends one of these is converted like that one: asyncpg has its own class of ids, and a move
-    passes values of one driver to another.
-    """
-
-    def __missing__(self, kind: type) -> Callable[[Any], Any] | None:
-        self[kind] = next((self[base] for base in kind.__mro__ if base in self), None)
-        return self[kind]
-
-
 class SqlEngine:
     """The answers that every SQL engine gives in the same way."""
 
@@ -90,6 +85,67 @@ class SqlEngine:
     """Whether an operator can make an index of arguments, by which it then searches."""
     readers: Mapping[str, Callable[[Any], Any]] = {}
     """Functions that convert a driver's values, by the name of the column."""
+
+    # What each database does in its own way.
+    _enqueue: Answer
+    _enqueue_tick: Answer
+    _claim: Answer
+    _claim_job: Answer
+    _claim_within_limits: Answer
+    _settle: Answer
+    _exchange: Answer
+    _renew: Answer
+    _stage: Answer
+    _sweep: Answer
+    _cancel: Answer
+    _update: Answer
+    _retry: Answer
+    _recover: Answer
+    _delete: Answer
+    _release_train: Answer
+    _ready_lines: Answer
+    _examine: Answer
+
+    def _own_answers(self) -> dict[str, Answer]:
+        """Return the answers to all questions but the ones about pipelines; some databases replace a few."""
+        return {
+            "enqueue": self._enqueue,
+            "enqueue_tick": self._enqueue_tick,
+            "set_schedule": self._set_schedule,
+            "claim": self._claim,
+            "claim_job": self._claim_job,
+            "claim_within_limits": self._claim_within_limits,
+            "settle": self._settle,
+            "exchange": self._exchange,
+            "renew": self._renew,
+            "stage": self._stage,
+            "sweep": self._sweep,
+            "tick": self._tick,
+            "age": self._age,
+            "cancel": self._cancel,
+            "update": self._update,
+            "retry": self._retry,
+            "recover": self._recover,
+            "delete": self._delete,
+            "set_queue": self._set_queue,
+            "release_train": self._release_train,
+            "mend": self._mend,
+            **{name: partial(self._find, name) for name in ("find", "find_oldest", "count")},
+            "search": self._search,
+            "refuse": self._refuse,
+            "counts": self._counts,
+            "ready_lines": self._ready_lines,
+            "examine": self._examine,
+            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
+            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
+            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
+            **self._blocks("delete_schedule", "upcoming", "now", "echo", "departed"),
+            "identify": self._identify,
+            "depart": self._depart,
+            "arrive": self._arrive,
+            "give_back": self._give_back,
+            "landed": self._landed,
+        }
 
     def answer(self, step: Step, *, own: bool = True) -> Plan:
         """Return the plan for a question, on a connection of our own or on the caller's."""
@@ -118,6 +174,14 @@ class SqlEngine:
         """Return ids as the blocks take them."""
         raise NotImplementedError
 
+    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
+        """Return the jobs that this query of a plan has cancelled for a new one in their slot."""
+        raise NotImplementedError
+
+    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
+        """Lock these, or fail after a second."""
+        raise NotImplementedError
+
     def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
         """Return a row if the pipeline is new."""
         return (yield Query("insert_pipeline", self.adapt(about)))
@@ -135,11 +199,6 @@ class SqlEngine:
             return (yield Query(name, self.adapt(params)))
 
         return answer
-
-    def _finders(self) -> dict[str, Answer]:
-        """Return the answers that take a filter."""
-        finders = {name: partial(self._find, name) for name in ("find", "find_oldest", "count")}
-        return finders | {"search": self._search}
 
     def _find(self, block: str, **filter: Any) -> Plan:
         likes = {name: self.pattern(filter[name]) for name in PATTERNS if filter[name] is not None}
@@ -201,12 +260,7 @@ class SqlEngine:
             yield Query(block, {"micros": micros})
         return []
 
-
-AT_JOBS = "job"  # the sort of what comes after the gates that have a row: names that jobs have
-
-
-class MendingEngine(SqlEngine):
-    """An engine that has rows of gates, some of which may be missing."""
+    # -- gates that lost their row, or kept it -------------------------------------------------------
 
     def _mend(self, after_sort: str | None, after_name: str | None, limit: int) -> Plan:
         if after_sort != AT_JOBS:
@@ -234,20 +288,149 @@ class MendingEngine(SqlEngine):
         """Make these gates anew, and open them."""
         raise NotImplementedError
 
+    # -- `dibs move`: each answer is one transaction, a job is in the tables of jobs or noted as departed ----
 
-def swept_state(job: Row) -> JobState:
-    """Return the state of a job after its lease ran out."""
-    return swept(job["attempts"], job["max_attempts"], cancel_asked=job["cancel_reason"] is not None)
+    def _many(self, block: str, rows: Sequence[Mapping[str, Any]]) -> Plan:
+        """Store these rows by a block, in the way this database takes many."""
+        raise NotImplementedError
+
+    def _key_holders(self, keys: Sequence[str]) -> Plan:
+        return (yield Query("key_holders", self.adapt({"keys": list(keys)})))
+
+    def _outrun(self, token: int) -> Plan:
+        """Make all later claims have a greater token than this."""
+        return (yield Query("outrun", {"token": token}))
+
+    def _identify(self, new: UUID | None) -> Plan:
+        rows = yield Query("identity", {})
+        if rows or new is None:
+            return rows
+        yield Query("become", self.adapt({"new": new}))
+        return [{"id": new}]
+
+    # -- out ------------------------------------------------------------------------------------
+
+    def _depart(self, store: UUID, after: UUID | None, limit: int) -> Plan:
+        which = self.adapt({"after": after or FIRST, "limit": limit})
+        live = yield Query("departing", which)
+        ended = yield Query("departing_finished", which)
+        leaving = sorted([*live, *ended], key=lambda row: row["id"])[:limit]
+        rows = [{"id": row["id"], "job": stored_text(row)} for row in leaving]
+        if rows:
+            yield from self._note("out", store, rows)
+            yield from self._forget_these(leaving)
+            yield from self._forget_pipelines(leaving)
+            yield from self._let_next_go([row for row in leaving if _has_place(row)])
+        return rows
+
+    def _forget_these(self, leaving: Sequence[Row]) -> Plan:
+        """Delete these jobs from both tables."""
+        params = self.adapt({"ids": [row["id"] for row in leaving]})
+        yield Query("delete_live", params)
+        return (yield Query("delete_finished", params))
+
+    def _forget_pipelines(self, leaving: Sequence[Row]) -> Plan:
+        """Remove the edges of jobs that depart; all jobs of their pipelines have ended."""
+        if pipelines := {row["pipeline_id"] for row in leaving if may_have_steps(row["pipeline_id"])}:
+            yield Query("forget_parents", {"ids": self.ids(row["id"] for row in leaving)})
+            yield Query("forget_pipelines", {"ids": self.ids(pipelines)})
+        return []
+
+    def _let_next_go(self, departed: Sequence[Row]) -> Plan:
+        """Open the gates of these jobs. Their rows are locked, so a locked gate is left to `mend`."""
+        raise NotImplementedError
+
+    def _note(self, way: str, store: UUID, rows: Iterable[Row]) -> Plan:
+        return (yield from self._many("note_moves", [{**row, "way": way, "store": store} for row in rows]))
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def _arrive(self, store: UUID, jobs: Sequence[str]) -> Plan:
+        come = [read_stored(text) for text in jobs]
+        noted = yield Query("noted", self.adapt({"store": store, "ids": [job.id for job in come]}))
+        seen = {row["id"] for row in noted}
+        answers = yield from self._take_in([job for job in come if job.id not in seen])
+        new = [{"id": row["id"], "job": None} for row in answers if row["is_new"]]
+        if new:
+            yield from self._note("in", store, new)
+        known = [{"id": job.id, "holder": job.id, "is_new": False} for job in come if job.id in seen]
+        return [*answers, *known]
+
+    def _give_back(self, store: UUID, ids: Sequence[UUID]) -> Plan:
+        rows = yield Query("departed_these", self.adapt({"store": store, "ids": list(ids)}))
+        answers = yield from self._take_in([read_stored(row["job"]) for row in rows])
+        back = [row["id"] for row in answers if row["holder"] == row["id"]]
+        yield from self._landed("out", store, back)
+        return answers
+
+    def _landed(self, way: str, store: UUID, ids: Sequence[UUID] | None) -> Plan:
+        if ids is None:
+            yield Query("landed_all", self.adapt({"way": way, "store": store}))
+        elif ids:
+            yield Query("landed", self.adapt({"way": way, "store": store, "ids": list(ids)}))
+        return []
+
+    def _take_in(self, jobs: Sequence[StoredJob]) -> Plan:
+        """Store the jobs with a free id and unique key; return one row for each job."""
+        if not jobs:
+            return []
+        known = yield Query("settled", self.adapt({"ids": [job.id for job in jobs]}))
+        holders: dict[Any, UUID] = {row["id"]: row["id"] for row in known}
+        if keys := [key for job in jobs if (key := key_of(job)) is not None]:
+            holders |= {row["unique_key"]: row["holder"] for row in (yield from self._key_holders(keys))}
+        answers, new = sorted_out(jobs, holders)
+        new = yield from self._with_places(new)
+        if tokens := [job.token for job in new if job.token is not None]:
+            yield from self._outrun(max(tokens))
+        yield from self._insert(
+            "store_live", [blocked(job) if job.is_gated else job for job in new if not job.is_finished]
+        )
+        if gated := [job for job in new if job.is_gated]:
+            yield from self._join_again(gated)
+        yield from self._insert("store_finished", [job for job in new if job.is_finished])
+        return answers
+
+    def _with_places(self, jobs: Sequence[StoredJob]) -> Any:
+        """Return the jobs with their positions; if one is taken, all of its train go to the end."""
+        if keys := [_gate(job) for job in jobs if job.is_gated]:
+            yield from self._lock_gates(keys)
+        places: dict[UUID, int] = {}
+        for name, coming in by_train(jobs).items():
+            given = {"name": name, "positions": [job.position for job in coming]}
+            [train] = yield Query("clash", self.adapt({**given, "first": coming[0].position}))
+            if train["is_clash"]:
+                places |= behind(train["last_position"], coming)
+        return placed(jobs, places)
+
+    def _lock_gates(self, keys: Sequence[tuple[str, str]]) -> Any:
+        raise NotImplementedError
+
+    def _join_again(self, jobs: Sequence[StoredJob]) -> Plan:
+        """Open the gates of jobs that arrived with positions of another store."""
+        return []
+        yield
+
+    def _insert(self, block: str, jobs: Sequence[StoredJob]) -> Plan:
+        return (yield from self._many(block, [columns(job) for job in jobs])) if jobs else []
 
 
-def errors_with_death(job: Row) -> str:
-    """Return the job's errors, with the one for a lease that ran out."""
-    death = {
-        "attempt": job["attempts"],
-        "token": job["token"],
-        "at": job["now"],
-        "worker": job["worker"],
-        "type": "LeaseLost",
-        "message": WORKER_DIED,
-    }
-    return msgspec.json.encode([*msgspec.json.decode(job["errors"]), death]).decode()
+def claiming_order(row: Row) -> tuple[Any, ...]:
+    return -row["priority"], row["run_at"], row["id"]
+
+
+def columns(job: StoredJob) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__struct_fields__}
+
+
+def blocked(job: StoredJob) -> StoredJob:
+    """Return the job in the state in which it waits for its gate, or for its time."""
+    later = job.train is None and job.state == JobState.scheduled
+    return structs.replace(job, state=str(JobState.scheduled if later else JobState.blocked))
+
+
+def _gate(job: StoredJob) -> tuple[str, str]:
+    return ("slot", job.slot or "") if job.train is None else ("train", job.train)
+
+
+def _has_place(row: Row) -> bool:
+    return row["position"] is not None and row["state"] not in FINISHED

@@ -67,50 +67,42 @@ class Fence:
             )
         if store == "mysql":
             return _Words(self._mysql(QUOTES[store]))
-        sql = self._insert_sql(QUOTES[store]) if self._insert else self._update_sql(QUOTES[store])
-        return _Words({"fence": sql})
+        return _Words({"fence": self._returning(QUOTES[store])})
 
     def _mysql(self, quote: str) -> dict[str, str]:
         """Write first, then read under the lock: MySQL returns no rows from a write."""
+        where = self._where(quote)
         table, token = _quoted(self._table, quote), _quoted(self._column, quote)
-        later = f"{token} = case when {token} > :token then {token} else :token end"
-        where = self._where(quote)
-        keys = ", ".join(_quoted(name, quote) for name in self._key)
-        values = ", ".join(f":{param}" for param in _params(self._key))
-        insert = (
-            f"insert into {table} ({keys}, {token}) values ({values}, :token) "  # noqa: S608
-            f"on duplicate key update {later}"
-        )
-        update = f"update {table} set {later} where {where}"  # noqa: S608 (names are checked and quoted)
+        write = self._update(quote)
+        if self._insert:
+            write = f"{self._new_row('', quote)} on duplicate key update {_later(token)}"
         look = f"select {token} as latest from {table} where {where} for update"  # noqa: S608
-        return {"fence": insert if self._insert else update, "fenced": look}
+        return {"fence": write, "fenced": look}
 
-    def _update_sql(self, quote: str) -> str:
+    def _returning(self, quote: str) -> str:
         """Return also rows with a later token, unchanged, so that they differ from missing ones."""
-        token = _quoted(self._column, quote)
-        where = self._where(quote)
-        return (
-            f"update {_quoted(self._table, quote)} "  # noqa: S608 (names are checked and quoted)
-            f"set {token} = case when {token} > :token then {token} else :token end "
-            f"where {where} "
-            f"returning {token} as latest"
-        )
+        token, write = _quoted(self._column, quote), self._update(quote)
+        if self._insert:
+            keys = ", ".join(_quoted(name, quote) for name in self._key)
+            newest = (
+                f"case when fenced.{token} > excluded.{token} then fenced.{token} else excluded.{token} end"
+            )
+            new = self._new_row("as fenced ", quote)
+            write = f"{new} on conflict ({keys}) do update set {token} = {newest}"
+        return f"{write} returning {token} as latest"
+
+    def _update(self, quote: str) -> str:
+        table, later = _quoted(self._table, quote), _later(_quoted(self._column, quote))
+        return f"update {table} set {later} where {self._where(quote)}"  # noqa: S608 (names are checked)
+
+    def _new_row(self, alias: str, quote: str) -> str:
+        names = ", ".join(_quoted(name, quote) for name in (*self._key, self._column))
+        values = ", ".join(f":{param}" for param in (*_params(self._key), "token"))
+        return f"insert into {_quoted(self._table, quote)} {alias}({names}) values ({values})"  # noqa: S608
 
     def _where(self, quote: str) -> str:
         pairs = zip(self._key, _params(self._key), strict=True)
         return " and ".join(f"{_quoted(name, quote)} = :{param}" for name, param in pairs)
-
-    def _insert_sql(self, quote: str) -> str:
-        token, keys = _quoted(self._column, quote), ", ".join(_quoted(name, quote) for name in self._key)
-        values = ", ".join(f":{param}" for param in _params(self._key))
-        return (
-            f"insert into {_quoted(self._table, quote)} as fenced ({keys}, {token}) "  # noqa: S608
-            f"values ({values}, :token) "
-            f"on conflict ({keys}) do update "
-            f"set {token} = case when fenced.{token} > excluded.{token} then fenced.{token} "
-            f"else excluded.{token} end "
-            f"returning {token} as latest"
-        )
 
     def _judge(self, rows: Rows) -> None:
         where = (
@@ -166,6 +158,10 @@ def _check_name(name: Any) -> None:
 
 def _quoted(name: str, quote: str) -> str:
     return ".".join(f"{quote}{part}{quote}" for part in name.split("."))
+
+
+def _later(token: str) -> str:
+    return f"{token} = case when {token} > :token then {token} else :token end"
 
 
 def _params(key: Mapping[str, Any]) -> list[str]:

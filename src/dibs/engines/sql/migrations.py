@@ -178,7 +178,9 @@ def undo(statement: str, dialect: str) -> str | None:
     if match := _SEQUENCE.match(words):
         return f"drop sequence if exists {match[1]}"
     if match := _INDEX.match(words):
-        return _drop_index(dialect, *match.groups())
+        if dialect == "mysql":
+            return f"drop index /*M! if exists */ {match[1]} on {match[2]}"
+        return f"drop index if exists {match[1]}"
     if match := _ALTER.match(words):
         there = "/*M! if exists */ " if dialect == "mysql" else ""
         clauses = [_undo_clause(clause, there, words) for clause in reversed(_split(match[2]))]
@@ -186,12 +188,6 @@ def undo(statement: str, dialect: str) -> str | None:
     if _ROWS.match(words):
         return None
     raise _unreadable(words)
-
-
-def _drop_index(dialect: str, index: str, table: str) -> str:
-    if dialect == "mysql":
-        return f"drop index /*M! if exists */ {index} on {table}"
-    return f"drop index if exists {index}"
 
 
 def _undo_clause(clause: str, there: str, statement: str) -> str:

@@ -6,16 +6,15 @@ then enqueues or cancels the jobs after the changed ones, in the same transactio
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
-import msgspec
-
-from dibs.engines.sql.engine import Answer, Plan, Query
+from dibs.engines.sql.engine import Answer, Plan, Query, SqlEngine
+from dibs.engines.sql.values import as_json
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, doomed_by
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Rows, Step
 
 CANCELLED_BY_PARENT = "parent"  # `settled_as` of jobs cancelled for one before them; its retry undoes that
 
@@ -37,38 +36,17 @@ def concerns_pipelines(step: Step) -> bool:
     return step.question in _ENQUEUEING and bool(_replaced_slots(step.params[_ENQUEUEING[step.question]]))
 
 
-class Database(Protocol):
-    """What the engines do differently at pipelines."""
-
-    def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]: ...
-
-    def ids(self, ids: Iterable[UUID]) -> Any:
-        """Return ids as the blocks take them."""
-
-    def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
-        """Return the jobs that this query of a plan has cancelled for a new one in their slot."""
-
-    def lock_pipelines_soon(self, ids: Sequence[UUID]) -> Plan:
-        """Lock these, or fail after a second."""
-
-    def insert_pipeline(self, about: Mapping[str, Any]) -> Plan:
-        """Return a row if the pipeline is new."""
-
-    def following_jobs(self, id: UUID) -> Plan:
-        """Return the jobs that wait for this one, directly or not."""
-
-
 class PipelineAnswers:
     """The answers to questions that may concern pipelines, around those of an engine."""
 
-    def __init__(self, database: Database, inner: Mapping[str, Answer]) -> None:
+    def __init__(self, database: SqlEngine, inner: Mapping[str, Answer]) -> None:
         self._database = database
         self._inner = inner
 
     def answers(self) -> dict[str, Answer]:
         return {
-            "enqueue": self._enqueue,
-            "enqueue_tick": self._enqueue_tick,
+            "enqueue": partial(self._enqueue, "enqueue"),
+            "enqueue_tick": partial(self._enqueue, "enqueue_tick"),
             "settle": self._settle,
             "exchange": self._exchange,
             "cancel": self._cancel,
@@ -96,11 +74,8 @@ class PipelineAnswers:
 
     # -- new jobs -------------------------------------------------------------------------------
 
-    def _enqueue(self, jobs: Sequence[Any], **about: Any) -> Plan:
-        return self._superseding(self._inner["enqueue"](jobs=jobs, **about), jobs)
-
-    def _enqueue_tick(self, jobs: Sequence[Any], **about: Any) -> Plan:
-        return self._superseding(self._inner["enqueue_tick"](jobs=jobs, **about), jobs)
+    def _enqueue(self, question: str, jobs: Sequence[Any], **about: Any) -> Plan:
+        return self._superseding(self._inner[question](jobs=jobs, **about), jobs)
 
     def _superseding(self, answer: Plan, jobs: Sequence[Any]) -> Plan:
         slots = _replaced_slots(jobs)
@@ -129,7 +104,10 @@ class PipelineAnswers:
         answers, superseded = yield from self._noting(self._inner["enqueue"](jobs=bare, fresh=True))
         if waiting:
             yield from self._make_wait(jobs, edges, waiting)
-        rows = [_blocked(row) if job[0] in waiting else row for job, row in zip(jobs, answers, strict=True)]
+        rows = [
+            {**row, "state": JobState.blocked} if job[0] in waiting else row
+            for job, row in zip(jobs, answers, strict=True)
+        ]
         if not _replaced_slots(bare):
             return rows
         own = [job[0] for job in jobs]  # one of its jobs may supersede another
@@ -357,7 +335,7 @@ class PipelineAnswers:
             return []
         yield from self._ask("forget_steps", [row["id"] for row in freed])
         jobs = [tuple({**row, **_NOT_STORED}[name] for name in NEW_JOB_COLUMNS) for row in freed]
-        yield from self._enqueue(jobs=jobs, fresh=True)
+        yield from self._enqueue("enqueue", jobs=jobs, fresh=True)
         may_supersede = any(row["slot_policy"] == "replace" for row in freed)
         for row in freed:
             kept = self._database.adapt({"id": row["id"], "enqueued_at": row["enqueued_at"]})
@@ -407,10 +385,6 @@ def _gate(job: tuple[Any, ...]) -> dict[str, Any]:
     return {"train": job[_TRAIN], "slot": job[_SLOT], "slot_policy": job[_POLICY], "slot_limit": job[_LIMIT]}
 
 
-def _blocked(row: Row) -> Row:
-    return {**row, "state": JobState.blocked}
-
-
 def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]:
     """Return the parameters of `settle` without these jobs."""
     without = {**given, "settlements": [one for one in given["settlements"] if one[0] not in late]}
@@ -422,4 +396,4 @@ def _without(given: Mapping[str, Any], late: Collection[UUID]) -> dict[str, Any]
 def _edges(edges: Sequence[tuple[UUID, UUID]]) -> str:
     """Return (child, order, parent) of each edge, as JSON."""
     ordered = [[child, order, parent] for order, (parent, child) in enumerate(edges)]
-    return msgspec.json.encode(ordered).decode()
+    return as_json(ordered)

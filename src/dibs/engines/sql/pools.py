@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dibs.engines.pools import AsyncPool, SyncPool
+from dibs.engines.pools import AsyncPool, Pool, SyncPool
 from dibs.engines.retries import TryAgain
 from dibs.engines.sql.engine import Copy, Query
 from dibs.engines.sql.migrations import MIGRATION_TIMEOUT
@@ -38,13 +38,25 @@ def _name(failure: TryAgain, step: Step) -> None:
     failure.about = locks_of(step.params) if failure.locked else ()
 
 
-class AsyncDatabasePool(AsyncPool):
-    """Connections of an async driver that execute steps, one at a time."""
+class DatabasePool(Pool):
+    """What the pools of both faces know of their database."""
 
     def __init__(self, engine: Any, url: str, size: int) -> None:
         super().__init__(size)
         self._engine = engine
         self._url = url
+
+    @abstractmethod
+    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
+        """Return the engine's answer, within a transaction where it needs one."""
+
+    @abstractmethod
+    def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
+        """Return a function that executes one statement, or named query, and returns its rows."""
+
+
+class AsyncDatabasePool(DatabasePool, AsyncPool):
+    """Connections of an async driver that execute steps, one at a time."""
 
     async def execute(self, step: Step) -> Rows:
         try:
@@ -68,22 +80,9 @@ class AsyncDatabasePool(AsyncPool):
         finally:
             await self._end(connection)
 
-    @abstractmethod
-    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        """Return the engine's answer, within a transaction where it needs one."""
 
-    @abstractmethod
-    def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
-        """Return a function that executes one statement, or named query, and returns its rows."""
-
-
-class SyncDatabasePool(SyncPool):
+class SyncDatabasePool(DatabasePool, SyncPool):
     """Connections of a sync driver that execute steps, one at a time each."""
-
-    def __init__(self, engine: Any, url: str, size: int) -> None:
-        super().__init__(size)
-        self._engine = engine
-        self._url = url
 
     def execute(self, step: Step) -> Rows:
         try:
@@ -107,14 +106,6 @@ class SyncDatabasePool(SyncPool):
         finally:
             self._end(connection)
 
-    @abstractmethod
-    def _script(self, step: Step, connection: Any) -> Conversation[Rows]:
-        """Return the engine's answer, within a transaction where it needs one."""
-
-    @abstractmethod
-    def _speaker(self, connection: Any, timeout: float | None = None) -> Any:
-        """Return a function that executes one statement, or named query, and returns its rows."""
-
 
 # -- What a question locks, named for the error that says that a lock was not free -------------------
 
@@ -124,13 +115,14 @@ _NAMED = {"train": "the train {!r}", "slot": "the slot {!r}", "unique_key": "the
 
 def locks_of(params: Mapping[str, Any]) -> list[str]:
     """Return trains, slots and unique keys that a question names; the jobs themselves if it names none."""
-    return list(dict.fromkeys((*_gates(params), *_keys(params)))) or [f"job {id}" for id in _ids(params)]
-
-
-def _gates(params: Mapping[str, Any]) -> Iterator[str]:
-    yield from _columns(params.get("jobs", ()), NEW_JOB_COLUMNS)
-    yield from _columns(params.get("settlements", ()), SETTLEMENT_COLUMNS)
-    yield from _columns(params.get("children", ()), NEW_JOB_COLUMNS)
+    named = [
+        *_columns(params.get("jobs", ()), NEW_JOB_COLUMNS),
+        *_columns(params.get("settlements", ()), SETTLEMENT_COLUMNS),
+        *_columns(params.get("children", ()), NEW_JOB_COLUMNS),
+        *(_NAMED["unique_key"].format(key) for key in (params.get("keys") or {}).values()),
+        *([_NAMED["train"].format(params["name"])] if "name" in params else []),  # of `release_train`
+    ]
+    return list(dict.fromkeys(named)) or [f"job {id}" for id in _ids(params)]
 
 
 def _columns(rows: Sequence[Any], columns: Sequence[str]) -> Iterator[str]:
@@ -140,12 +132,6 @@ def _columns(rows: Sequence[Any], columns: Sequence[str]) -> Iterator[str]:
             yield from (
                 words.format(named[name]) for name, words in _NAMED.items() if named.get(name) is not None
             )
-
-
-def _keys(params: Mapping[str, Any]) -> Iterator[str]:
-    yield from (_NAMED["unique_key"].format(key) for key in (params.get("keys") or {}).values())
-    if "name" in params:  # of `release_train`
-        yield _NAMED["train"].format(params["name"])
 
 
 def _ids(params: Mapping[str, Any]) -> list[Any]:

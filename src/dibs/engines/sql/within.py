@@ -5,19 +5,20 @@ installed for the others. Nothing here begins, commits or rolls back.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from dibs.engines.mysql.engine import MySQL
 from dibs.engines.mysql.pools import asyncmy_query, pymysql_query
 from dibs.engines.postgresql.engine import PostgreSQL
+from dibs.engines.postgresql.pools import asyncpg_query
 from dibs.engines.sql.blocks import placeholders
 from dibs.engines.sql.engine import Copy, Plan, Query
-from dibs.engines.sql.own_database import check_same_database, check_same_file
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
 from dibs.errors import UnsupportedConnection
@@ -26,15 +27,12 @@ from dibs.operations.scripts import Rows, Step, run, run_async
 Face = Literal["sync", "async"]
 Engine = PostgreSQL | SQLite | MySQL
 
-NO_SUCH_TABLE = 1146  # as MySQL counts
+NO_TABLES = {"42P01", 1146}
 AGAIN = {"40001", "40P01", 1213, 1205, 1020}  # serialization, deadlock, lock wait, record changed
 UNDONE = (
     "the database undid this in favour of another transaction, and dibs repeats nothing within= yours: "
     "roll it back, then run the whole of it again"
 )
-
-Execute = Callable[[Step], Rows]
-ExecuteAsync = Callable[[Step], Awaitable[Rows]]
 
 
 class NoTables(UnsupportedConnection):
@@ -54,56 +52,38 @@ class Adapter:
     has_begun: Callable[[Any], bool] = lambda _: False  # as far as one can tell before the first statement
 
 
-def bind_sync(within: object, engine: Engine, own: str | None) -> Execute:
-    """Return a function that executes steps on the caller's sync connection.
+def bind(within: object, engine: Engine, own: str | None, face: Face) -> Callable[[Step], Any]:
+    """Return a function that executes steps on the caller's connection, which on the async face may be sync.
 
     `own` is the app's own file, or the name of its database, where the connection may lead elsewhere.
     """
-    adapter = _adapter(within, engine, "sync")
-    query = adapter.query(within, engine)
-
-    def execute(step: Step) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            return run(_plan(engine, step, own), query)
-
-    return execute
-
-
-def bind_async(within: object, engine: Engine, own: str | None) -> ExecuteAsync:
-    """Return a function that executes steps on the caller's connection, sync or async."""
-    adapter = _adapter(within, engine, "async")
-    query = adapter.query(within, engine)
-
-    async def execute(step: Step) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            if adapter.is_async:
-                return await run_async(_plan(engine, step, own), query)
-            return run(_plan(engine, step, own), query)
-
-    return execute
+    return _bound_to(within, engine, face, lambda step: _plan(engine, step, own))
 
 
 def bind_queries(within: object, words: Any, face: Face) -> Callable[[Query], Any]:
     """Return a function that runs single queries, with the blocks of `words`, on the caller's connection."""
+    return _bound_to(within, words, face, _alone)
+
+
+def _bound_to(within: object, words: Any, face: Face, plan: Callable[[Any], Plan]) -> Callable[[Any], Any]:
     adapter = _adapter(within, words, face)
     query = adapter.query(within, words)
 
-    def ask(one: Query) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            rows: Rows = query(one)
-            return rows
+    def execute(asked: Any) -> Rows:
+        with _explained(adapter, within):
+            return run(plan(asked), query)
 
-    async def ask_async(one: Query) -> Rows:
-        _check_transaction(adapter, within)
-        with _explained(adapter):
-            answer = query(one)
-            rows: Rows = await answer if adapter.is_async else answer
-            return rows
+    async def execute_async(asked: Any) -> Rows:
+        if not adapter.is_async:
+            return execute(asked)
+        with _explained(adapter, within):
+            return await run_async(plan(asked), query)
 
-    return ask if face == "sync" else ask_async
+    return execute if face == "sync" else execute_async
+
+
+def _alone(query: Query) -> Plan:
+    return (yield query)
 
 
 def _plan(engine: Engine, step: Step, own: str | None) -> Plan:
@@ -113,6 +93,27 @@ def _plan(engine: Engine, step: Step, own: str | None) -> Plan:
     elif own is not None:
         check_same_database((yield Query("database", {})), own)
     return (yield from engine.answer(step, own=False))
+
+
+def check_same_file(files: Rows, path: str) -> None:
+    """Refuse a connection that is open on another file."""
+    for row in files:
+        other = row["file"]
+        if row["name"] == "main" and other and Path(path).exists() and not Path(other).samefile(path):
+            raise UnsupportedConnection(
+                f"this connection is open on {other} and the store is {path}: "
+                "what is written can only live and die with a transaction of its own store"
+            )
+
+
+def check_same_database(found: Rows, name: str) -> None:
+    """Refuse another database of the same server, which may have dibs' tables as well."""
+    other = found[0]["name"]
+    if other is not None and other.casefold() != name.casefold():
+        raise UnsupportedConnection(
+            f"this connection leads to the database {other!r} and the app's store is {name!r}: "
+            "what is written can only live and die with a transaction of its own store"
+        )
 
 
 def _adapter(within: object, engine: Engine, face: Face) -> Adapter:
@@ -163,25 +164,22 @@ def _fitting(engine: Engine, face: Face) -> list[Adapter]:
     ]
 
 
-def _check_transaction(adapter: Adapter, within: object) -> None:
+@contextmanager
+def _explained(adapter: Adapter, within: object) -> Iterator[None]:
+    """Refuse a connection without a transaction; explain a missing table. Other errors pass unchanged.
+
+    An undone transaction stays the driver's own error: code that repeats transactions expects that.
+    """
     if not adapter.in_transaction(within):
         raise UnsupportedConnection(
             f"no transaction is open on this {adapter.label}: begin one, or leave within= out"
         )
-
-
-@contextmanager
-def _explained(adapter: Adapter) -> Iterator[None]:
-    """Explain a missing table: the connection leads to another database. Other errors pass unchanged.
-
-    An undone transaction stays the driver's own error: code that repeats transactions expects that.
-    """
     try:
         yield
     except Exception as error:
-        if _is_undone(error):
+        if not AGAIN.isdisjoint(_codes(error)):
             error.add_note(UNDONE)
-        if _lacks_tables(error):
+        if "no such table" in str(error) or not NO_TABLES.isdisjoint(_codes(error)):
             raise NoTables(
                 f"there are no dibs tables where this {adapter.label} leads: is it another database, or "
                 "another schema, than the app's?"
@@ -189,40 +187,16 @@ def _explained(adapter: Adapter) -> Iterator[None]:
         raise
 
 
-def _lacks_tables(error: BaseException) -> bool:
-    return "no such table" in str(error) or not {"42P01", NO_SUCH_TABLE}.isdisjoint(_codes(error))
-
-
-def _is_undone(error: BaseException) -> bool:
-    return not AGAIN.isdisjoint(_codes(error))
-
-
 def _codes(error: BaseException) -> set[object]:
     """Return the SQLSTATE or number of an error, also of one that wraps it."""
-    causes = (error, error.__cause__, _origin(error))
+    causes = (error, error.__cause__, getattr(error, "orig", None))  # the last is what SQLAlchemy wraps
     first = (argument for cause in causes for argument in getattr(cause, "args", ())[:1])
     return {getattr(cause, "sqlstate", None) for cause in causes} | {
         one for one in first if isinstance(one, int)
     }
 
 
-def _origin(error: BaseException) -> Any:
-    """Return the error that SQLAlchemy wrapped."""
-    return getattr(error, "orig", None)
-
-
 # -- Drivers ------------------------------------------------------------------------------------
-
-
-def _asyncpg(connection: Any, engine: Engine) -> Any:
-    async def query(query: Query | Copy) -> Rows:
-        assert isinstance(query, Query)
-        params: Any = query.params
-        sql, order = placeholders(engine.dialect.blocks[query.name], "numeric")
-        rows: Rows = await connection.fetch(sql, *[params[name] for name in order])
-        return rows
-
-    return query
 
 
 def _psycopg(connection: Any, engine: Engine) -> Any:
@@ -340,10 +314,6 @@ def _sqlite_in_transaction(connection: sqlite3.Connection) -> bool:
     return connection.in_transaction or begins_itself
 
 
-def _mysql_in_transaction(connection: Any) -> bool:
-    return not connection.get_autocommit() or connection.get_transaction_status()
-
-
 def _pymysql_in_transaction(connection: Any) -> bool:
     in_transaction = bool(connection.server_status & 1)  # SERVER_STATUS_IN_TRANS
     return not connection.get_autocommit() or in_transaction
@@ -351,10 +321,6 @@ def _pymysql_in_transaction(connection: Any) -> bool:
 
 def _django_in_transaction(connection: Any) -> bool:
     return bool(connection.in_atomic_block or not connection.get_autocommit())
-
-
-def _connection_store(connection: Any) -> str:
-    return _dialect_of(connection.dialect)
 
 
 def _session_store(session: Any) -> str:
@@ -386,7 +352,10 @@ def _isolation_levels(session: Any) -> set[str | None]:
 
 _POSTGRESQL: Any = {"store": lambda _: "postgresql"}
 _MYSQL: Any = {"store": lambda _: "mysql"}
-_ALCHEMY: Any = {"store": _connection_store, "in_transaction": _connection_in_transaction}
+_ALCHEMY: Any = {
+    "store": lambda connection: _dialect_of(connection.dialect),
+    "in_transaction": _connection_in_transaction,
+}
 _ALCHEMY_SESSION: Any = {"store": _session_store, "in_transaction": _session_in_transaction}
 
 ADAPTERS: dict[str, Adapter] = {
@@ -402,7 +371,7 @@ ADAPTERS: dict[str, Adapter] = {
         in_transaction=_psycopg_in_transaction, is_async=True, **_POSTGRESQL,
     ),
     "asyncpg.connection.Connection": Adapter(
-        "asyncpg.Connection", ("async",), query=_asyncpg,
+        "asyncpg.Connection", ("async",), query=asyncpg_query,
         in_transaction=lambda connection: connection.is_in_transaction(), is_async=True, **_POSTGRESQL,
     ),
     "pymysql.connections.Connection": Adapter(
@@ -411,7 +380,8 @@ ADAPTERS: dict[str, Adapter] = {
     ),
     "asyncmy.connection.Connection": Adapter(
         "asyncmy Connection", ("async",), query=asyncmy_query,
-        in_transaction=_mysql_in_transaction, is_async=True, **_MYSQL,
+        in_transaction=lambda one: not one.get_autocommit() or one.get_transaction_status(),
+        is_async=True, **_MYSQL,
     ),
     "sqlalchemy.engine.base.Connection": Adapter(
         "SQLAlchemy Connection", ("sync",), query=_sqlalchemy, **_ALCHEMY

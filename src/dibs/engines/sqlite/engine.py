@@ -3,24 +3,23 @@
 Every answer that writes runs in one `begin immediate` transaction, so it is the only writer of the file.
 """
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
-from dibs.clock import from_micros, to_micros
 from dibs.engines.sql.blocks import Dialect, schema_version
-from dibs.engines.sql.engine import READS, Answer, Converters, Plan, Query, errors_with_death, swept_state
-from dibs.engines.sql.moves import MovingEngine, columns
+from dibs.engines.sql.engine import READS, Plan, Query, columns
 from dibs.engines.sql.pipelines import PipelineAnswers
-from dibs.engines.sqlite.facts import about_file, about_nothing_kept
+from dibs.engines.sql.values import SQLITE_READERS, as_json, as_sqlite, timed
 from dibs.engines.sqlite.gates import SqliteGates, slots_of
 from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
-from dibs.jobs.states import FINISHED, JobState
+from dibs.jobs.states import FINISHED, JobState, errors_with_death, swept_state
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
 from dibs.operations.scripts import Row, Rows, Step
 
@@ -34,24 +33,15 @@ SPELLINGS = {
     "now_minus": f"{NOW} - :$1",
     "minus": "$1 - :$2",
     "uuid": "text",
-    "text": "text",
     "texts": "text",
     "false": "0",
-    "if": ":$1",
     "id": ":$1",
-    "by_id": "",
-    "by_lease": "",
     "if_free": "",
     "true": "1",
-    "as_gate": "",
     "as_job": "",
     "in_ids": "in (select value from json_each(:$1))",
     "is_in": "$1 in (select value from json_each(:$2))",
-    "given": "$1 job",
     "is_given": "$1 in (select value from json_each(:ids))",
-    "join": "join",
-    "newest": "",
-    "bigint": "bigint",
     "in_numbers": "in (select value from json_each(:$1))",
     "in_texts": "in (select value from json_each(:$1))",
     "like": "$1 glob :$2",
@@ -62,18 +52,8 @@ SPELLINGS = {
     ),
 }
 
-_TIMES = (
-    *("run_at", "enqueued_at", "claimed_at", "finished_at", "lease_until", "now"),
-    *("next_due", "next_lease", "started_at", "seen_at", "last_tick", "since", "unique_until", "refused_at"),
-)
-_IDS = ("id", "holder", "store", "pipeline_id", "parent_id", "head", "held_by")
-_READERS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(_TIMES, from_micros),
-    **dict.fromkeys(_IDS, UUID),
-}
 
-
-class SQLite(SqliteGates, MovingEngine):
+class SQLite(SqliteGates):
     """One file, one writer at a time, many processes on one machine."""
 
     traits = Traits(
@@ -84,44 +64,11 @@ class SQLite(SqliteGates, MovingEngine):
         wakes=True,
     )
 
-    readers = _READERS
+    readers = SQLITE_READERS
 
     def __init__(self, prefix: str = "dibs") -> None:
         self.dialect = Dialect(name="sqlite", spellings=SPELLINGS, prefix=prefix)
-        own: dict[str, Answer] = {
-            "enqueue": self._enqueue,
-            "enqueue_tick": self._enqueue_tick,
-            "set_schedule": self._set_schedule,
-            "claim": self._claim,
-            "claim_job": self._claim_job,
-            "claim_within_limits": self._claim_within_limits,
-            "settle": self._settle,
-            "exchange": self._exchange,
-            "renew": self._renew,
-            "stage": self._stage,
-            "sweep": self._sweep,
-            "tick": self._tick,
-            "age": self._age,
-            "cancel": self._cancel,
-            "update": self._update,
-            "retry": self._retry,
-            "recover": self._recover,
-            "delete": self._delete,
-            "set_queue": self._set_queue,
-            "release_train": self._release_train,
-            "mend": self._mend,
-            **self._finders(),
-            **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            "refuse": self._refuse,
-            "counts": self._counts,
-            "ready_lines": self._ready_lines,
-            "examine": self._examine,
-            **self._move_answers(),
-            **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
-            **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
-            **self._blocks("delete_schedule"),
-            **self._blocks("upcoming", "now", "echo"),
-        }
+        own = self._own_answers()
         self.answers = own | PipelineAnswers(self, own).answers()
         self.answers_within = {**self.answers, "refuse": self._refuse_within}
 
@@ -129,7 +76,7 @@ class SQLite(SqliteGates, MovingEngine):
         return step.question not in READS
 
     def ids(self, ids: Iterable[UUID]) -> Any:
-        return _json(list(ids))
+        return as_json(list(ids))
 
     def superseded(self, query: Query, rows: Rows) -> Sequence[UUID]:
         return ()  # there is no other converter: all were found before
@@ -141,7 +88,7 @@ class SQLite(SqliteGates, MovingEngine):
         return re.sub(r"[\[?]", r"[\g<0>]", text)
 
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: _plain(value) for name, value in params.items()}
+        return {name: as_sqlite(value) for name, value in params.items()}
 
     # -- enqueue --------------------------------------------------------------------------------
 
@@ -158,7 +105,7 @@ class SQLite(SqliteGates, MovingEngine):
         answers: list[Row] = []
         plain: list[dict[str, Any]] = []
         for values in jobs:
-            job = _due(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"])
+            job = timed(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"])
             holder = known.get(job["id"]) or known.get(job["unique_key"])
             if holder is not None and holder != job["id"] and job["replaces"]:
                 gates += yield from self._replace(holder, job)
@@ -301,7 +248,7 @@ class SQLite(SqliteGates, MovingEngine):
         expired = yield Query("expired", {"limit": limit})
         gates: list[Key] = []
         for job in expired:
-            errors = errors_with_death(job)
+            errors = errors_with_death(job, job["now"])
             if (state := swept_state(job)) in FINISHED:
                 gates += yield from self._end(job["id"], state, job["cancel_reason"], errors)
             else:
@@ -400,20 +347,10 @@ class SQLite(SqliteGates, MovingEngine):
     def _examine(self) -> Plan:
         facts = yield Query("examine", {"needed": OLDEST, "schema": str(schema_version("sqlite"))})
         [file] = [row["file"] for row in (yield Query("files", {})) if row["name"] == "main"]
-        return [*facts, *(about_file(file) if file else about_nothing_kept())]
+        return [*facts, *(about_file(file) if file else [_fact("kept", "jobs", "nowhere")])]
 
 
 _UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
-
-
-def _due(job: dict[str, Any], now: datetime) -> dict[str, Any]:
-    delay, run_at = job.pop("delay"), job["run_at"]
-    due = run_at or (from_micros(to_micros(now) + delay) if delay else now)
-    state = JobState.ready if due <= now else JobState.scheduled
-    lasts = job.pop("unique_for")
-    until = None if lasts is None else from_micros(to_micros(now) + lasts)
-    times = {"run_at": due, "enqueued_at": now, "unique_until": until}
-    return {**job, **times, "state": state, "position": None}
 
 
 def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
@@ -428,23 +365,34 @@ def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
     return ids
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value for sqlite3: ids and states to text, times to microseconds, lists to JSON."""
-    converter = _CONVERTERS[type(value)]
-    return value if converter is None else converter(value)
+# -- What the system knows of the file: facts for the doctor -------------------------------------
+
+MOUNTS = Path("/proc/self/mounts")
 
 
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def about_file(file: str) -> Iterator[Row]:
+    """Yield the file's path, file system and size, the size of its log, and the free space."""
+    yield _fact("file", "path", file)
+    with suppress(OSError):
+        yield _fact("file", "bytes", Path(file).stat().st_size)
+        yield _fact("disk", "free bytes", shutil.disk_usage(Path(file).parent).free)
+    with suppress(OSError):
+        yield _fact("file", "log bytes", Path(f"{file}-wal").stat().st_size)
+    with suppress(OSError):
+        yield _fact("file", "file system", file_system(file, MOUNTS.read_text(encoding="utf-8")))
 
 
-_CONVERTERS = Converters(
-    {
-        UUID: str,
-        JobState: str,
-        datetime: to_micros,
-        list: _json,
-        tuple: _json,
-        dict: _json,
-    }
-)
+def file_system(file: str, mounts: str) -> str:
+    """Return the kind of a file's file system, from the system's table of mounts."""
+    path, best, kind = os.path.realpath(file), "", "unknown"
+    for line in mounts.splitlines():
+        _, place, sort, *_ = line.split(" ")
+        place = place.replace("\\040", " ")
+        inside = path == place or path.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best):
+            best, kind = place, sort
+    return kind
+
+
+def _fact(fact: str, about: str, value: object) -> Row:
+    return {"fact": fact, "about": about, "value": str(value)}

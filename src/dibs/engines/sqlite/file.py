@@ -6,7 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -17,9 +18,16 @@ from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.engines.sql.migrations import pending, schema_table
 from dibs.engines.sql.schema_check import SchemaProblem, check_sqlite
 from dibs.engines.sqlite.engine import OLDEST, SQLite
-from dibs.engines.sqlite.facts import locked_file
-from dibs.errors import SchemaOutdated, StoreRefused, StoreUnavailable, UnknownEngine, UnsupportedConnection
+from dibs.errors import (
+    SchemaOutdated,
+    StoreBusy,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownEngine,
+    UnsupportedConnection,
+)
 from dibs.operations.scripts import Rows, Step, run
+from dibs.text import spoken
 
 T = TypeVar("T")
 
@@ -60,7 +68,7 @@ class SqliteFile:
 
     def changes_by_others(self) -> int | None:
         """Return a number that changes when another connection commits; None while ours is busy."""
-        return self._if_idle(lambda connection: _only(connection.execute("pragma data_version")))
+        return self._if_idle(lambda connection: int(connection.execute("pragma data_version").fetchone()[0]))
 
     def asked_to_cancel(self) -> set[tuple[Any, int, str]] | None:
         """Return (id, token, worker) of running jobs that were cancelled; None while ours is busy."""
@@ -82,13 +90,11 @@ class SqliteFile:
         with self._lock, self._waiting() as connection:
             try:
                 return self._execute(connection, step)
-            except sqlite3.Error as error:
+            except BaseException as error:
                 if connection.in_transaction:
                     connection.execute("rollback")
-                raise self._sorted(error, step.question) from error
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("rollback")
+                if isinstance(error, sqlite3.Error):
+                    raise self._sorted(error, step.question) from error
                 raise
 
     @contextmanager
@@ -189,7 +195,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _errorname(error).startswith("SQLITE_BUSY"):  # another process is switching it to WAL
                 raise TryAgain(error, f"SQLite file {self.path}") from error
-            raise _unusable(_unopened(self.path), error) from error
+            raise _unusable(self.path, error, opened=False) from error
         return connection
 
     def _sorted(self, error: sqlite3.Error, question: str | None = None) -> BaseException:
@@ -245,11 +251,6 @@ def sqlite_query(connection: sqlite3.Connection, engine: SQLite) -> Any:
     return query
 
 
-def _only(cursor: sqlite3.Cursor) -> int:
-    [value] = cursor.fetchone()
-    return int(value)
-
-
 def _errorname(error: sqlite3.Error) -> str:
     return getattr(error, "sqlite_errorname", "") or ""
 
@@ -258,24 +259,50 @@ def unusable(path: str, error: BaseException | None) -> StoreUnavailable | None:
     """Return the error that says what is wrong with the file and what to do; None for other errors."""
     if not isinstance(error, sqlite3.Error) or not (name := _errorname(error)).startswith(tuple(WHAT_TO_DO)):
         return None
-    opened = not name.startswith("SQLITE_CANTOPEN")
-    return _unusable(f"SQLite file {path}" if opened else _unopened(path), error)
+    return _unusable(path, error, opened=not name.startswith("SQLITE_CANTOPEN"))
 
 
-def _unopened(path: str) -> str:
-    return f"SQLite can't open {path}"
-
-
-def _unusable(what: str, error: sqlite3.Error) -> StoreUnavailable:
-    kind = StoreRefused if _errorname(error).startswith(REFUSING) else StoreUnavailable
-    return kind(f"{what}: {error}; {_what_to_do(error)}")
-
-
-def _what_to_do(error: sqlite3.Error) -> str:
-    """Return the advice by the start of the error's name, such as SQLITE_READONLY_DBMOVED."""
+def _unusable(path: str, error: sqlite3.Error, *, opened: bool) -> StoreUnavailable:
+    """Return the error with the advice by the start of its name, such as SQLITE_READONLY_DBMOVED."""
     name = _errorname(error)
+    kind = StoreRefused if name.startswith(REFUSING) else StoreUnavailable
     fitting = (advice for known, advice in WHAT_TO_DO.items() if name.startswith(known))
-    return next(fitting, "check the URL, then try again")
+    what = f"SQLite file {path}" if opened else f"SQLite can't open {path}"
+    return kind(f"{what}: {error}; {next(fitting, 'check the URL, then try again')}")
+
+
+LOCKS = Path("/proc/locks")  # Linux; opening the file to ask for its locks would drop our own ones
+WRITER = (120, 120)  # the bytes of the `-shm` file that the writer of a WAL database locks
+
+
+def locked_file(path: str, question: str | None, waited: float) -> StoreBusy:
+    """Return the error for a file that another connection has written to for too long."""
+    what = f"`{question}`" if question else "dibs"
+    return StoreBusy(
+        f"SQLite file {path} is locked: {what} has waited {spoken(waited)} for a lock that "
+        f"{_holder(path)} holds, and has changed nothing; it is writing, or was stopped in the middle of a "
+        f"write (state T in `ps`): end it or let it go on, then try again"
+    )
+
+
+def _holder(path: str) -> str:
+    if (pid := writer_of(path)) is None:
+        return f"another process (`fuser -v {path}` lists the ones that have it open)"
+    if pid == os.getpid():
+        return f"another connection of this process, {pid},"
+    return f"process {pid}"
+
+
+def writer_of(path: str) -> int | None:
+    """Return the process that has the file locked for writing, where the system shows it."""
+    with suppress(OSError, ValueError):
+        inode = Path(f"{path}-shm").stat().st_ino
+        for line in LOCKS.read_text().splitlines():
+            words = line.split()  # 1: POSIX ADVISORY WRITE 4711 08:01:131 120 120
+            is_its = "WRITE" in words and words[-3].split(":")[-1] == str(inode)
+            if is_its and (int(words[-2]), int(words[-1])) == WRITER:
+                return int(words[-4])
+    return None
 
 
 _files: "WeakSet[SqliteFile]" = WeakSet()

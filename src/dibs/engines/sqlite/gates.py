@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dibs.engines.sql.engine import MendingEngine, Plan, Query
+from dibs.engines.sql.engine import Plan, Query, SqlEngine
 from dibs.jobs.gates import (
     OFFER,
     WAITING_READ,
@@ -24,7 +24,7 @@ from dibs.jobs.states import JobState
 from dibs.operations.scripts import Row
 
 
-class SqliteGates(MendingEngine):
+class SqliteGates(SqlEngine):
     """What a question does at gates. Each plan ends with `_open_gates`, which lets the next jobs through."""
 
     # -- the questions --------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from dibs.engines.hints import Listeners
 from dibs.engines.retries import Tries, again
 from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.schema_check import SchemaProblem
-from dibs.engines.sql.within import bind_async, bind_sync, has_begun
+from dibs.engines.sql.within import bind, has_begun
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import SqliteFile
-from dibs.engines.store import Operation
+from dibs.engines.store import Operation, Tables
 from dibs.errors import BadRequest, UnsupportedConnection
+from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 from dibs.settings import Settings
@@ -24,7 +25,7 @@ T = TypeVar("T")
 POLL = 0.02  # seconds between two polls for commits of other connections
 
 
-class SqliteStore:
+class SqliteStore(Tables):
     """A SQLite file. The async face runs whole operations on the file's own thread."""
 
     traits = SQLite.traits
@@ -41,8 +42,8 @@ class SqliteStore:
     def run(self, operation: Operation[T], within: Any = None) -> T:
         if within is not None:
             self._open_beside(within)
-            return run(operation(Tries()), bind_sync(within, self._engine, self._path))
-        self.open()
+            return run(operation(Tries()), bind(within, self._engine, self._path, "sync"))
+        self._open()
         return again(lambda tries: run(operation(tries), self._execute))
 
     def _execute(self, step: Step) -> Rows:
@@ -54,16 +55,16 @@ class SqliteStore:
         if within is not None:
             if not self._migrated:  # else the thread may be waiting for this transaction
                 await self._on_thread(lambda: self._open_beside(within))
-            return await run_async(operation(Tries()), bind_async(within, self._engine, self._path))
+            return await run_async(operation(Tries()), bind(within, self._engine, self._path, "async"))
         return await self._on_thread(lambda: self.run(operation))
 
-    def open(self) -> None:
+    def _opening(self) -> Calls[None]:
+        yield self._on_file(self._open)
+
+    def _open(self) -> None:
         if not self._migrated:
             again(lambda _: self._file.migrate())
             self._migrated = True
-
-    async def open_async(self) -> None:
-        await self._on_thread(self.open)
 
     def close(self) -> None:
         self._file.close()
@@ -73,24 +74,18 @@ class SqliteStore:
 
     async def leave_loop(self) -> None: ...
 
-    def migrate(self) -> list[int]:
+    def _migrating(self) -> Calls[list[int]]:
         self._migrated = True
-        return again(lambda _: self._file.migrate())
+        return (yield from make(self._on_file(lambda: again(lambda _: self._file.migrate()))))
 
-    async def migrate_async(self) -> list[int]:
-        return await self._on_thread(self.migrate)
+    def _reading_version(self) -> Calls[int]:
+        return (yield from make(self._on_file(lambda: again(lambda _: self._file.schema_version()))))
 
-    def schema_version(self) -> int:
-        return again(lambda _: self._file.schema_version())
+    def _checking(self) -> Calls[list[SchemaProblem]]:
+        return (yield from make(self._on_file(lambda: again(lambda _: self._file.check_schema()))))
 
-    async def schema_version_async(self) -> int:
-        return await self._on_thread(self.schema_version)
-
-    def check_schema(self) -> list[SchemaProblem]:
-        return again(lambda _: self._file.check_schema())
-
-    async def check_schema_async(self) -> list[SchemaProblem]:
-        return await self._on_thread(self.check_schema)
+    def _on_file(self, work: Callable[[], T]) -> Call[T]:
+        return Call(work, lambda: self._on_thread(work))
 
     def _open_beside(self, within: Any) -> None:
         """Create the tables before the caller's transaction, which it would wait for."""
@@ -104,7 +99,7 @@ class SqliteStore:
                 "this app's tables are not made yet, and your open transaction keeps dibs from making them; "
                 "call app.open() (or app.sync.open()) once before you begin"
             )
-        self.open()
+        self._open()
 
     async def listen(self, hear: Callable[[str], None]) -> None:
         """Poll `data_version`, which shows commits of other connections and costs a few microseconds."""

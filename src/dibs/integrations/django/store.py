@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from dibs.app.dibs import Dibs
-from dibs.engines.connect import connect
+from dibs.engines.store import connect
 from dibs.integrations.django.apps import in_transaction
 from dibs.integrations.django.database_url import url_of
 from dibs.jobs.ids import parse_id

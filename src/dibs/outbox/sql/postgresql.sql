@@ -19,63 +19,9 @@ select stored.position, pg_notify('{channel}', cast(:broker as text)) as hint
 from stored
 
 -- name: claim
--- Read the oldest open messages, a few batches of them, row by row: only one index can serve this form. For a
--- plain `order by … limit` the planner may sort all open messages, or read past all published ones.
-with recursive walk as (
-    select cast(0 as bigint) as position, cast(:broker as text) as broker, cast(null as text) as message_key,
-        false as free, 0 as number
-    union all
-    select next.*, walk.number + 1
-    from walk
-    cross join lateral (
-        select message.position, cast(message.broker as text), cast(message.message_key as text), {free:message}
-        from {outbox} as message
-        where message.open_broker is not null
-          and (message.open_broker, message.position) > (cast(:broker as text), walk.position)
-        order by message.open_broker, message.position
-        limit 1
-    ) as next
-    where walk.number < cast(:window as bigint)
-      and walk.broker = cast(:broker as text)
-),
--- Of these, keep the oldest message of each key if it is free.
-old as materialized (
-    select walk.position
-    from walk
-    where walk.free
-      and walk.broker = cast(:broker as text)
-      and (
-          walk.message_key is null
-          or walk.position = (
-              select oldest.position
-              from {outbox} as oldest
-              where oldest.open_broker is not null
-                and (oldest.open_broker, oldest.message_key, oldest.position) > (walk.broker, walk.message_key, 0)
-              order by oldest.open_broker, oldest.message_key, oldest.position
-              limit 1
-          )
-      )
-),
-{>keys_and_free},
-candidates as materialized (
-    select old.position
-    from old
-    union
-    select (
-        select oldest.position
-        from {outbox} as oldest
-        where oldest.open_broker is not null
-          and (oldest.open_broker, oldest.message_key, oldest.position)
-            > (cast(:broker as text), keys.message_key, 0)
-        order by oldest.open_broker, oldest.message_key, oldest.position
-        limit 1
-    )
-    from keys
-    where keys.message_key is not null
-    union
-    select without_key.position
-    from without_key
-),
+-- A relay claims from the heads: of each key, and of the messages without one, the oldest that is free.
+with recursive
+{>candidates},
 -- Lock the heads: the relay that locks the head of a key holds the key, and the others skip it.
 heads as materialized (
     select head.position, head.broker, head.message_key
@@ -130,3 +76,62 @@ select wanted.position as wanted, wanted.broker as wanted_broker, wanted.message
 from wanted
 left join claimed on claimed.position = wanted.position
 order by wanted.position
+
+-- fragment: candidates
+-- Read the oldest open messages, a few batches of them, row by row: only one index can serve this form. For a
+-- plain `order by … limit` the planner may sort all open messages, or read past all published ones.
+walk as (
+    select cast(0 as bigint) as position, cast(:broker as text) as broker, cast(null as text) as message_key,
+        false as free, 0 as number
+    union all
+    select next.*, walk.number + 1
+    from walk
+    cross join lateral (
+        select message.position, cast(message.broker as text), cast(message.message_key as text), {free:message}
+        from {outbox} as message
+        where message.open_broker is not null
+          and (message.open_broker, message.position) > (cast(:broker as text), walk.position)
+        order by message.open_broker, message.position
+        limit 1
+    ) as next
+    where walk.number < cast(:window as bigint)
+      and walk.broker = cast(:broker as text)
+),
+-- Of these, keep the oldest message of each key if it is free.
+old as materialized (
+    select walk.position
+    from walk
+    where walk.free
+      and walk.broker = cast(:broker as text)
+      and (
+          walk.message_key is null
+          or walk.position = (
+              select oldest.position
+              from {outbox} as oldest
+              where oldest.open_broker is not null
+                and (oldest.open_broker, oldest.message_key, oldest.position) > (walk.broker, walk.message_key, 0)
+              order by oldest.open_broker, oldest.message_key, oldest.position
+              limit 1
+          )
+      )
+),
+{>keys_and_free},
+candidates as materialized (
+    select old.position
+    from old
+    union
+    select (
+        select oldest.position
+        from {outbox} as oldest
+        where oldest.open_broker is not null
+          and (oldest.open_broker, oldest.message_key, oldest.position)
+            > (cast(:broker as text), keys.message_key, 0)
+        order by oldest.open_broker, oldest.message_key, oldest.position
+        limit 1
+    )
+    from keys
+    where keys.message_key is not null
+    union
+    select without_key.position
+    from without_key
+)
