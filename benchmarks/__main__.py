@@ -8,12 +8,25 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import against, by_hand, on_backlog, on_redis, on_snapshots, on_sqlite, on_tables, on_trains
+from benchmarks import (
+    against,
+    by_hand,
+    on_backlog,
+    on_page,
+    on_redis,
+    on_snapshots,
+    on_sqlite,
+    on_tables,
+    on_trains,
+)
 from benchmarks.measure import Result, table
 from benchmarks.on_mariadb import on_mariadb
 from tests.support.servers import MariaDB, PostgreSQL, Redis
 
-CHOICES = ("all", "by-hand", "worker", "redis", "sqlite", "tables", "trains", "snapshots", "backlog")
+CHOICES = (
+    *("all", "by-hand", "worker", "redis", "sqlite", "tables", "trains", "snapshots", "backlog"),
+    *("page", "counts"),
+)
 
 
 def main() -> None:
@@ -34,6 +47,11 @@ def main() -> None:
         _report("snapshots", _on_snapshots(arguments), arguments.save)
     if arguments.what in ("all", "backlog"):
         _report("backlog", on_backlog.before_a_heap(arguments.jobs or on_backlog.LARGE), arguments.save)
+    if arguments.what in ("all", "page"):
+        _report("page", on_page.on_large_stores(arguments.jobs or on_page.FINISHED), arguments.save)
+    if arguments.what in ("all", "counts"):
+        counted = on_page.beside_no_counts(arguments.rounds, arguments.jobs or on_page.WAITING)
+        _report("counts", counted, arguments.save)
 
 
 def _worker(arguments: argparse.Namespace) -> str:

@@ -14,7 +14,7 @@ from benchmarks.bare import KIND, QUEUE, Bare, rate
 from benchmarks.measure import Measured, Result, side_by_side
 from dibs import Dibs, NewJob
 from dibs.engines.postgresql.engine import PostgreSQL
-from dibs.engines.postgresql.pools import _asyncpg_query
+from dibs.engines.postgresql.pools import asyncpg_query
 from dibs.engines.postgresql.session import SESSION
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import sqlite_query
@@ -100,7 +100,7 @@ async def on_postgresql(url: str, rounds: int, seconds: float) -> list[Result]:
 
 def bare_postgresql(connection: Any) -> Bare:
     engine = PostgreSQL()
-    return Bare(engine, _asyncpg_query(connection, engine), connection.execute)
+    return Bare(engine, asyncpg_query(connection, engine), connection.execute)
 
 
 async def copied(connection: Any) -> float:

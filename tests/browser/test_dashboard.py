@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -169,6 +170,49 @@ def test_the_job_of_a_killed_worker_is_seen_to_come_back(tab: PageTab, store: Sy
         tab.until(lambda: "it succeeded" in tab.find("[data-why]").text)
 
     assert "worker died" in tab.text
+
+
+@contextmanager
+def claim_by_hand(store: SyncDibs) -> Iterator[subprocess.Popen[str]]:
+    """A process that has claimed the job and settles it at once: as soon as it goes on after this."""
+    code = (
+        "import sys; from dibs import Dibs\n"
+        "[claim] = Dibs(sys.argv[1]).sync.claim(worker='frozen', lease=1)\n"
+        "print('claimed', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "claim.succeed('late')\n"
+    )
+    words = [sys.executable, "-c", code, store._core.settings.url]
+    with subprocess.Popen(
+        words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "claimed\n"
+        process.send_signal(signal.SIGSTOP)
+        print(file=process.stdin, flush=True)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+
+@TWO
+def test_what_a_frozen_worker_writes_too_late_is_seen_where_it_was_refused(
+    tab: PageTab, store: SyncDibs
+) -> None:
+    [job] = store.enqueue(NewJob("build"))
+    tab.open(f"jobs/{job.id}")
+    with claim_by_hand(store) as frozen, worker(store, 0):
+        tab.until(lambda: "it succeeded" in tab.find("[data-why]").text)
+
+        frozen.send_signal(signal.SIGCONT)
+
+        tab.until(lambda: tab.all('[data-mark="refused"]'))
+    lanes = tab.find("svg.lanes").get_attribute("aria-label") or ""
+    assert re.search(r"frozen: attempt 1, lost.* a success with token \d+ was refused.* succeeded", lanes)
+    assert "A late write changes nothing" in tab.text
+    assert store.get(job.id).result is None  # type: ignore[union-attr]
 
 
 @TWO

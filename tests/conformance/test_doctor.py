@@ -129,6 +129,24 @@ def test_a_backlog_counts_what_is_ready_and_since_when(app: Face, make: Make) ->
     assert abs(rows[0]["since"] - first.run_at) < timedelta(milliseconds=2)
 
 
+def test_traffic_counts_new_and_failed_jobs_of_each_queue(app: Face, make: Make) -> None:
+    old = make.succeeded(queue="mail")
+    make.ready(queue="mail")
+    make.running(queue="mail")
+    make.failed(queue="mail")
+    make.failed(queue="slow")
+
+    rows = app.ask(lambda: _ask("traffic", since=old.id, limit=100))
+
+    found = {(row["queue"], row["what"]): row["jobs"] for row in rows}
+    assert found == {
+        ("mail", "enqueued"): 3,
+        ("mail", "failed"): 1,
+        ("slow", "enqueued"): 1,
+        ("slow", "failed"): 1,
+    }
+
+
 def test_facts_are_text_and_there_is_one_of_each(app: Face) -> None:
     rows = app.ask(lambda: _ask("examine"))
 

@@ -33,7 +33,7 @@ ALL_SCRIPTS = QUESTIONS | GATE_QUESTIONS | {"go_on"}
 NO_SCRIPTS = {"claim_within_limits", "forget_minutes", "forget_refusals"}
 READS = {
     *("get", "find", "find_oldest", "search", "count", "counts", "queues", "settled", "explain", "now"),
-    *("workers", "upcoming", "minutes", "refusals"),
+    *("workers", "upcoming", "minutes", "refusals", "traffic"),
     *("ready_lines", "backlog", "examine", "glance", "glance_at_queue", "departed", "gates", "current"),
     *("schedules", "parents", "pipelines", "newest_pipelines", "pipeline_counts"),
 }

@@ -39,6 +39,7 @@ ON_CLUSTER = {
     "age": "test_a_due_job_is_claimed_though_nobody_swept",
     "arrive": "test_a_later_claim_has_a_greater_token_also_in_another_store",
     "backlog": "test_a_backlog_counts_what_is_ready_and_since_when",
+    "traffic": "test_traffic_counts_new_and_failed_jobs_of_each_queue",
     "cancel": "test_a_cancelled_job_frees_its_unique_key",
     "claim": "test_fewer_are_claimed_when_there_are_no_more",
     "claim_job": "test_the_wanted_job_is_claimed_whatever_waits_before_it",

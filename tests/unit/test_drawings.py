@@ -6,18 +6,20 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from dibs import Dibs, NewJob
 from dibs.dashboard.charts import HEIGHT, activity
 from dibs.dashboard.drawings import CHART_WIDTH, graph, lanes
 from dibs.dashboard.rendering import as_json, relative, shown
-from dibs.dashboard.waiting import Backlogs, reasons
+from dibs.dashboard.waiting import Backlogs, rates, reasons
 from dibs.jobs.ids import new_id
 from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import JobState
 from dibs.operations.minutes import BUCKETS, Histogram, MinuteStats
 from dibs.operations.queries import Queue
+from dibs.operations.settle import Refusal
 from dibs.operations.upkeep import WorkerInfo
 
 BEGIN = datetime(2026, 11, 18, 12, tzinfo=UTC)
@@ -42,7 +44,7 @@ def died(token: int, seconds: float, worker: str) -> JobError:
 def test_each_worker_has_a_lane_with_its_tokens() -> None:
     again = job(worker="b", token=9, claimed_at=at(10), attempts=2, errors=[died(4, 10, "a")])
 
-    drawn = lanes(again, at(20))
+    drawn = lanes(again, [], at(20))
 
     assert drawn is not None
     assert [(lane.worker, [(bar.sort, bar.token) for bar in lane.bars]) for lane in drawn.lanes] == [
@@ -53,8 +55,41 @@ def test_each_worker_has_a_lane_with_its_tokens() -> None:
     assert bar.x == pytest.approx(CHART_WIDTH / 2, abs=5)
 
 
+def test_a_late_write_is_drawn_on_the_lane_of_the_worker_that_tried_it() -> None:
+    late = Refusal(at=at(40), worker="a", token=4, tried="succeeded")
+    done = job(
+        state=JobState.succeeded,
+        worker="b",
+        token=9,
+        claimed_at=at(10),
+        finished_at=at(20),
+        attempts=2,
+        errors=[died(4, 10, "a")],
+    )
+
+    drawn = lanes(done, [late], at(60))
+
+    assert drawn is not None
+    zombie, holder = drawn.lanes
+    assert (zombie.worker, holder.worker, holder.marks) == ("a", "b", ())
+    [mark] = zombie.marks
+    assert (mark.sort, mark.says) == ("refused", "a success with token 4 was refused")
+    assert mark.x > holder.bars[0].x + holder.bars[0].width
+
+
+def test_an_attempt_that_began_at_an_unknown_time_is_drawn_as_long_as_it_may_have_been() -> None:
+    again = job(worker="c", token=9, claimed_at=at(30), errors=[died(4, 10, "a"), died(6, 30, "b")])
+
+    drawn = lanes(again, [], at(40))
+
+    assert drawn is not None
+    bars = [lane.bars[0] for lane in drawn.lanes]
+    assert [bar.vague for bar in bars] == [True, True, False]
+    assert bars[1].x == pytest.approx(bars[0].x + bars[0].width, abs=1)
+
+
 def test_a_job_that_was_never_claimed_has_no_lanes() -> None:
-    assert lanes(job(state=JobState.ready, attempts=0), at(1)) is None
+    assert lanes(job(state=JobState.ready, attempts=0), [], at(1)) is None
 
 
 def test_jobs_stand_to_the_right_of_what_they_wait_for() -> None:
@@ -94,6 +129,15 @@ def test_charts_fill_their_height_and_leave_gaps_where_nothing_was_measured() ->
 
 def test_without_an_ended_attempt_there_is_no_chart() -> None:
     assert activity([minute(0, 0, 0, 0)]) is None
+
+
+def test_a_rate_is_of_the_minutes_since_the_first_one_that_was_counted() -> None:
+    mail = [msgspec.structs.replace(minute(number, 30, 10, 3), queue="mail") for number in (2, 3)]
+    slow = [msgspec.structs.replace(minute(3, 2, 0, 3), queue="slow")]
+
+    assert rates([*mail, *slow], at(4 * 60 + 20)) == {"mail": 40.0, "slow": 1.0}
+    assert rates(slow, at(5 * 60)) == {"slow": 1.0}
+    assert rates([], at(0)) == {}
 
 
 def backlogs(**about: Any) -> Backlogs:

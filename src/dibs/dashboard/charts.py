@@ -70,14 +70,13 @@ def _bar(number: int, one: MinuteStats, step: float, scale: float) -> ChartBar:
 
 
 def _path(values: Sequence[float | None], step: float, longest: float) -> str:
-    """Return a line with a gap where nothing was measured."""
+    """Return a line as wide as each stretch, with a gap where nothing was measured."""
     path, pen_down = [], False
     for number, value in enumerate(values):
         if value is None:
             pen_down = False
             continue
         y = HEIGHT - 2 - (value / longest if longest else 0) * (HEIGHT - 4)
-        x = (number + 0.5) * step
-        path.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}" + ("" if pen_down else "h0.1"))
+        path.append(f"{'L' if pen_down else 'M'}{number * step:.1f} {y:.1f}h{step:.1f}")
         pen_down = True
     return "".join(path)

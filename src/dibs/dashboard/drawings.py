@@ -8,12 +8,23 @@ from uuid import UUID
 from dibs.jobs.job import Job, JobError
 from dibs.jobs.pipelines import Pipeline
 from dibs.jobs.states import JobState
+from dibs.operations.settle import Refusal
 
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y = 168, 40, 56, 14
 MOST_BOXES = 400
 CHART_WIDTH = 1000
 LANE_HEIGHT = 38
 BAR_HEIGHT = 18
+TRIED = {
+    "succeeded": "a success",
+    "failed": "a failure",
+    "retried": "a failure, to be tried again,",
+    "snoozed": "a snooze",
+    "released": "a release",
+    "cancelled": "a cancellation",
+    "renew": "a heartbeat",
+    "progress": "a report of progress",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,8 @@ class LaneBar:
     width: float
     token: int | None
     says: str
+    vague: bool = False
+    """It is not known when it began: the bar is as long as it may have been at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +200,23 @@ class _Scale:
         return round(min(max(part, 0.0), 1.0) * (CHART_WIDTH - 4), 1)
 
 
-def lanes(job: Job, now: datetime) -> AttemptLanes | None:
+def lanes(job: Job, refused: Sequence[Refusal], now: datetime) -> AttemptLanes | None:
     """Return a lane for each worker that had the job; None for a job that was never claimed.
 
     The store keeps when an attempt ended, and of the last one also when it began.
     """
-    if job.claimed_at is None and not job.errors:
+    if job.claimed_at is None and not job.errors and not refused:
         return None
     end = job.finished_at or now
     known = [job.enqueued_at, end, *(error.at for error in job.errors), *filter(None, [job.claimed_at])]
-    scale = _Scale(known)
+    scale = _Scale([*known, *(one.at for one in refused)])
     bars: dict[str, list[LaneBar]] = {}
     marks: dict[str, list[LaneMark]] = {}
+    earliest = job.enqueued_at
     for error in job.errors:
         begun = job.claimed_at if error.token == job.token else None
-        bars.setdefault(error.worker or "?", []).append(_failed(error, begun, scale))
+        bars.setdefault(error.worker or "?", []).append(_failed(error, begun, earliest, scale))
+        earliest = error.at
     if (
         job.claimed_at is not None
         and job.worker is not None
@@ -215,6 +230,9 @@ def lanes(job: Job, now: datetime) -> AttemptLanes | None:
             marks.setdefault(job.worker, []).append(
                 LaneMark("lease", scale.x(job.lease_until), "its lease ran out")
             )
+    for late in refused:
+        mark = LaneMark("refused", scale.x(late.at), says_refused(late))
+        marks.setdefault(late.worker or "?", []).append(mark)
     drawn = [
         WorkerLane(name, number * LANE_HEIGHT, bars.get(name, ()), marks.get(name, ()))
         for number, name in enumerate(dict.fromkeys([*bars, *marks]))
@@ -222,8 +240,16 @@ def lanes(job: Job, now: datetime) -> AttemptLanes | None:
     return AttemptLanes(drawn, scale.begins, scale.ends, len(drawn) * LANE_HEIGHT)
 
 
-def _failed(error: JobError, begun: datetime | None, scale: _Scale) -> LaneBar:
+def says_refused(late: Refusal) -> str:
+    """Return what a claim tried too late, and that it changed nothing."""
+    return f"{TRIED.get(late.tried, late.tried)} with token {late.token} was refused"
+
+
+def _failed(error: JobError, begun: datetime | None, earliest: datetime, scale: _Scale) -> LaneBar:
     end = scale.x(error.at)
-    x = max(end - 6.0, 0.0) if begun is None else scale.x(begun)
+    x = scale.x(earliest if begun is None else begun)
     sort = "lost" if error.message == "worker died" else "failed"
-    return LaneBar(sort, x, max(end - x, 3.0), error.token, f"attempt {error.attempt}, {sort}")
+    says = f"attempt {error.attempt}, {sort}"
+    if begun is None:
+        says += f"; it began after {earliest:%H:%M:%S} UTC"
+    return LaneBar(sort, x, max(end - x, 3.0), error.token, says, begun is None)

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from dibs.app.dibs import Dibs
+from dibs.dashboard.twins import twins_of_outbox
 from dibs.errors import Refused, SchemaOutdated, UnknownEngine
 from dibs.outbox import Outbox
 
@@ -44,7 +45,8 @@ async def outbox_page(view: "View") -> dict[str, Any]:
         except SchemaOutdated:
             return {"standings": None}
     icon = "warn" if abandoned else "ok"
-    return {"standings": standings, "abandoned": abandoned, "failing": failed, "icon": icon}
+    shown = {"standings": standings, "abandoned": abandoned, "failing": failed}
+    return {**shown, "icon": icon, "twins": twins_of_outbox()}
 
 
 async def redrive(app: Dibs, given: Outbox | None, message: str, broker: str | None) -> str:

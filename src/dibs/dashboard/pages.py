@@ -1,6 +1,7 @@
 """What each page shows: one function per page that reads it, with the budget of questions it costs."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,19 +20,24 @@ from dibs.dashboard.outboxes import outbox_page
 from dibs.dashboard.proof import Proof
 from dibs.dashboard.rendering import assets_version
 from dibs.dashboard.sessions import Visitor
-from dibs.dashboard.twins import list_twin, twins_of
-from dibs.dashboard.waiting import reasons_of
+from dibs.dashboard.twins import (
+    twins_of,
+    twins_of_pipeline,
+    twins_of_queues,
+    twins_of_schedules,
+    twins_of_search,
+    twins_of_trains,
+)
+from dibs.dashboard.waiting import flows_of, reasons_of
 from dibs.errors import NotFound
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job
 from dibs.jobs.pipelines import Pipeline
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.operations.minutes import MinuteStats
 from dibs.operations.search import MOST_COUNTED
 from dibs.outbox import Outbox
 
 PER_PAGE = 50
-RATE_OVER = 600  # seconds: counts come once a minute
 MOST_GROUPS = 100
 MOST_RUNNING = 200  # jobs that the page of workers shows
 NAV = ("jobs", "queues", "trains", "slots", "pipelines", "schedules", "workers", "outbox", "health")
@@ -134,7 +140,6 @@ async def overview(view: View) -> dict[str, Any]:
             counts[state] = counts.get(state, 0) + number
     span = view.params.get("span", "hour")
     stats = await app.stats(since=SPANS.get(span, SPANS["hour"]))
-    lately = await app.stats(since=RATE_OVER, by="queue")
     findings = worth_saying(await view.checkup.recent() or [])
     failed_in_all = await app.count(state="failed", cap=MOST_COUNTED)
     return {
@@ -147,20 +152,12 @@ async def overview(view: View) -> dict[str, Any]:
         "charts": activity(stats),
         "spans": list(SPANS),
         "span": span if span in SPANS else "hour",
-        "rates": rates(lately),
+        "flows": await flows_of(app),
         "findings": findings,
         "icon": "warn"
         if any(one.stuck for one in reasons) and icon_of(findings) == "ok"
         else icon_of(findings),
     }
-
-
-def rates(stats: Sequence[MinuteStats]) -> dict[str | None, float]:
-    """Return how many attempts of each queue ended per minute lately."""
-    ended: dict[str | None, float] = {}
-    for one in stats:
-        ended[one.queue] = ended.get(one.queue, 0.0) + (one.done + one.failed) * 60 / RATE_OVER
-    return ended
 
 
 # -- jobs ---------------------------------------------------------------------------------------
@@ -181,7 +178,8 @@ async def jobs(view: View) -> dict[str, Any]:
         "searched": None if found.complete else found.searched,
         "count": count,
         "states": [(state.value, with_state(q, state), f"state:{state}" in q.split()) for state in JobState],
-        "twin": list_twin(q),
+        "words": without_each(q),
+        "twins": twins_of_search(q),
     }
 
 
@@ -190,12 +188,23 @@ def with_state(q: str, state: str) -> str:
     return " ".join([f"state:{state}", *(word for word in q.split() if not word.startswith("state:"))])
 
 
+def without_each(q: str) -> list[tuple[str, str]]:
+    """Return each word of a search but its states, and the search without it."""
+    words = re.findall(r'(?:[^\s"]|"(?:\\.|[^"\\])*"?)+', q)
+    return [
+        (word, " ".join(words[:number] + words[number + 1 :]))
+        for number, word in enumerate(words)
+        if not word.startswith("state:")
+    ]
+
+
 async def job(view: View) -> dict[str, Any]:
     app, visitor = view.app, view.visitor
     found = await app.get(view.named_id())
     if found is None or not visitor.scope.allows(found):
         raise NotFound(view.named_id())
     why = await app.why(found.id)
+    refused = await app.refusals(found.id)
     return {
         "job": found,
         "why": await why_shown(app, why, visitor.scope, visitor.fields),
@@ -203,9 +212,10 @@ async def job(view: View) -> dict[str, Any]:
         "can_recover": can_recover(app, found),
         "retries": found.state in CAN_RETRY,
         "waits": found.state in WAITING,
-        "lanes": drawings.lanes(found, now()),
+        "lanes": drawings.lanes(found, refused, now()),
+        "refused": [(one, drawings.says_refused(one)) for one in refused],
         "children": await children_of(view, found),
-        "twins": twins_of(found),
+        "twins": twins_of(found, with_args="args" in visitor.fields),
         "icon": {"failed": "bad", "running": "busy"}.get(found.state, "ok"),
     }
 
@@ -234,7 +244,11 @@ async def children_of(view: View, job: Job) -> list[Job]:
 
 async def queues(view: View) -> dict[str, Any]:
     only = view.visitor.scope.filter.get("queue")
-    return {"queues": [one for one in await view.app.queues() if only in (None, one.name)]}
+    return {
+        "queues": [one for one in await view.app.queues() if only in (None, one.name)],
+        "flows": await flows_of(view.app),
+        "twins": twins_of_queues(),
+    }
 
 
 async def trains(view: View) -> dict[str, Any]:
@@ -243,12 +257,18 @@ async def trains(view: View) -> dict[str, Any]:
     names = {one.name for one in held}
     others = [one for one in found if one.name not in names]
     more = found[-1].name if len(found) == MOST_GROUPS else None
-    return {"held": held, "trains": others, "next": more, "icon": "warn" if held else "ok"}
+    return {
+        "held": held,
+        "trains": others,
+        "next": more,
+        "icon": "warn" if held else "ok",
+        "twins": twins_of_trains(),
+    }
 
 
 async def schedules(view: View) -> dict[str, Any]:
     found = await view.app.schedules.list()
-    return {"schedules": [(one, in_words(one.rule)) for one in found]}
+    return {"schedules": [(one, in_words(one.rule)) for one in found], "twins": twins_of_schedules()}
 
 
 def in_words(rule: str | None) -> str | None:
@@ -288,6 +308,7 @@ async def pipeline(view: View) -> dict[str, Any]:
     found = await pipeline_within(view)
     return {
         "pipeline": found,
+        "twins": twins_of_pipeline(found.id),
         "graph": drawings.graph(found),
         "bars": drawings.bars(found, now()),
         "can_cancel": not found.is_finished,
@@ -316,10 +337,10 @@ async def pipelines(view: View) -> dict[str, Any]:
 
 
 PAGES: dict[str, DashboardPage] = {
-    "": DashboardPage("overview", overview, questions=12),
+    "": DashboardPage("overview", overview, questions=14),
     "jobs": DashboardPage("jobs", jobs, questions=5),
-    "jobs/": DashboardPage("job", job, questions=3),
-    "queues": DashboardPage("queues", queues, questions=1, whole_store=True, shows_queue=True),
+    "jobs/": DashboardPage("job", job, questions=4),
+    "queues": DashboardPage("queues", queues, questions=5, whole_store=True, shows_queue=True),
     "trains": DashboardPage("trains", trains, questions=4, whole_store=True),
     "slots": DashboardPage("slots", slots, questions=3, whole_store=True),
     "pipelines": DashboardPage("pipelines", pipelines, questions=3, whole_store=True),

@@ -28,9 +28,11 @@ def shown(text: object, most: int = LONGEST) -> str:
 
 
 def as_json(value: Any, indent: int = 2) -> str:
-    """Return JSON as it is stored: large integers keep all their digits, deceiving characters are escaped."""
-    text = msgspec.json.encode(value)
-    return safe_json((msgspec.json.format(text, indent=indent) if indent else text).decode())
+    """Return JSON as it is stored: large integers keep all their digits, deceiving characters are escaped.
+
+    Without an indent it is one line, with spaces at which it may be broken.
+    """
+    return safe_json(msgspec.json.format(msgspec.json.encode(value), indent=indent).decode())
 
 
 def time_tag(at: datetime | None, now: datetime | None, *, still: bool = False) -> Markup:

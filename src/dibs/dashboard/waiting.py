@@ -1,16 +1,76 @@
-"""Waiting jobs by reason: what holds them, how many they are, and where to see them."""
+"""Waiting jobs by reason, and how queues fill and empty: what the overview says of the whole store."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 from dibs.app.dibs import Dibs
+from dibs.clock import wall
 from dibs.doctor.facts import HELD_TRAINS
-from dibs.operations.queries import Queue
+from dibs.operations.minutes import MinuteStats
+from dibs.operations.queries import Queue, QueueTraffic, traffic
 from dibs.operations.scripts import Script, Step
 from dibs.operations.upkeep import WorkerInfo
 from dibs.text import numbered
 
 MOST_PAIRS = 10  # kinds without a worker that are counted
+LATELY = 60  # seconds of new jobs
+MOST_TRAFFIC = 5_000  # jobs that are counted for it
+RATE_OVER = 300  # seconds: workers write their counts once a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFlow:
+    """What comes into a queue and goes out of it, by the minute, and what stays."""
+
+    enters: int = 0
+    leaves: float = 0.0
+    failed: int = 0
+    oldest: datetime | None = None
+    """Since when the oldest ready job could have been claimed."""
+    capped: bool = False
+    """So many jobs are new or failed that not all were counted."""
+
+
+async def flows_of(app: Dibs) -> dict[str, QueueFlow]:
+    """Return the flow of each queue that had any lately, or has ready or failed jobs."""
+    oldest, counted = await app._core.store.run_async(lambda _: _traffic())
+    leaves = rates(await app.stats(since=RATE_OVER, by="queue"), datetime.fromtimestamp(wall(), UTC))
+    capped = any(
+        sum(getattr(one, what) for one in counted.values()) >= MOST_TRAFFIC for what in ("enqueued", "failed")
+    )
+    found = {}
+    for name in {*oldest, *counted, *leaves}:
+        traffic = counted.get(name, QueueTraffic())
+        found[name] = QueueFlow(
+            enters=traffic.enqueued * 60 // LATELY,
+            leaves=leaves.get(name, 0.0),
+            failed=traffic.failed,
+            oldest=oldest.get(name),
+            capped=capped,
+        )
+    return found
+
+
+def rates(stats: Sequence[MinuteStats], now: datetime) -> dict[str, float]:
+    """Return how many attempts of each queue ended per minute, since the first of these minutes.
+
+    The minute that has not ended yet is written later.
+    """
+    if not stats:
+        return {}
+    first = min(one.at for one in stats)
+    ended: dict[str, float] = {}
+    for one in stats:
+        ended[one.queue or ""] = ended.get(one.queue or "", 0.0) + one.done + one.failed
+    last = max(now.replace(second=0, microsecond=0), *(one.at + timedelta(seconds=60) for one in stats))
+    minutes = (last - first).total_seconds() / 60
+    return {queue: number / minutes for queue, number in ended.items()}
+
+
+def _traffic() -> Script[tuple[dict[str, datetime], dict[str, QueueTraffic]]]:
+    oldest = {row["queue"]: row["since"] for row in (yield Step("backlog", {}))}
+    return oldest, (yield from traffic(LATELY, MOST_TRAFFIC))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,25 @@ def queues() -> Script[list[Queue]]:
     return [Queue(name=name, **queue) for name, queue in sorted(found.items())]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTraffic:
+    """What came into a queue lately, and what failed in it."""
+
+    enqueued: int = 0
+    failed: int = 0
+    """Of the failed jobs that are kept."""
+
+
+def traffic(seconds: int, most: int) -> Script[dict[str, QueueTraffic]]:
+    """Return the traffic of each queue of the last seconds; at most about so many jobs are counted."""
+    since = first_id_at(id_millis() - seconds * 1000)
+    rows = yield Step("traffic", {"since": since, "limit": most})
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        found.setdefault(row["queue"], {})[row["what"]] = row["jobs"]
+    return {queue: QueueTraffic(**numbers) for queue, numbers in found.items()}
+
+
 def job_filter(
     state: Any = None,
     tags: Sequence[str] | str | None = None,

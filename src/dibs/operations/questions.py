@@ -56,7 +56,7 @@ clock. Each returns rows.
 | `glance_at_queue`,    |                                                 |                               |
 | `schedules`, `now`,   |                                                 |                               |
 | `ready_lines`,        |                                                 |                               |
-| `backlog`             |                                                 |                               |
+| `backlog`, `traffic`  |                                                 |                               |
 | `add_to_minute`       | add these counts to the ones of a minute or     | adds to what others added     |
 |                       | quarter of an hour, queue and kind              |                               |
 | `minutes`,            | the sums of these counts in a time, by queue or | bounded                       |
@@ -139,7 +139,9 @@ return instead the newest with arguments that contain one of two JSON texts (`co
 
 `ready_lines` returns the (queue, kind) pairs that have ready jobs in queues that are not paused; it must cost
 little however many jobs there are. `backlog` returns per queue how many jobs are ready (`jobs`) and `since`
-when the oldest of them is; it may count.
+when the oldest of them is; it may count. `traffic` returns per queue how many `jobs` have an id greater
+than `since` (`what` is `enqueued`), and how many of the kept ones failed (`what` is `failed`); of each it
+counts up to about `limit`.
 
 `glance` returns of these jobs the few columns that change (`GLANCED_COLUMNS`), by which a watcher knows
 whether to `get` one; it is asked several times a second, so it reads no arguments and no results.
@@ -174,7 +176,7 @@ QUESTIONS = frozenset(
         *("set_schedule", "delete_schedule", "search", "count", "add_to_minute", "minutes", "forget_minutes"),
         *("refuse", "refusals", "forget_refusals"),
         *("set_queue", "get", "find", "find_oldest", "counts", "queues", "settled", "explain", "now", "age"),
-        *("ready_lines", "backlog", "examine", "echo", "glance", "glance_at_queue"),
+        *("ready_lines", "backlog", "examine", "echo", "glance", "glance_at_queue", "traffic"),
         *("enqueue_pipeline", "parents", "pipelines", "newest_pipelines", "pipeline_counts"),
         *("identify", "depart", "departed", "arrive", "give_back", "landed"),
     }

@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from typing import Self
 
+from dibs.app.claims import SyncClaim
 from dibs.app.context import Context
 from dibs.app.dibs import Dibs
 from dibs.errors import DibsError
@@ -139,8 +140,20 @@ class SampleWorkers:
         self._processes.append(self._start())
 
     def _freeze_one(self) -> None:
-        """Stop a worker for longer than its leases; what it then writes late is refused."""
+        """Stop a worker for longer than its leases; a claim by hand settles as late, and is refused."""
         victim = self._processes[0]
         victim.send_signal(signal.SIGSTOP)
+        late = self._claim_by_hand()
         self._over.wait(LEASE + 3)
         victim.send_signal(signal.SIGCONT)
+        with suppress(DibsError):  # the lost lease, above all
+            if late is not None:
+                late.succeed("too late")
+
+    def _claim_by_hand(self) -> SyncClaim | None:
+        for _ in range(5):  # a worker may be quicker
+            with suppress(DibsError):
+                [job] = app.sync.enqueue(import_part.new("late.csv", 1))
+                if (claim := app.sync.claim_job(job.id, worker="claimed-by-hand", lease=1)) is not None:
+                    return claim
+        return None

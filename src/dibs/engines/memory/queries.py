@@ -81,6 +81,14 @@ class MemoryQueries(MemoryPipelines):
         found = [[job for _, job in jobs if queue in (None, job["queue"])][:limit] for jobs in both]
         return [self._glanced(job) for jobs in found for job in jobs]
 
+    def _traffic(self, since: UUID, limit: int) -> Rows:
+        del limit  # all are counted
+        jobs = {**self._live, **self._finished}
+        new = (("enqueued", job["queue"]) for id, job in jobs.items() if id > since)
+        failed = (("failed", job["queue"]) for job in jobs.values() if job["state"] == JobState.failed)
+        found = Counter([*new, *failed])
+        return [{"queue": queue, "what": what, "jobs": number} for (what, queue), number in found.items()]
+
     def _counts(self, queue: str | None) -> Rows:
         jobs = [*self._live.values(), *self._finished.values()]
         states = Counter(job["state"] for job in jobs if queue in (None, job["queue"]))

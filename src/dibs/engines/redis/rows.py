@@ -301,6 +301,7 @@ READERS: dict[str, Reader] = {
     "explain": _explained_rows,
     "ready_lines": lambda pairs: columns(queue=str, kind=str)(sorted(pairs)),
     "backlog": columns(queue=str, jobs=int, since=time_of),
+    "traffic": columns(queue=str, what=str, jobs=int),
     "echo": lambda hint: [{"told": hint}],
     "now": lambda now: [{"now": time_of(now)}],
     "age": no_rows,

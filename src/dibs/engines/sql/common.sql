@@ -26,7 +26,7 @@ where {is_given:job.id}
 
 -- name: find_in_states
 -- As `find`, without `succeeded`: the index on states finds the others, however many succeeded.
-{>newest_of:in_states}
+{>newest_of:in_states_or_running}
 
 -- name: find_in_pipeline
 -- As `find`, by the index on pipelines.
@@ -117,6 +117,11 @@ from (
     union all
     {>$1:dibs_finished:cancelled}
 
+-- fragment: in_states_or_running_by
+{>in_states_by:$1}
+    union all
+    {>$1:dibs_jobs:only_running}
+
 -- fragment: in_pipeline_by
 {>$1:dibs_jobs:in_pipeline}
     union all
@@ -182,6 +187,10 @@ select *
 -- fragment: live
 {if:live}
 
+-- fragment: only_running
+-- By the index on leases, however many wait.
+{if:running} and job.state = 'running' and job.lease_until is not null
+
 -- fragment: failed
 -- The second comparison is the one of the partial index.
 {if:failed} and job.state = 'failed' and job.state <> 'succeeded'
@@ -234,6 +243,35 @@ from (
     limit :limit
 ) finished
 
+-- name: traffic
+-- Each part is bounded: new jobs by their id, which is about when they were made, failed ones by their number.
+select counted.queue, counted.what, count(*) as jobs
+from (
+    {>new_jobs:dibs_jobs}
+    union all
+    {>new_jobs:dibs_finished}
+    union all
+    select *
+    from (
+        select job.queue, 'failed' as what
+        from dibs_finished job
+        where job.state = 'failed' and job.state <> 'succeeded'
+        order by job.id desc
+        limit :limit
+    ) failed
+) counted
+group by counted.queue, counted.what
+
+-- fragment: new_jobs
+select *
+    from (
+        select job.queue, 'enqueued' as what
+        from $1 job {by_id}
+        where job.id > {id:since}
+        order by job.id desc
+        limit :limit
+    ) new_in_$1
+
 -- name: counts
 -- Most finished jobs succeeded. They are all rows minus the others, so that their rows need not be read.
 select counted.state, cast(sum(counted.jobs) as bigint) as jobs
@@ -266,18 +304,17 @@ from (
 group by counted.state
 
 -- name: queues
-select named.name, setting.paused, setting.max_running, counted.state, counted.jobs
+-- The live jobs are read once; a queue with a setting has a row even without jobs.
+select counted.queue as name, setting.paused, setting.max_running, counted.state, counted.jobs
 from (
-    select queue as name from dibs_jobs
-    union
-    select name from dibs_queues
-) named
-left join dibs_queues setting on setting.name = named.name
-left join (
     select queue, state, count(*) as jobs
     from dibs_jobs
     group by queue, state
-) counted on counted.queue = named.name
+) counted
+left join dibs_queues setting on setting.name = counted.queue
+union all
+select setting.name, setting.paused, setting.max_running, null as state, 0 as jobs
+from dibs_queues setting
 
 -- name: settled
 {>of_these:settled_as}

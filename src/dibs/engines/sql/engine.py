@@ -36,7 +36,7 @@ READS = frozenset(
         *("get", "find", "find_oldest", "search", "count", "counts", "queues", "settled", "explain", "now"),
         *("workers", "upcoming", "schedules", "ready_lines", "backlog", "examine", "echo"),
         *("gates", "current", "parents", "pipelines", "newest_pipelines", "pipeline_counts"),
-        *("glance", "glance_at_queue", "departed", "minutes", "refusals"),
+        *("glance", "glance_at_queue", "traffic", "departed", "minutes", "refusals"),
     }
 )
 
@@ -139,7 +139,7 @@ class SqlEngine:
             **self._blocks("get", "glance", "glance_at_queue", "settled", "explain", "progress", "prune"),
             **self._blocks("queues", "backlog", "gates", "current", "schedules", "workers", "leave"),
             **self._blocks("add_to_minute", "minutes", "forget_minutes", "refusals", "forget_refusals"),
-            **self._blocks("delete_schedule", "upcoming", "now", "echo", "departed"),
+            **self._blocks("delete_schedule", "upcoming", "now", "echo", "departed", "traffic"),
             "identify": self._identify,
             "depart": self._depart,
             "arrive": self._arrive,
@@ -227,8 +227,11 @@ class SqlEngine:
         if states is None or JobState.succeeded in states:
             return block, self.adapt(filter)
         wanted = {state.value: state in states for state in (JobState.failed, JobState.cancelled)}
-        live = not FINISHED.issuperset(states)
-        return in_states, self.adapt({**filter, **wanted, "live": live})
+        live = set(states) - FINISHED
+        if block == "find" and live == {JobState.running}:
+            return in_states, self.adapt({**filter, **wanted, "live": False, "running": True})
+        only_find = {"running": False} if block == "find" else {}
+        return in_states, self.adapt({**filter, **wanted, **only_find, "live": bool(live)})
 
     def _refuse(self, **write: Any) -> Plan:
         yield Query("refuse", self.adapt(write))
