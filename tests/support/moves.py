@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -110,6 +111,7 @@ def drive(source: Dibs, target: Dibs, run: Callable[[Callable[[], Any]], Any]) -
     answer: Any = None
     try:
         while True:
-            answer = run(calls.send(answer).run)
+            call = calls.send(answer)
+            answer = run(partial(call.run, *call.args))
     except StopIteration as end:
         return end.value
