@@ -1,7 +1,7 @@
 """Draw the reference of the Python API from the code: `python -m tools.reference FOLDER`.
 
 A page per part of the public face. A class shows its signature, docstring, fields and public methods; what a
-field means is the comment behind it, or the string below it. Code in a docstring stands below `Example:`.
+field means is the comment behind it, or the string below it. A docstring's example stands behind `Example:`.
 """
 
 import ast
@@ -21,10 +21,12 @@ from typing import Any, NamedTuple, get_overloads
 import msgspec
 
 import dibs
+import dibs.dashboard
+import dibs.integrations.fastapi
 import dibs.outbox
 import dibs.tables
 import dibs.testing
-from dibs.app.collections import Pipelines, Slots, Trains
+from dibs.app.collections import Pipelines, Schedules, Slots, Trains
 from dibs.jobs.options import Options, Using
 from dibs.settings import Settings
 
@@ -51,7 +53,12 @@ def pages() -> list[Page]:
     }
     options = {"Options of @app.job": Options, "Options of using(…)": Using}
     outcomes = of("Snooze", "Cancel", "Fail")
-    collections = {"app.trains": Trains, "app.slots": Slots, "app.pipelines": Pipelines}
+    collections = {
+        "app.trains": Trains,
+        "app.slots": Slots,
+        "app.pipelines": Pipelines,
+        "app.schedules": Schedules,
+    }
     return [
         Page("app.md", "Dibs, the app", of("Dibs", "SyncDibs") | {"Settings": Settings}),
         Page("tasks.md", "Tasks and new jobs", of("Task", "SyncTask", "NewJob", "Retry") | options),
@@ -59,11 +66,12 @@ def pages() -> list[Page]:
         Page("handlers.md", "Handlers", of("Context", "SyncContext") | outcomes),
         Page("claims.md", "Claims", of("Claim", "SyncClaim")),
         Page("worker.md", "Worker", of("Worker", "WorkerInfo")),
-        Page("collections.md", "Trains, slots, pipelines", collections | of(*COLLECTED)),
+        Page("collections.md", "Trains, slots, pipelines, schedules", collections | of(*COLLECTED)),
         Page("errors.md", "Errors", {name: one for name, one in errors.items() if name not in outcomes}),
         Page("tables.md", "dibs.tables", _public(dibs.tables)),
         Page("outbox.md", "dibs.outbox", _public(dibs.outbox)),
         Page("testing.md", "dibs.testing", _public(dibs.testing)),
+        Page("web.md", "FastAPI and the page", _public(dibs.integrations.fastapi) | _public(dibs.dashboard)),
     ]  # fmt: skip
 
 
@@ -208,16 +216,19 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 def prose(shown: Any) -> str:
-    """Return the docstring as Markdown; what is below `Example:` as code."""
-    text = inspect.getdoc(shown) or ""
-    told, _, example = text.partition("\nExample:\n")
-    return f"{told.strip()}\n\n```python\n{textwrap.dedent(example).strip()}\n```" if example else told
+    """Return the docstring as Markdown; what is behind `Example:` as code."""
+    told, code = _told(shown)
+    return f"{told}\n\n```python\n{code}\n```" if code else told
 
 
 def example(shown: Any) -> str | None:
     """Return the code of the example in a docstring, if there is one."""
-    _, found, code = (inspect.getdoc(shown) or "").partition("\nExample:\n")
-    return textwrap.dedent(code) if found else None
+    return _told(shown)[1]
+
+
+def _told(shown: Any) -> tuple[str, str | None]:
+    told, _, code = (inspect.getdoc(shown) or "").partition("Example: `")
+    return told.strip(), code.rstrip().removesuffix("`") or None
 
 
 def comment(shown: Any, name: str) -> str:
@@ -257,6 +268,7 @@ def _type(kind: Any) -> str:
     """Return an annotation as it is written, without the modules of its names."""
     told = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     told = re.sub(r"\b(?:[a-z_]\w*\.)+([A-Za-z])", r"\1", told)
+    told = re.sub(r"ForwardRef\('(.*?)'\)", r"\1", told)
     told = re.sub(r"Optional\[(Literal\[.*?\])\]", r"\1 | None", told)
     for long, short in _SPELT.items():
         told = told.replace(long, short)

@@ -24,7 +24,7 @@ _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One app's settings, checked."""
+    """One app's settings, checked. Example: `Dibs("sqlite:///jobs.db", keep="failed", keep_for=3600)`"""
 
     url: str = member(default=DEFAULT_URL, repr=False)
     prefix: str = "dibs"
