@@ -184,6 +184,15 @@ def test_a_page_of_the_reference_shows_the_signature_a_caller_sees() -> None:
     assert "| `pool_size` | `$DIBS_POOL_SIZE` | `int` | `10` |" in drawn
 
 
+def test_the_reference_has_every_route_metric_and_log_event(tmp_path: Path) -> None:
+    pages = "".join(path.read_text() for path in reference.write_pages(tmp_path))
+
+    assert "## `POST /jobs/{id}/recover`" in pages
+    assert "| `dibs_relay_published_total` | counter | Messages published by this process. |" in pages
+    assert "| `failed` | ✗ | NOTICE |" in pages
+    assert "ForwardRef" not in pages
+
+
 def test_a_link_out_of_the_documents_leads_to_a_page_of_that_file() -> None:
     assert site.place_of(ROOT / "src" / "dibs" / "faces.py") == Path("source/src/dibs/faces.py.md")
     assert site.place_of(ROOT / "CHANGELOG.md") == Path("source/CHANGELOG.md")
