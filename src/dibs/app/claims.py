@@ -335,7 +335,7 @@ class Claim(ClaimVerbs, AsyncFace):
 
     `async with claim as job:` renews by itself; leaving the block is success, an exception is a
     failed attempt, a cancellation gives the job back.
-    """
+    Example: `async with await app.claim_job(job.id) as job: print(job.args)`"""
 
     async def __aenter__(self) -> Job:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -361,7 +361,7 @@ class Claim(ClaimVerbs, AsyncFace):
 
 
 class SyncClaim(ClaimVerbs, SyncFace):
-    """The sync face of a claim; `with claim as job:` renews by itself."""
+    """The sync face of a claim: `with claim as job:`. Example: `app.sync.claim_job(job.id).release()`"""
 
     def __enter__(self) -> Job:
         self._held.keep(lambda _: None)

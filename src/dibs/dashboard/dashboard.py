@@ -66,7 +66,7 @@ class Dashboard:
     `find`, and the page then shows and changes only these jobs; `shared` is the router's. `fields` are the
     fields of jobs to show: names of `args result errors traceback meta`, or a function of the request that
     returns them. `verify` runs `dibs verify` and yields its lines; with it, the health page has a button.
-    """
+    Example: `web.mount("/jobs", Dashboard(app, authorize=role_of))`"""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class TokenLogin:
     """Login by token: `Dashboard(app, authorize=TokenLogin(token=…, read_token=…))`.
 
     Sessions are kept in this process, so another process of the same web app asks for the token again.
-    """
+    Example: `Dashboard(app, authorize=TokenLogin(token="secret", read_token="another"))`"""
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class TokenLogin:
         return code
 
     def use_code(self, code: str, address: str | None) -> tuple[Role, str] | None:
+        """Use up a code that `dibs serve` printed; return the role and name it stands for, or None."""
         if seconds := self._throttle.wait(address):
             raise TooManyWrong(seconds)
         with self._lock:
@@ -129,6 +130,7 @@ class TokenLogin:
         set_cookie(request, response, SESSION, id, lasts=SESSION_LASTS)
 
     def end(self, request: Request, response: Response) -> None:
+        """End the session of this request."""
         with self._lock:
             self._sessions.pop(request.cookies.get(SESSION, ""), None)
         set_cookie(request, response, SESSION, "", lasts=0)

@@ -24,7 +24,7 @@ FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died is removed after
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one round of upkeep changed."""
+    """What one round of upkeep changed. Example: `(await app.sweep()).returned`"""
 
     staged: int
     """Scheduled jobs that were due and are ready now."""
@@ -77,7 +77,7 @@ def mend(after: Row | None = None) -> Script[Rows]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A worker that has been heard of lately."""
+    """A worker that has been heard of lately. Example: `[worker.name for worker in await app.workers()]`"""
 
     name: str
     queues: list[str] | None

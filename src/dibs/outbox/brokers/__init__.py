@@ -10,7 +10,7 @@ from dibs.outbox.messages import Message
 
 
 class BrokerUnavailable(DibsError):
-    """The broker can't be reached. Relays give the attempt back, wait and try again."""
+    """The broker can't be reached: relays wait and try again. Example: `raise BrokerUnavailable("away")`"""
 
 
 class BrokerRefused(BrokerUnavailable):
@@ -23,7 +23,7 @@ class BrokerRefused(BrokerUnavailable):
 
 
 class Rejected(DibsError):
-    """The broker was reached and refused this message: a failed attempt."""
+    """The broker refused this message: a failed attempt. Example: `raise Rejected("no such queue")`"""
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Publisher(Protocol):
 
 
 class Broker(Publisher, Protocol):
-    """A system that takes one message per call. Calls may overlap, but never two of one key."""
+    """A system for messages, never two of a key at once. Example: `Relay(outbox, {"default": MyBroker()})`"""
 
     async def open(self) -> None:
         """Connect, unless connected already; may raise `BrokerUnavailable`."""
