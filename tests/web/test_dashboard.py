@@ -129,6 +129,13 @@ def test_a_path_without_its_slash_leads_to_the_page(app: Dibs) -> None:
         assert 'data-page="overview"' in client.get("/a/b").text
 
 
+@pytest.mark.parametrize(("path", "leads_to"), [("jobs/?q=kind:a", "../jobs?q=kind:a"), ("jobs/1/", "../1")])
+def test_a_page_with_one_slash_too_many_leads_to_the_page(page: TestClient, path: str, leads_to: str) -> None:
+    response = page.get(f"/{path}")
+
+    assert (response.status_code, response.headers["location"]) == (303, leads_to)
+
+
 # -- acts ---------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,23 @@ def behind_a_proxy(page: Dashboard) -> Any:
     return proxy
 
 
-PLACES: list[Callable[[Dashboard], Any]] = [in_fastapi, in_starlette, in_django, behind_a_proxy]
+def behind_a_proxy_that_the_framework_knows(page: Dashboard) -> Any:
+    """The proxy takes /api off, and Starlette is told of it."""
+    web = in_starlette(page)
+
+    async def proxied(scope: Any, receive: Any, send: Any) -> None:
+        await web({**scope, "root_path": "/api"}, receive, send)
+
+    return proxied
+
+
+PLACES: list[Callable[[Dashboard], Any]] = [
+    in_fastapi,
+    in_starlette,
+    in_django,
+    behind_a_proxy,
+    behind_a_proxy_that_the_framework_knows,
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
