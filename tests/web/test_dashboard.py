@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable, Iterator
 from urllib.parse import unquote
@@ -109,6 +110,18 @@ def test_large_integers_keep_their_digits(page: TestClient, app: Dibs) -> None:
     [job] = app.sync.enqueue(NewJob("greet", args={"n": 2**63 - 1}))
 
     assert str(2**63 - 1) in page.get(f"/jobs/{job.id}").text
+
+
+def test_long_arguments_and_results_are_there_whole(page: TestClient, app: Dibs) -> None:
+    numbers = [10**15 + n for n in range(5000)]
+    [job] = app.sync.enqueue(NewJob("greet", args={"numbers": numbers}))
+    app.sync.claim_job(job.id).succeed(numbers)  # type: ignore[union-attr]
+
+    shown = html.unescape(page.get(f"/jobs/{job.id}").text)
+
+    args, result = (re.search(rf'<pre id="{id}">(.*?)</pre>', shown, re.DOTALL) for id in ("args", "result"))
+    assert (json.loads(args[1]), json.loads(result[1])) == ({"numbers": numbers}, numbers)  # type: ignore[index]
+    assert "characters in all" not in shown
 
 
 @pytest.mark.parametrize("prefix", ["/", "/a/b/"])
@@ -472,6 +485,26 @@ def test_the_token_opens_a_session_in_a_cookie_no_script_can_read(door: TestClie
     assert "Secure" not in cookie
     assert TOKEN not in cookie
     assert 'data-page="jobs"' in door.get("/jobs").text
+
+
+def test_a_page_below_the_path_of_another_keeps_its_own_login(door: TestClient) -> None:
+    own = door.post("/login", data={"token": TOKEN}).cookies["dibs_session"]
+    door.cookies.clear()
+
+    both = {"cookie": f"dibs_session={own}; dibs_session={'o' * 43}"}
+
+    assert door.get("/jobs", headers=both).status_code == 200
+
+
+def test_pages_on_two_ports_of_a_host_keep_their_logins(app: Dibs) -> None:
+    webs = [client_of(Dashboard(app, authorize=TokenLogin(token=TOKEN))) for _ in range(2)]
+    cookies: dict[str, str] = {}  # a browser sends them to all ports of the host
+    for port, web in enumerate(webs, 8000):
+        cookies |= dict(web.post(f"http://localhost:{port}/login", data={"token": TOKEN}).cookies)
+
+    for port, web in enumerate(webs, 8000):
+        sent = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+        assert web.get(f"http://localhost:{port}/jobs", headers=sent).status_code == 200
 
 
 def test_the_cookie_is_secure_behind_tls(app: Dibs, login: TokenLogin) -> None:
