@@ -120,9 +120,19 @@ def test_hostile_text_is_shown_as_text_on_every_page(tab: PageTab, store: SyncDi
 def test_no_page_keeps_people_out(tab: PageTab, store: SyncDibs, axe: str) -> None:
     failed, pipeline = fill(store)
 
-    for path in [*PAGES, f"jobs/{failed}", f"pipelines/{pipeline}"]:
-        tab.open(path)
-        assert barriers(tab, axe) == [], path
+    for scheme in ("light", "dark"):
+        tab.prefer(scheme)
+        for path in [
+            *PAGES,
+            f"jobs/{failed}",
+            f"pipelines/{pipeline}",
+            "jobs?q=kind:g*",
+            "jobs/nothing",
+            "login",
+        ]:
+            tab.open(path)
+            assert barriers(tab, axe) == [], (path, scheme)
+    tab.prefer("")
 
 
 @TWO
@@ -377,6 +387,23 @@ def test_all_that_a_search_found_are_retried(tab: PageTab, store: SyncDibs) -> N
 
     tab.until(lambda: "3 of 3 run again" in tab.find("[data-said]").text)
     assert store.counts()["ready"] == 4
+
+
+@TWO
+def test_above_a_hundred_the_number_is_typed_first(tab: PageTab, store: SyncDibs) -> None:
+    store.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(120)))
+    for claim in store.claim(limit=120):
+        claim.fail("Timeout: no answer")
+    tab.open("jobs?q=error:Timeout")
+
+    tab.press("retry-all")
+    assert store.counts()["failed"] == 120
+    tab.find('form:has([data-act="retry-all"]) input[name="confirm"]').send_keys("120")
+    tab.press("retry-all")
+
+    tab.until(lambda: "120 of 120 run again" in tab.find("[data-said]").text)
+    assert store.counts()["ready"] == 120
+    assert tab.complaints() == []
 
 
 @ONE

@@ -640,6 +640,21 @@ def test_all_that_match_are_retried_and_the_result_is_said(page: TestClient, app
     assert app.sync.counts()["ready"] == 4
 
 
+def test_more_than_a_page_found_by_text_have_their_numbers(page: TestClient, app: Dibs) -> None:
+    jobs = app.sync.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(70)))
+    for claim in app.sync.claim(limit=60):
+        claim.fail("Timeout: no answer")
+    app.sync.cancel(jobs[-1].id, "Timeout of the customer")
+
+    text = page.get("/jobs", params={"q": "error:Timeout"}).text
+
+    assert 'data-found="60"' in text
+    assert dict(re.findall(r'data-act="(\w+-all)" data-count="(\d+)"', text)) == {
+        "retry-all": "60",
+        "delete-all": "60",
+    }
+
+
 def test_above_a_hundred_the_number_is_typed(page: TestClient, app: Dibs) -> None:
     app.sync.enqueue(*(NewJob("greet") for _ in range(120)))
 
