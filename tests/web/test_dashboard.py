@@ -640,6 +640,16 @@ def test_all_that_match_are_retried_and_the_result_is_said(page: TestClient, app
     assert app.sync.counts()["ready"] == 4
 
 
+def test_what_an_act_could_not_change_is_said(page: TestClient, app: Dibs) -> None:
+    for _ in range(2):  # the second has the key of the first, which can't be retried then
+        app.sync.enqueue(NewJob("greet", unique="only one", max_attempts=1))
+        app.sync.claim()[0].fail("broken")
+
+    bulk(page, "kind:greet", "retry-all")
+
+    assert "1 of 2 run again; 1 had moved on" in page.get("/jobs").text
+
+
 def test_more_than_a_page_found_by_text_have_their_numbers(page: TestClient, app: Dibs) -> None:
     jobs = app.sync.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(70)))
     for claim in app.sync.claim(limit=60):
