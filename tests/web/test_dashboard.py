@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from dibs import BadRequest, Dibs, LeaseLost, NewJob
 from dibs.dashboard import Dashboard, TokenLogin
 from dibs.dashboard.acts import ACTS
+from dibs.operations.upkeep import tick
 from tests.support.internals import age
 
 PAGES = ["", "jobs", "queues", "trains", "slots", "pipelines", "schedules", "workers", "outbox", "health"]
@@ -266,6 +267,17 @@ def test_a_queue_says_what_comes_in_fails_and_waits_longest(page: TestClient, ap
 
     cells = [re.sub("<.*?>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)]
     assert cells[1:10] == ["5", "0", "0", "0", "2", "7", "0", "90 s", "–"]
+
+
+def test_workers_say_what_they_run_and_which_dibs(page: TestClient, app: Dibs) -> None:
+    [job] = app.sync.enqueue(NewJob("greet"))
+    about = {"concurrency": 4, "running": 0}
+    app._core.store.run(lambda _: tick("pod-a", ["mail"], ["greet"], "0.1.0", **about))
+    app.sync.claim_job(job.id, worker="pod-a")
+
+    text = re.sub("<.*?>", "", page.get("/workers").text)
+
+    assert re.search(r"pod-a 1 of 4 busy\s+dibs 0.1.0 · queues mail · kinds greet", text)
 
 
 def test_a_late_write_is_said_and_drawn_where_it_was_refused(page: TestClient, app: Dibs) -> None:

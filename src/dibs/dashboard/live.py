@@ -133,7 +133,7 @@ class Looks:
             look.notify()
 
     def _pause(self, look: PageLook, took: float) -> float:
-        questions = (look.data or {}).get("questions", look.view.page.questions)
+        questions: int = (look.data or {}).get("questions", look.view.page.questions)
         fair = questions * len(self._looks) / QUESTIONS_PER_SECOND
         return min(max(SHORTEST, fair, took * SHARE), LONGEST)
 
