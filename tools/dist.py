@@ -14,6 +14,8 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import HTTPCookieProcessor, build_opener
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
@@ -89,10 +91,29 @@ def try_out(python: str, wheel: Path) -> None:
         [(code, said), *_] = EXAMPLE.findall((ROOT / "README.md").read_text())
         if run(str(home / "bin/python"), "-W", "error", "-c", code, cwd=home, quiet=True) != said:
             sys.exit(f"{python}: the example of the README prints something else")
+        show_page(home, wheel)
     print(
         f"{python}: {packages} packages, imported in {spent:.0f} ms (typer: {beside:.0f} ms); "
-        "demo and example of the README run"
+        "demo, example and page are shown"
     )
+
+
+def show_page(home: Path, wheel: Path) -> None:
+    """Install what `dibs serve` needs, and open the page and its assets by the link that it prints."""
+    run(str(home / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", f"{wheel}[serve]")
+    words = [str(home / "bin/dibs"), "serve", "--port", "0"]
+    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, text=True) as service:  # noqa: S603
+        try:
+            assert service.stdout is not None
+            link = next(line.split()[-1] for line in service.stdout if line.startswith("the page"))
+            opener = build_opener(HTTPCookieProcessor())
+            shown = opener.open(link).read().decode()
+            for asset in re.findall(r'(?:href|src)="(static/[^"]+)"', shown):
+                opener.open(urljoin(link, asset))
+        finally:
+            service.terminate()
+    if 'data-page="overview"' not in shown:
+        sys.exit(f"the page of the wheel shows something else:\n{shown}")
 
 
 def count_packages(pip: Path) -> int:
