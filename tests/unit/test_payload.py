@@ -117,6 +117,28 @@ def test_a_pydantic_model_that_does_not_fit_is_refused_on_reading() -> None:
         decoder(Person)('{"name": 5}')
 
 
+@pytest.mark.parametrize("plain", ["safe", 7, 1.5, {"safe": ["text", 3]}], ids=repr)
+def test_what_extends_a_plain_type_is_stored_as_it(plain: Any) -> None:
+    assert decode(encode(_extended(plain), "args", LIMIT)) == plain
+
+
+def test_what_extends_a_plain_type_is_checked_like_it() -> None:
+    for refused in (float("nan"), "\x00", 2**70):
+        with pytest.raises(BadRequest):
+            encode([_extended(refused)], "args", LIMIT)
+
+
+def _extended(value: Any) -> Any:
+    """The same of classes that extend those of the value and its parts."""
+    match value:
+        case dict():
+            return {_extended(name): _extended(part) for name, part in value.items()}
+        case list():
+            return [_extended(part) for part in value]
+        case _:
+            return type("Extended", (type(value),), {"__str__": lambda _: "shown"})(value)
+
+
 def test_the_size_counts_in_bytes() -> None:
     assert encode("ää", "args", 6)
     with pytest.raises(BadRequest, match="6 bytes as JSON and at most 5"):
