@@ -65,6 +65,7 @@ ROUND_TRIPS = [
     (Person | None, ANN),
     (int | None, None),
     (Any, {"a": [1, None]}),
+    (list[object], [1, "a", None]),
 ]
 
 

@@ -225,6 +225,8 @@ _encode = msgspec.json.Encoder(enc_hook=_encode_model).encode
 
 
 def _decode_model(annotation: Any, value: Any) -> Any:
+    if annotation is object:
+        return value
     if _is_model(annotation):
         return annotation.model_validate(value)
     raise NotImplementedError(f"can't read {annotation!r} from JSON")
