@@ -29,12 +29,20 @@ if TYPE_CHECKING:
     from dibs.jobs.job import Job
 
 
+LONGEST_MESSAGE = 2_000
+
+
 class DibsError(Exception):
     """Anything dibs refuses or fails to do. Example: `except DibsError as error: print(error)`"""
 
 
 class BadRequest(DibsError):
     """The call can't be served as it stands; nothing was written. Example: `await app.get("not an id")`"""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > LONGEST_MESSAGE:  # it quotes what was given, which may be any size
+            message = f"{message[: LONGEST_MESSAGE // 2]} … {message[-LONGEST_MESSAGE // 4 :]}"
+        super().__init__(message)
 
 
 class UnfitArguments(BadRequest):

@@ -1,5 +1,6 @@
 """Bad input: one clear error each, before anything is written."""
 
+import pickle
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -162,6 +163,16 @@ def test_a_number_comes_back_as_it_was_or_is_refused(app: Face, number: float) -
 def test_ten_megabytes_of_arguments_are_refused_with_the_size_allowed(app: Face) -> None:
     with nothing_written(app), pytest.raises(BadRequest, match=r"10,000,\d+ bytes.*1,048,576"):
         app.enqueue(NewJob("send", args={"x": "x" * 10_000_000}))
+
+
+@pytest.mark.parametrize("option", ["args", "tags", "priority", "delay", "id"])
+@pytest.mark.parametrize("engine", ["memory"], indirect=True)
+def test_an_error_quotes_no_megabytes(app: Face, option: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        app.enqueue(NewJob("send", **{option: "x" * 10_000_000}))
+
+    assert len(str(refused.value)) < 2_000
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 
 def test_what_is_allowed_may_be_set(open_app) -> None:
@@ -440,9 +451,10 @@ def test_a_redis_address_with_a_database_that_is_no_number_is_refused(path: str)
         Dibs(f"redis://127.0.0.1/{path}")
 
 
-def test_a_sqlite_address_with_a_host_is_refused() -> None:
+@pytest.mark.parametrize("url", ["sqlite://jobs.db", "sqlite:///jobs%00.db"])
+def test_a_sqlite_address_that_names_no_file_is_refused(url: str) -> None:
     with pytest.raises(BadRequest, match="sqlite:///"):
-        Dibs("sqlite://jobs.db")
+        Dibs(url)
 
 
 @one_face

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,8 +25,11 @@ AGAIN = r"set= leaves .* matching where=.*next claim"
         {"where": true(), "set": {"status": "taken"}},
         {"where": text("status = 'ready' and id < 9"), "set": {"attempts": 1}},
         {"where": READY, "set": {"attempts": 1}, "order_by": [func.abs(Report.rank)]},  # not sorted in Python
+        {"where": Report.locked_by.is_(None), "set": {"status": "taken"}},
+        {"where": [~Report.rank.is_(None), Report.due.is_not_distinct_from(None)], "set": {"attempts": 1}},
+        {"where": text("locked_by IS NULL"), "set": {"status": "taken"}},
     ],
-    ids=["other column", "or", "same value", "true", "text", "in the database's order"],
+    ids=["other column", "or", "same value", "true", "text", "sorted there", "null", "nulls", "null in text"],
 )
 @pytest.mark.parametrize("way", ["claim", "claim_on_connection", "claim_in_session"])
 def test_a_claim_that_leaves_a_row_matching_is_refused(
@@ -61,6 +65,17 @@ def test_a_condition_that_is_null_does_not_match(desk: Desk, strategy: Any) -> N
     assert (row.status, row.rank) == ("ready", None)
 
 
+@pytest.mark.parametrize(
+    "where", [Report.rank.is_not(None), text("priority is not null")], ids=["is", "text"]
+)
+def test_a_claim_may_end_its_condition_by_a_null(desk: Desk, strategy: Any, where: Any) -> None:
+    desk.add(Report(id=1, rank=5), Report(id=2))
+
+    [row] = desk.claim(Report, where=where, set={"rank": None}, limit=2, strategy=strategy)
+
+    assert (row.id, row.rank) == (1, None)
+
+
 def test_a_condition_with_a_subquery_is_not_checked(desk: Desk, strategy: Any) -> None:
     desk.add(Author(id=1, name="Ann"), Report(id=1, author_id=1))
     anns = exists(select(Author.id).where(Author.id == Report.author_id))
@@ -70,9 +85,11 @@ def test_a_condition_with_a_subquery_is_not_checked(desk: Desk, strategy: Any) -
     assert row.attempts == 3
 
 
-@pytest.mark.parametrize("where", [None, [], ()], ids=repr)
-def test_a_claim_without_a_condition_is_refused(desk: Desk, where: Any) -> None:
+@pytest.mark.filterwarnings("ignore:Invoking and_")
+@pytest.mark.parametrize("make", [lambda: None, list, tuple, and_, lambda: [and_()]])
+def test_a_claim_without_a_condition_is_refused(desk: Desk, make: Callable[[], Any]) -> None:
     desk.add(Report(id=1))
+    where = make()
 
     with pytest.raises(BadRequest, match=r"where= is empty.*rows that are claimed already"):
         desk.claim(Report, where=where, set={"status": "taken"}, limit=1)

@@ -8,7 +8,17 @@ import sys
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, StaticPool, String, Table, create_engine, false, select
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    StaticPool,
+    String,
+    Table,
+    create_engine,
+    false,
+    select,
+)
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, aliased, scoped_session, sessionmaker
 
@@ -55,6 +65,28 @@ def test_a_claim_of_nothing_is_refused_in_a_transaction_like_any_other(desk: Des
 def test_a_condition_is_not_a_text(desk: Desk) -> None:
     with pytest.raises(BadRequest, match="where='status = 1' is not a condition"):
         desk.claim(Report, where="status = 1", set=TAKEN, limit=1)
+
+
+@one_driver
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"set": None},
+        {"set": "status"},
+        {"set": [("status", "taken")]},
+        {"order_by": 5},
+        {"order_by": {"id": "desc"}},
+        {"order_by": [5]},
+    ],
+    ids=repr,
+)
+def test_arguments_of_another_type_are_refused(desk: Desk, how: dict[str, Any]) -> None:
+    desk.add(Report(id=1))
+
+    with pytest.raises(BadRequest, match=f"{min(how)}="):
+        desk.claim(Report, **{"where": READY, "set": TAKEN, "limit": 1, **how})
+
+    assert desk.look(Report.status) == [("ready",)]
 
 
 def test_what_a_session_has_not_written_yet_is_a_transaction_too(desk: Desk) -> None:

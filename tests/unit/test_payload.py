@@ -65,6 +65,7 @@ ROUND_TRIPS = [
     (Person | None, ANN),
     (int | None, None),
     (Any, {"a": [1, None]}),
+    (list[object], [1, "a", None]),
 ]
 
 
@@ -115,6 +116,28 @@ def test_a_model_that_fails_to_dump_is_the_callers_mistake() -> None:
 def test_a_pydantic_model_that_does_not_fit_is_refused_on_reading() -> None:
     with pytest.raises((msgspec.ValidationError, ValueError)):
         decoder(Person)('{"name": 5}')
+
+
+@pytest.mark.parametrize("plain", ["safe", 7, 1.5, {"safe": ["text", 3]}], ids=repr)
+def test_what_extends_a_plain_type_is_stored_as_it(plain: Any) -> None:
+    assert decode(encode(_extended(plain), "args", LIMIT)) == plain
+
+
+def test_what_extends_a_plain_type_is_checked_like_it() -> None:
+    for refused in (float("nan"), "\x00", 2**70):
+        with pytest.raises(BadRequest):
+            encode([_extended(refused)], "args", LIMIT)
+
+
+def _extended(value: Any) -> Any:
+    """The same of classes that extend those of the value and its parts."""
+    match value:
+        case dict():
+            return {_extended(name): _extended(part) for name, part in value.items()}
+        case list():
+            return [_extended(part) for part in value]
+        case _:
+            return type("Extended", (type(value),), {"__str__": lambda _: "shown"})(value)
 
 
 def test_the_size_counts_in_bytes() -> None:

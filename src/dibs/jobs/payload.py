@@ -190,7 +190,9 @@ def _parts(value: Any) -> Iterable[Any]:
         case list() | tuple() | set() | frozenset():
             return value
         case str():
-            return (str(value),)
+            return (str.__str__(value),)
+        case int():
+            return (int.__int__(value),)
         case msgspec.Struct():
             return (getattr(value, name) for name in value.__struct_fields__)
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -206,9 +208,16 @@ def _is_model(cls: Any) -> bool:
     return any(base.__module__ == "pydantic.main" for base in getattr(cls, "__mro__", ()))
 
 
+# What reads the plain value of a class that extends str (a template's safe text), int or float.
+_EXTENDED: dict[Callable[[Any], Any], type] = {str.__str__: str, int.__int__: int, float.__float__: float}
+
+
 def _encode_model(value: Any) -> Any:
     if _is_model(type(value)):
         return value.model_dump(mode="json")
+    for read, plain in _EXTENDED.items():
+        if isinstance(value, plain):
+            return read(value)
     raise NotImplementedError(f"objects of type {type(value).__qualname__} have no JSON form")
 
 
@@ -216,6 +225,8 @@ _encode = msgspec.json.Encoder(enc_hook=_encode_model).encode
 
 
 def _decode_model(annotation: Any, value: Any) -> Any:
+    if annotation is object:
+        return value
     if _is_model(annotation):
         return annotation.model_validate(value)
     raise NotImplementedError(f"can't read {annotation!r} from JSON")

@@ -135,7 +135,7 @@ class Leases:
         return store_time(after, like=self.until)
 
     def _set(self, also: Values | None) -> dict[Any, Any]:
-        return {self.target.column(named): value for named, value in (also or {}).items()}
+        return {} if also is None else self.target.values(also)
 
     def _column(self, name: str) -> Column[Any]:
         try:

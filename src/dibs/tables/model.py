@@ -6,17 +6,23 @@ from functools import cached_property
 from typing import Any, Literal, NoReturn, cast
 
 from sqlalchemy import (
+    BinaryExpression,
+    BooleanClauseList,
     Column,
     ColumnElement,
+    Null,
     SelectBase,
     Table,
     UnaryExpression,
     and_,
     case,
     false,
+    func,
     inspect,
     literal_column,
+    null,
     or_,
+    select,
     true,
 )
 from sqlalchemy.exc import ArgumentError, NoInspectionAvailable
@@ -49,6 +55,12 @@ class UserTable:
         if found is None:
             raise BadRequest(f"{self.name} has no column {named}; it has {', '.join(sorted(self._names()))}")
         return found
+
+    def values(self, given: Values) -> dict[Column[Any], Any]:
+        """Return what is to be written, by column."""
+        if not isinstance(given, Mapping):
+            raise BadRequest(f"set= must be a mapping of columns of {self.name} to values, not {given!r}")
+        return {self.column(named): value for named, value in given.items()}
 
     def find(self, named: object) -> Column[Any] | None:
         """Return the column that is meant, or None."""
@@ -172,13 +184,26 @@ class RowClaim:
         """
         parts = visitors.iterate(self.where)
         checked = false() if any(isinstance(part, SelectBase) for part in parts) else self.where
+        checked = visitors.cloned_traverse(checked, {}, {"binary": _hide_column_from_null})
         return case((checked, literal_column("1")), else_=literal_column("0")).label("dibs_again")
+
+    @property
+    def has_null_in_text(self) -> bool:
+        """Whether `where` compares with NULL in plain SQL, which can't be written otherwise."""
+        texts = [getattr(part, "text", getattr(part, "name", "")) for part in visitors.iterate(self.where)]
+        return any("null" in str(one).lower() for one in texts)
 
     def refuse_again(self) -> NoReturn:
         raise BadRequest(
             f"set= leaves a claimed {self.target.name} matching where=, so the next claim would get it, too: "
             "nothing was changed; let set= change something that ends where="
         )
+
+
+def _hide_column_from_null(binary: BinaryExpression[Any]) -> None:
+    """Compare no bare column with NULL: in `returning` SQLite 3.40 looks up `not null` of another column."""
+    if isinstance(binary.right, Null):
+        binary.left = func.coalesce(binary.left, null())
 
 
 def row_claim(
@@ -196,7 +221,8 @@ def row_claim(
 
 
 def _criteria(where: Any, target: UserTable) -> Expression:
-    if not (several := _several(where)):
+    several = [one for one in _several(where) if not (isinstance(one, BooleanClauseList) and not one.clauses)]
+    if not several:
         raise BadRequest(
             "where= is empty, which would give out rows that are claimed already: name the condition of a "
             f"free {target.name}, one that set= ends"
@@ -224,7 +250,7 @@ def _refuse_other_tables(target: UserTable, criteria: Expression) -> None:
 
 
 def _values(target: UserTable, given: Values) -> dict[Column[Any], Any]:
-    values = {target.column(named): value for named, value in given.items()}
+    values = target.values(given)
     if not values:
         raise BadRequest("set= is empty: a claim must change something that where= checks")
     if keys := [column.name for column in values if column in target.key]:
@@ -233,7 +259,12 @@ def _values(target: UserTable, given: Values) -> dict[Column[Any], Any]:
 
 
 def order_of(target: UserTable, given: Any) -> tuple[Expression, ...]:
-    return tuple(target.column(one) if isinstance(one, str) else one for one in _several(given))
+    order = tuple(target.column(one) if isinstance(one, str) else one for one in _several(given))
+    try:
+        select().order_by(*order)
+    except ArgumentError as error:
+        raise BadRequest(f"order_by={given!r} is not an order: {error}") from None
+    return order
 
 
 # -- order ----------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ def strategy_for(dialect: Dialect, claim: RowClaim) -> ClaimBy:
     if dialect.name == "postgresql":
         return one_statement
     if dialect.name == "sqlite" and dialect.update_returning:
-        return update_and_sort if _is_plain(claim.target) and _sortable_here(claim) else lock_then_update
+        in_one = _is_plain(claim.target) and _sortable_here(claim) and not claim.has_null_in_text
+        return update_and_sort if in_one else lock_then_update
     if dialect.name in ("mysql", "mariadb") and _skips_locked(dialect):
         return lock_then_update
     return portable

@@ -125,6 +125,7 @@ class SqliteStore(Tables):
 def _sqlite_path(url: str) -> str:
     """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory."""
     parts = urlsplit(url)
-    if parts.netloc or parts.query:
+    path = unquote(parts.path.removeprefix("/"))
+    if parts.netloc or parts.query or "\x00" in path:
         raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
-    return unquote(parts.path.removeprefix("/")) or ":memory:"
+    return path or ":memory:"
