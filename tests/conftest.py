@@ -329,7 +329,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"servers: {line}")
     if (name := config.getoption("--store")) is not None:
         counts = {word: len(terminalreporter.stats.get(word, [])) for word in ("passed", "failed", "error")}
-        version = servers.used.get(STORES[name].server)
+        version = versions.get(STORES[name].server)
         report = {"version": version, **counts, "not tested": servers.not_tested}
         STORES[name].report(name).write_text(json.dumps(report))
 

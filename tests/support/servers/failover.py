@@ -85,12 +85,6 @@ class PostgresPair:
         with self.standby.connect() as connection:
             connection.execute("select pg_promote()")
 
-    def swap(self) -> None:
-        """Make a new standby of the server that was promoted."""
-        self.primary.remove()
-        self.primary, self.standby = self.standby, Standby(self.standby)
-        self.standby.start()
-
     def __enter__(self) -> Self:
         return self
 

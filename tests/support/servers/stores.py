@@ -196,6 +196,7 @@ _CLUSTER = _has(lambda: find_binary("redis-server", "redis-server"))
 _GALERA, _FAILOVER = ("tests/faults/test_galera.py",), ("tests/faults/test_failover.py",)
 
 STORES: dict[str, Store] = {
+    "sqlite": Store("SQLite", "sqlite", "SQLite", _has(lambda: None)),
     "mysql-9": Store("MySQL", "mysql", "MySQL", _has(mysqld)),
     "mariadb-10.11": Store("MariaDB", "mariadb", "MariaDB", _MARIADB_10),
     "mariadb-11.8": Store("MariaDB", "mariadb", "MariaDB", _mariadb),
