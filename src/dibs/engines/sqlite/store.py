@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from dibs.engines.hints import Listeners
 from dibs.engines.retries import Tries, again
@@ -19,6 +19,7 @@ from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 from dibs.settings import Settings
+from dibs.text import split_url, without_password
 
 T = TypeVar("T")
 
@@ -124,8 +125,8 @@ class SqliteStore(Tables):
 
 def _sqlite_path(url: str) -> str:
     """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or parts.query or "\x00" in path:
-        raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
+        raise BadRequest(f"{without_password(url)} is not a SQLite URL; write sqlite:///jobs.db")
     return path or ":memory:"

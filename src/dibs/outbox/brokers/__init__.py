@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from dibs.errors import BadRequest, DibsError
 from dibs.outbox.messages import Message
+from dibs.text import split_url
 
 
 class BrokerUnavailable(DibsError):
@@ -82,7 +83,7 @@ def _from_url(url: str) -> Broker:
     from dibs.outbox.brokers.redis import RedisStreams
     from dibs.outbox.brokers.webhook import Webhook
 
-    match url.split("://", 1)[0].lower():
+    match split_url(url, "a broker").scheme if "://" in url else "":
         case "amqp" | "amqps":
             bare, options = split_options(url, "exchange")
             return RabbitMQ(bare, **options)
@@ -97,8 +98,8 @@ def _from_url(url: str) -> Broker:
             return Webhook(url)
         case scheme:
             raise BadRequest(
-                f"no broker for {scheme!r} URLs; dibs knows amqp://, amqps://, nats://, tls://, redis://, "
-                "rediss://, http:// and https://"
+                f"no broker for {f'{scheme!r} URLs' if scheme else 'a URL without NAME://'}; dibs knows "
+                "amqp://, amqps://, nats://, tls://, redis://, rediss://, http:// and https://"
             )
 
 
