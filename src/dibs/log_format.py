@@ -142,7 +142,7 @@ class LogLine:
             case "snoozed":
                 return f"again in {spoken(self.delay or 0)}"
             case "lost":
-                return "lease lost: another worker may have the job, what was done here does not count"
+                return "lease lost: another worker may have the job, what was done here may not count"
             case "released" | "cancelled" as event:
                 return event
             case _:

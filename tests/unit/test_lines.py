@@ -82,7 +82,7 @@ def test_a_long_error_is_cut(job: Job) -> None:
 
 
 def test_a_lost_lease_says_what_that_means(job: Job) -> None:
-    assert "does not count" in str(line("lost", job, {}))
+    assert "may not count" in str(line("lost", job, {}))
 
 
 def test_fields_leave_out_what_does_not_apply(job: Job) -> None:

@@ -71,7 +71,7 @@ class ClaimState:
         self.cancel_reason: str | None = None
         self.lost = False
         self.timed_out = False
-        self.stopping = False  # the worker that runs it ends, and can't wait any longer
+        self.stopping = False  # its handler is to stop, for no timeout: lost, cancelled, or its worker ends
         self.settled = False
         self.is_kept = False  # its lease is, or was, renewed by the keeper
         self.is_settling = False  # its settlement is on the way: to find it gone is no loss
@@ -180,16 +180,16 @@ class ClaimState:
                 yield from ask(core.store, lambda _: settle_one(one), within)
             if self.is_kept:
                 core.keeper.drop(self)
-        self.is_settled(one, committed=within is None)
+        self.note_settled(one, committed=within is None)
         if within is None and core.callbacks.are_there:
             yield from core.callbacks.call(core.store, [self.event(one)])
 
-    def is_settled(self, one: SettleRequest, *, committed: bool = True) -> None:
+    def note_settled(self, one: SettleRequest, *, committed: bool = True) -> None:
         if committed:  # else the caller may roll it back, and settle otherwise
             self._committed = one
-        self.is_settled_as(one.settled_as, delay=one.delay, errors=one.errors)
+        self.note_outcome(one.settled_as, delay=one.delay, errors=one.errors)
 
-    def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
+    def note_outcome(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         self.settled = True
         self.core.events.settled(self.job, settled_as, since=self.asked_at, delay=delay, errors=errors)
 
@@ -275,7 +275,7 @@ class ClaimVerbs:
 
     @property
     def lost(self) -> bool:
-        """True once this claim can't be relied on: it was refused, or no renewal got through in time."""
+        """True once this claim can't be relied on; a settlement that you send by hand is still tried."""
         return self._held.lost
 
     def check(self) -> None:
@@ -310,7 +310,7 @@ class ClaimVerbs:
 
     @verb
     def renew(self, lease: Duration | None = None) -> Calls[datetime]:
-        """Extend the lease; return until when it now holds."""
+        """Extend the lease, in a `with` block until its next heartbeat; return until when it now holds."""
         held = self._held
         length = held.core.lease_of(held.job) if lease is None else lease_micros(lease)
         job = held.job

@@ -216,7 +216,7 @@ class LeaseKeeper:
         with self._changed:
             for kept in group:
                 self._note(kept, renewals.get(kept.held.key), sent_at)
-        if lost := [kept.held for kept in group if kept.held.lost]:
+        if lost := [kept.held for kept in group if kept.held.lost and kept.held.key not in renewals]:
             self._record(lost)
 
     def _record(self, lost: "Sequence[ClaimState]") -> None:
@@ -236,7 +236,7 @@ class LeaseKeeper:
             return
         if renewal.lease_until > kept.held.lease_until:
             kept.beaten(sent_at)
-        else:  # the row was locked by a transaction and not renewed, so nothing may rely on it
+        else:  # not renewed, as a transaction had locked the row; or renewed for longer by hand
             kept.missed()
         news = renewal.cancel_reason is not None and kept.held.cancel_reason is None
         kept.held.renewed(renewal)

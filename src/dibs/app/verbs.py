@@ -292,7 +292,7 @@ class Verbs(FindVerbs, Generic[C, N]):
 
     @verb
     def recover(self, id: UUID | str, *, stale_after: Duration | None = None) -> Calls[Job]:
-        """Take back a job that has a lease long over; `NotStale` until then."""
+        """Take back a job with a lease long over, `NotStale` until then; retry one whose last worker died."""
         parsed, settings = parse_id(id), self._core.settings
         stale = span(settings.stale_after if stale_after is None else stale_after, what="stale_after")
         return (yield from self._ask(lambda tries: manage.recover(parsed, stale, unsure=tries.unsure)))

@@ -7,7 +7,8 @@ Two stores repeat rules. `tests/model/test_gates_agree.py` and `test_pipelines_a
 memory in random runs, and mutants there and in `tests/faults` break the copies:
 
 - Redis decides inside a script: the list is at the top of lua/lib/gate.lua.
-- PostgreSQL advances trains in one statement, `open_trains` in gates.sql, which repeats `open_train`.
+- PostgreSQL repeats `open_train` in `open_trains`, which advances trains in one statement, and
+  `waiting_needed` in the fragment `enough`, both in gates.sql.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -133,10 +134,9 @@ def left_train(job: Mapping[str, Any], state: str | None) -> Left:
 
 
 def first_to_hold(left: Sequence[Left]) -> Left | None:
-    """Return the one of these, in the order in which they left, that holds their train if it was its head.
+    """Return the first of these, as they left, that says hold and that no later one was before.
 
-    One that left later with a smaller position was before it. Of two that pass, the later is behind the
-    earlier, so it can't be the head if the earlier was not.
+    The caller compares it with the head that is left. If it was not the head, no later one was either.
     """
     for at, job in enumerate(left):
         if job.holds and all(job.position < other.position for other in left[at + 1 :]):

@@ -12,7 +12,8 @@ clock. Each returns rows.
 | `claim`               | lease up to n ready jobs of these queues, kinds | no job to two; never over n;  |
 |                       |                                                 | priority, run_at, id          |
 | `claim_within_limits` | the same where queues have a limit              | never more running than that  |
-| `claim_job`           | lease exactly this one                          | only from ready               |
+| `claim_job`           | lease exactly this one                          | from ready, or blocked by a   |
+|                       |                                                 | slot with room                |
 | `settle`              | apply these settlements, add their children     | fenced by token; children     |
 |                       |                                                 | only with success             |
 | `exchange`            | settle, and claim                               | both, in one commit           |

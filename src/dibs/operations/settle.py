@@ -52,8 +52,7 @@ class SettleRequest(Struct, frozen=True, gc=False, kw_only=True):
         return [child[_ID] for child in self.children]
 
 
-# Locks that are waited for. "none": not those of gates and keys; "wary": not those of the jobs' own rows,
-# either; "short": all, for a second.
+# The locks that a settlement waits for. "none": only its own row's; "wary": none; "short": all, for a second.
 Patience = Literal["none", "wary", "short"]
 
 
@@ -110,8 +109,8 @@ def _settle_round(settlements: Sequence[SettleRequest], patience: Patience | Non
         rows = yield Step("settle", settle_params(open_ones) | _waits(open_ones, patience))
         if patience is not None:
             locked += _of({row["id"] for row in rows if row.get("waits")}, open_ones)
-        applied = {row["id"] for row in rows}
-        open_ones = [one for one in open_ones if one.id not in applied]
+        answered = {row["id"] for row in rows}  # applied, or waiting at a lock
+        open_ones = [one for one in open_ones if one.id not in answered]
         if not open_ones:
             return NotSettled((), locked)
         found = yield Step("settled", {"ids": [one.id for one in open_ones]})

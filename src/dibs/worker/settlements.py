@@ -84,17 +84,18 @@ class Settlements:
 
     def _note(self, over: Sequence[EndedAttempt], lost: Sequence[SettleRequest]) -> None:
         self._core.keeper.drop(*(held for held, _ in over))
-        self._minutes.count(over if not lost else [each for each in over if each[1] not in lost])
+        lost_ones = set(map(id, lost))
+        self._minutes.count([each for each in over if id(each[1]) not in lost_ones] if lost else over)
         self.count += len(over) - len(lost)
         for held, one in over:
-            if lost and any(one is other for other in lost):
+            if id(one) in lost_ones:
                 held.give_up()
             else:
-                held.is_settled(one)
+                held.note_settled(one)
                 if one.delay is not None:
                     self._state.upkeep.within(one.delay / SECOND)  # it is due then, without a hint
         if self._core.callbacks.are_there:
-            self.callbacks.tell(held.event(one) for held, one in over if one not in lost)
+            self.callbacks.tell(held.event(one) for held, one in over if id(one) not in lost_ones)
 
     async def _send_locked(self, ended: list[EndedAttempt], wait: Patience) -> Sequence[SettleRequest]:
         """Settle outside a turn what a turn found locked; return what is still locked."""

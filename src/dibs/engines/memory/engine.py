@@ -134,7 +134,6 @@ class Memory(MemoryMoves):
         if record["state"] == JobState.ready:
             return self._claimed([self._lease(record, wish)], look)
         if self._may_overtake(record):
-            self._wait(record, JobState.ready)
             self._lease(record, wish)
             self._overtook(record)
             return self._claimed([record], look)

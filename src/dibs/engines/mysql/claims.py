@@ -59,9 +59,10 @@ class MysqlClaims(MysqlGates):
     def _claim_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Plan:
         """Retry for up to 1.5 s while another transaction has the job's row locked; it may not claim it."""
         for pause in LOOKS:
+            if pause:
+                yield Query("rest", {"seconds": pause})
             if (claimed := (yield from self._try_one(opening, room, wish))) is not None:
                 return claimed  # type: ignore[no-any-return]
-            yield Query("rest", {"seconds": pause})
         return (yield from self._leased(opening, [], wish))
 
     def _try_one(self, opening: "Opening", room: Mapping[str, int], wish: Mapping[str, Any]) -> Any:

@@ -203,10 +203,11 @@ class PostgreSQL(PostgresEnqueue):
     def _claim_job(self, **wish: Any) -> Plan:
         """Retry for up to 1.5 s while another transaction has the job's row locked; it may not claim it."""
         for pause in LOOKS:
+            if pause:
+                yield Query("rest", {"seconds": pause})
             [row] = yield Query("claim_job", _wish(wish))
             if not row["crowded"]:
                 return [row]
-            yield Query("rest", {"seconds": pause})
         return [{**row, "crowded": False, "limited": False}]
 
     def _claim_within_limits(self, **wish: Any) -> Plan:

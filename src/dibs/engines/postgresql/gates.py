@@ -143,12 +143,13 @@ class PostgresGates(SqlEngine):
         rows = yield Query("behind_slot", {"job": job})
         keys = [("slot", row["slot"]) for row in rows]
         for pause in LOOKS if keys else ():
+            if pause:
+                yield Query("rest", {"seconds": pause})
             _, taken = yield from self._lock_if_free(keys, {})
             if not taken:
                 [slot] = (yield from self._slots(slots_of(keys))).values()
                 goes = has_room(rows[0]["slot_limit"], slot.jobs)
                 return keys if goes and (yield Query("overtake", {"job": job})) else []
-            yield Query("rest", {"seconds": pause})
         return []
 
     # -- jobs that go to another store, or come from one ------------------------------------------

@@ -1,6 +1,8 @@
 -- Blocks of PostgreSQL; engine.py has the answers. Many rows per statement; locked rows are skipped, not waited
 -- for. At READ COMMITTED a statement sees one snapshot, and the server checks the conditions again on the newest
 -- version of each row that it locks: so every guard stands in the statement that writes.
+-- `{>name:a}` inserts the fragment `name` with `a` for `$1`, which may itself name a fragment; `{word:a}` is a
+-- spelling of engine.py.
 
 -- name: enqueue
 -- For ids that are surely new. If a key is violated, the whole batch is tried again with `enqueue_again`. The hint

@@ -23,8 +23,8 @@ from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
 from dibs.operations.queries import PATTERNS
 from dibs.operations.scripts import Row, Rows, Step
 
-# Seconds between two reads of a job that is claimed by its id while another transaction has its row locked.
-LOOKS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
+# Seconds before each read of a job that is claimed by its id while another transaction has its row locked.
+LOOKS = (0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
 
 AT_JOBS = "job"  # the sort of what `mend` visits after the gates that have a row: names that jobs have
 

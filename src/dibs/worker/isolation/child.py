@@ -259,9 +259,9 @@ class IsolatedClaimState(ClaimState):
         super().__init__(core, run.job, run.asked_at)
         self._runner = runner
 
-    def is_settled_as(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
+    def note_outcome(self, settled_as: str, *, delay: int | None = None, errors: str | None = None) -> None:
         """Note the settlement in the handler's own transaction; the worker renews the lease no longer."""
-        super().is_settled_as(settled_as, delay=delay, errors=errors)
+        super().note_outcome(settled_as, delay=delay, errors=errors)
         self._runner.send(protocol.JobCompleted())
 
 

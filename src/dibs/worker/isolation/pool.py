@@ -202,7 +202,7 @@ class ChildProcess:
             case protocol.JobCompleted() if self._job is not None:
                 held, _ = self._job
                 held.core.keeper.drop(held)
-                held.is_settled_as("succeeded")
+                held.note_outcome("succeeded")
             case protocol.HandlerEnded() if self._job is not None:
                 self._job[1].chain(*protocol.children_of(message))
                 self._job = None
