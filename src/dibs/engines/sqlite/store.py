@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from dibs.engines.hints import Listeners
 from dibs.engines.retries import Tries, again
@@ -123,9 +123,11 @@ class SqliteStore(Tables):
 
 
 def _sqlite_path(url: str) -> str:
-    """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory."""
-    parts = urlsplit(url)
-    path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or parts.query or "\x00" in path:
+    """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory.
+
+    Not by `urlsplit`: it ends the path at a #, so that another file would be used.
+    """
+    path = url.partition("://")[2]
+    if path[:1] not in ("", "/") or "?" in path or "\x00" in unquote(path):
         raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
-    return path or ":memory:"
+    return unquote(path[1:]) or ":memory:"
