@@ -12,7 +12,7 @@ MEMORY := $(shell [ "$(ROOM)" -gt 8000000 ] 2>/dev/null && echo TMPDIR=/dev/shm)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-pgbouncer check screenshots docs site dist bench clean
+.PHONY: help setup demo test test-long test-stores check screenshots docs site dist bench clean
 
 help: ## list what you can ask for
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -33,10 +33,10 @@ test: $(STAMP) ## run every test on every engine, in one face, against private s
 
 test-long: $(STAMP) ## the full product of engines, faces and connections, at full size
 	$(BIN)/python -m pytest --numprocesses 5 --dist worksteal
-	$(MAKE) test-pgbouncer
+	$(MAKE) test-stores only=pgbouncer
 
-test-pgbouncer: $(STAMP) ## what runs on PostgreSQL once more, behind PgBouncer in transaction mode
-	$(BIN)/python -m pytest --pgbouncer -k postgresql --numprocesses 5 --dist worksteal tests/conformance tests/worker
+test-stores: $(STAMP) ## conformance and worker on every version of a server; only="galera redis-8" for some
+	$(MEMORY) $(BIN)/python -m tools.stores $(only)
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .

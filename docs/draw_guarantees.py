@@ -1,6 +1,7 @@
 """Draw the tables of docs/guarantees.md: `python docs/draw_guarantees.py` writes them into the page.
 
-`--check` changes nothing, and fails if there is something to write.
+`--check` changes nothing, and fails if there is something to write. The versions, also those of the README,
+come from docs/stores.json, which `make test-stores` writes.
 
 The `Traits` of a store say what it can't promise. The tests that a section names say where its guarantee
 holds: on the stores on which pytest would run them. A store that has the needed traits and no test of the
@@ -13,6 +14,7 @@ stores on which it is not promised.
 import ast
 import contextlib
 import io
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +33,8 @@ from dibs.operations.questions import Traits
 
 PAGE = Path(__file__).with_name("guarantees.md")
 ROOT = PAGE.parents[1]
+README = ROOT / "README.md"
+RESULTS = PAGE.with_name("stores.json")
 
 STORES: dict[str, tuple[str, Traits]] = {
     "memory": ("memory", Memory.traits),
@@ -161,7 +165,19 @@ def page(text: str, where: Where) -> str:
     if missing := {test for one in found for test in one.tests} - where.keys():
         raise SystemExit(f"there is no test {', '.join(sorted(missing))}")
     tables = {"glance": _glance(found, where), "traits": _traits(), "tests": _tests(found, where)}
-    return _TABLE.sub(lambda match: f"{match[1]}{_lines(tables[match[2]])}{match[3]}", text)
+    return _drawn(text, tables | _versions())
+
+
+def with_versions(text: str) -> str:
+    """Return a page of which only the tables of versions are drawn."""
+    return _drawn(text, _versions())
+
+
+def _drawn(text: str, tables: Mapping[str, Iterable[Sequence[str]]]) -> str:
+    def table(match: re.Match[str]) -> str:
+        return f"{match[1]}{_lines(tables[match[2]])}{match[3]}" if match[2] in tables else match[0]
+
+    return _TABLE.sub(table, text)
 
 
 def _lines(rows: Iterable[Sequence[str]]) -> str:
@@ -191,6 +207,28 @@ def _traits() -> Iterator[list[str]]:
         yield [f"`{name}`", text, *map(_value, values)]
 
 
+def _versions() -> dict[str, list[list[str]]]:
+    """Return what ran on which version, in short and in full."""
+    results = list(json.loads(RESULTS.read_text()).values())
+    short: dict[str, list[str]] = {}
+    for one in results:
+        short.setdefault(one["store"], []).append(one["version"])
+    return {
+        "versions": [["store", "tested with"], *([name, ", ".join(found)] for name, found in short.items())],
+        "stores": [
+            ["store", "version", "passed", "failed", "when"],
+            *(
+                [one["store"], one["version"], f"{one['passed']:,}", str(one["failed"]), _when(one)]
+                for one in results
+            ),
+        ],
+    }
+
+
+def _when(result: Mapping[str, str]) -> str:
+    return f"{result['date']} at {result['commit']}"
+
+
 def _value(value: object) -> str:
     match value:
         case True:
@@ -218,8 +256,9 @@ def _docstrings() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    drawn = page(text, collect())
-    if "--check" in sys.argv:
-        raise SystemExit(None if drawn == text else "docs/guarantees.md is not up to date: run `make docs`")
-    PAGE.write_text(drawn)
+    pages = {PAGE: page(PAGE.read_text(), collect()), README: with_versions(README.read_text())}
+    for file, drawn in pages.items():
+        if "--check" not in sys.argv:
+            file.write_text(drawn)
+        elif drawn != file.read_text():
+            raise SystemExit(f"{file.name} is not up to date: run `make docs`")

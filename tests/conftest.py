@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import shutil
 import signal
@@ -19,8 +20,9 @@ from tests.support import servers
 from tests.support.empty_stores import emptied_mysql, emptied_postgresql
 from tests.support.faces import Face, Make, open_face
 from tests.support.leaks import check_leaks
-from tests.support.matrix import ENGINES, MYSQLS, all_tests, mark_the_rest
+from tests.support.matrix import ENGINES, MYSQLS, all_tests, is_for, mark_the_rest
 from tests.support.servers import (
+    Galera,
     MariaDB,
     MissingServer,
     MySQLServer,
@@ -29,19 +31,26 @@ from tests.support.servers import (
     Redis,
     RedisCluster,
 )
+from tests.support.servers.failover import RedisPair
+from tests.support.servers.stores import STORES
 
 _failed = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--pgbouncer", action="store_true", help="reach PostgreSQL through PgBouncer in transaction mode"
+        "--store", choices=STORES, help="run the tests of one engine only, on this version of its server"
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (name := config.getoption("--store")) is not None:
+        try:
+            STORES[name].use()
+        except MissingServer as error:
+            pytest.exit(f"not tested: {name} ({error})", returncode=pytest.ExitCode.USAGE_ERROR)
     gc.disable()  # until all tests are found: walking what they are made of again and again takes seconds
 
 
@@ -67,8 +76,12 @@ def pgbouncer(postgresql: PostgreSQL) -> Iterator[PgBouncer]:
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDB]:
+def mariadb(request: pytest.FixtureRequest) -> Iterator[MariaDB]:
     """The server all tests share; never to be stopped by one of them."""
+    if request.config.getoption("--store") == "galera":
+        with Galera() as cluster:
+            yield cluster.nodes[0]
+        return
     with MariaDB() as server:
         yield server
 
@@ -107,9 +120,14 @@ def own_mysql() -> Iterator[MySQLServer]:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[Redis]:
+def redis_server(request: pytest.FixtureRequest) -> Iterator[Redis]:
     """The Redis that all tests share; what it writes is not forced to disk."""
-    with Redis({"appendfsync": "no", "save": ""}) as server:
+    settings = {"appendfsync": "no", "save": ""}
+    if request.config.getoption("--store") == "sentinel":
+        with RedisPair(settings) as pair:
+            yield pair.primary
+        return
+    with Redis(settings) as server:
         yield server
 
 
@@ -191,7 +209,7 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def migrated_database(postgresql: PostgreSQL, request: pytest.FixtureRequest) -> Iterator[str]:
     url = postgresql.create_database("conformance")
     with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--pgbouncer"):
+        if request.config.getoption("--store") == "pgbouncer":
             patch.setenv("DIBS_LISTEN_URL", url)
             url = request.getfixturevalue("pgbouncer").url("conformance")
         migrator = Dibs(url).sync
@@ -268,7 +286,19 @@ def pytest_runtest_makereport(
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note all tests, and mark what only `make test-long` runs: tests/support/matrix.py has the rules."""
     config.stash[all_tests] = list(items)
+    if (name := config.getoption("--store")) is None:
+        mark_the_rest(items)
+        return
+    _keep(config, items, [item for item in items if is_for(item, STORES[name].engine)])
     mark_the_rest(items)
+    own = {config.rootpath / file for file in STORES[name].also}
+    short = [item for item in items if item.get_closest_marker("long") is None or item.path in own]
+    _keep(config, items, short)
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
 
 
 def pytest_collection_finish() -> None:
@@ -293,10 +323,15 @@ def pytest_testnodedown(node: Any) -> None:
     servers.not_tested.update(output.get("not tested", {}))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     versions = {**servers.used, "SQLite": sqlite3.sqlite_version}
     line = ", ".join(f"{name} {version}" for name, version in versions.items())
     terminalreporter.write_line(f"servers: {line}")
+    if (name := config.getoption("--store")) is not None:
+        counts = {word: len(terminalreporter.stats.get(word, [])) for word in ("passed", "failed", "error")}
+        version = versions.get(STORES[name].server)
+        report = {"version": version, **counts, "not tested": servers.not_tested}
+        STORES[name].report(name).write_text(json.dumps(report))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -14,11 +14,21 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import HTTPCookieProcessor, build_opener
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 MOST_PACKAGES = 12
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SCRIPTS = "src/dibs/dashboard/static"
+ABOUT = {
+    *("METADATA", "RECORD", "WHEEL", "entry_points.txt"),
+    *("licenses/LICENSE", f"licenses/{SCRIPTS}/idiomorph.LICENSE.txt", "sboms/vendored.cdx.json"),
+}
+BESIDE = {  # hatchling adds the first three
+    *(".gitignore", "PKG-INFO", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md")
+}
 LONGEST_IMPORT = 150  # milliseconds, beside what an empty interpreter takes
 
 
@@ -47,16 +57,24 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def compare(wheel: Path, archive: Path) -> None:
-    """End with an error if the archives have other files than git has below src/."""
+    """End with an error if the archives have other files than git has below src/, or lack licence or SBOM."""
     tracked = run("git", "ls-files", "src", cwd=ROOT, quiet=True).split()
     wanted = {name.removeprefix("src/") for name in tracked}
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    inside = zipfile.ZipFile(wheel).namelist()
+    packed = {name for name in inside if ".dist-info/" not in name}
+    about = {name.partition(".dist-info/")[2] for name in inside} - {""}
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     sources = {name.removeprefix("src/") for name in names if name.startswith("src/")}
-    for what, found in (("the wheel", packed), ("the source archive", sources)):
-        if found != wanted:
-            sys.exit(f"{what} lacks {sorted(wanted - found)} and has {sorted(found - wanted)} besides")
+    other = {name for name in names if not name.startswith("src/")}
+    for what, found, right in (
+        ("the wheel", packed, wanted),
+        ("the wheel's dist-info", about, ABOUT),
+        ("the source archive", sources, wanted),
+        ("the source archive", other, BESIDE),
+    ):
+        if found != right:
+            sys.exit(f"{what} lacks {sorted(right - found)} and has {sorted(found - right)} besides")
 
 
 def try_out(python: str, wheel: Path) -> None:
@@ -66,12 +84,36 @@ def try_out(python: str, wheel: Path) -> None:
         run(python, "-m", "venv", folder)
         run(str(home / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", str(wheel))
         packages = count_packages(home / "bin/pip")
-        spent = import_time(home / "bin/python")
+        spent, beside = import_time(home / "bin/python", "dibs"), import_time(home / "bin/python", "typer")
+        if spent > LONGEST_IMPORT:
+            sys.exit(f"{python}: import dibs takes {spent:.0f} ms, import typer {beside:.0f} ms")
         run(str(home / "bin/dibs"), "demo", "--jobs", "500", cwd=home, quiet=True)
         [(code, said), *_] = EXAMPLE.findall((ROOT / "README.md").read_text())
         if run(str(home / "bin/python"), "-W", "error", "-c", code, cwd=home, quiet=True) != said:
             sys.exit(f"{python}: the example of the README prints something else")
-    print(f"{python}: {packages} packages, imported in {spent:.0f} ms; demo and example of the README run")
+        show_page(home, wheel)
+    print(
+        f"{python}: {packages} packages, imported in {spent:.0f} ms (typer: {beside:.0f} ms); "
+        "demo, example and page are shown"
+    )
+
+
+def show_page(home: Path, wheel: Path) -> None:
+    """Install what `dibs serve` needs, and open the page and its assets by the link that it prints."""
+    run(str(home / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", f"{wheel}[serve]")
+    words = [str(home / "bin/dibs"), "serve", "--port", "0"]
+    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, text=True) as service:  # noqa: S603
+        try:
+            assert service.stdout is not None
+            link = next(line.split()[-1] for line in service.stdout if line.startswith("the page"))
+            opener = build_opener(HTTPCookieProcessor())
+            shown = opener.open(link).read().decode()
+            for asset in re.findall(r'(?:href|src)="(static/[^"]+)"', shown):
+                opener.open(urljoin(link, asset))
+        finally:
+            service.terminate()
+    if 'data-page="overview"' not in shown:
+        sys.exit(f"the page of the wheel shows something else:\n{shown}")
 
 
 def count_packages(pip: Path) -> int:
@@ -83,13 +125,10 @@ def count_packages(pip: Path) -> int:
     return len(packages)
 
 
-def import_time(python: Path) -> float:
-    """Return how many milliseconds of the processor `import dibs` takes: the best of five."""
-    code = "import time; t = time.process_time(); import dibs; print((time.process_time() - t) * 1000)"
-    spent = min(float(run(str(python), "-W", "error", "-c", code, quiet=True)) for _ in range(5))
-    if spent > LONGEST_IMPORT:
-        sys.exit(f"{python}: import dibs takes {spent:.0f} ms")
-    return spent
+def import_time(python: Path, module: str) -> float:
+    """Return how many milliseconds of the processor an import takes: the best of nine."""
+    code = f"import time; t = time.process_time(); import {module}; print((time.process_time() - t) * 1000)"
+    return min(float(run(str(python), "-W", "error", "-c", code, quiet=True)) for _ in range(9))
 
 
 def run(*words: str, cwd: Path | None = None, quiet: bool = False) -> str:

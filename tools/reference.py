@@ -1,13 +1,16 @@
-"""Draw the reference of the Python API from the code: `python -m tools.reference FOLDER`.
+"""Draw the reference from the code: `python -m tools.reference FOLDER`.
 
-A page per part of the public face. A class shows its signature, docstring, fields and public methods; what a
-field means is the comment behind it, or the string below it. Code in a docstring stands below `Example:`.
+A page per part of the Python API, and one each for HTTP and for metrics and log lines. A class shows its
+signature, docstring, fields and public methods; what a field means is the comment behind it, or the string
+below it. A docstring's example stands behind `Example:`.
 """
 
 import ast
+import asyncio
 import dataclasses
 import enum
 import inspect
+import logging
 import re
 import sys
 import textwrap
@@ -19,16 +22,29 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, get_overloads
 
 import msgspec
+from fastapi import FastAPI
 
 import dibs
+import dibs.dashboard
+import dibs.integrations.fastapi
 import dibs.outbox
 import dibs.tables
 import dibs.testing
-from dibs.app.collections import Pipelines, Slots, Trains
+from dibs.app.collections import Pipelines, Schedules, Slots, Trains
+from dibs.integrations.prometheus import JobMetrics, RelayMetrics
 from dibs.jobs.options import Options, Using
+from dibs.log_format import LEVELS, SIGNS
 from dibs.settings import Settings
 
 COLLECTED = ("Train", "Pipeline", "Branch", "NewPipeline", "SyncNewPipeline", "ScheduleInfo")
+
+METRICS = (
+    "`GET /metrics` of `dibs serve`, and of a worker or a relay with `--health-port`, has these metrics."
+)
+LOG_LINES = """\
+Each event of a job is a line of the logger `dibs`; with `--log-json` an object with `event`, `job`,
+`kind`, `queue`, `attempt`, `worker`, `duration_ms`, `retry_in_s` and `error`, as far as they apply. Lines of
+the level DONE are shown on a terminal or with `--log-jobs`, lines of DEBUG with `-v`."""
 
 
 class Page(NamedTuple):
@@ -51,7 +67,12 @@ def pages() -> list[Page]:
     }
     options = {"Options of @app.job": Options, "Options of using(…)": Using}
     outcomes = of("Snooze", "Cancel", "Fail")
-    collections = {"app.trains": Trains, "app.slots": Slots, "app.pipelines": Pipelines}
+    collections = {
+        "app.trains": Trains,
+        "app.slots": Slots,
+        "app.pipelines": Pipelines,
+        "app.schedules": Schedules,
+    }
     return [
         Page("app.md", "Dibs, the app", of("Dibs", "SyncDibs") | {"Settings": Settings}),
         Page("tasks.md", "Tasks and new jobs", of("Task", "SyncTask", "NewJob", "Retry") | options),
@@ -59,11 +80,12 @@ def pages() -> list[Page]:
         Page("handlers.md", "Handlers", of("Context", "SyncContext") | outcomes),
         Page("claims.md", "Claims", of("Claim", "SyncClaim")),
         Page("worker.md", "Worker", of("Worker", "WorkerInfo")),
-        Page("collections.md", "Trains, slots, pipelines", collections | of(*COLLECTED)),
+        Page("collections.md", "Trains, slots, pipelines, schedules", collections | of(*COLLECTED)),
         Page("errors.md", "Errors", {name: one for name, one in errors.items() if name not in outcomes}),
         Page("tables.md", "dibs.tables", _public(dibs.tables)),
         Page("outbox.md", "dibs.outbox", _public(dibs.outbox)),
         Page("testing.md", "dibs.testing", _public(dibs.testing)),
+        Page("web.md", "FastAPI and the page", _public(dibs.integrations.fastapi) | _public(dibs.dashboard)),
     ]  # fmt: skip
 
 
@@ -83,9 +105,10 @@ def write_pages(folder: Path) -> list[Path]:
     """Write the pages into a folder; return their paths in order."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for page in all_pages():
-        paths.append(folder / page.file)
-        paths[-1].write_text(drawn(page))
+    texts = {page.file: drawn(page) for page in all_pages()}
+    for file, text in {**texts, "http.md": http_page(), "signals.md": signals_page()}.items():
+        paths.append(folder / file)
+        paths[-1].write_text(text)
     return paths
 
 
@@ -179,6 +202,92 @@ def _table(head: tuple[str, ...], rows: list[Any]) -> str:
     return "\n".join(f"| {line} |" for line in [" | ".join(head), "|".join("-" * len(head)), *lines])
 
 
+# -- HTTP, metrics, log lines -------------------------------------------------------------------
+
+
+def http_page() -> str:
+    """Return the routes, what they take and what they return, from their OpenAPI document."""
+    web = FastAPI()
+    web.include_router(dibs.integrations.fastapi.router(dibs.Dibs("memory://"), insecure=True))
+    told = web.openapi()
+    found = [
+        (f"{method.upper()} {path}", one)
+        for path, every in told["paths"].items()
+        for method, one in every.items()
+    ]
+    common = set.intersection(*({code for code in one["responses"] if code > "3"} for _, one in found))
+    refusals = _table(
+        ("code", "of every route"),
+        [(code, found[0][1]["responses"][code]["description"]) for code in sorted(common)],
+    )
+    routes = (_route(name, one, common) for name, one in found)
+    models = (_model(name, one) for name, one in told["components"]["schemas"].items())
+    opening = (
+        "The routes of `dibs serve`, and of `router(app, …)` in your app; for machines at `/openapi.json`."
+    )
+    return "\n\n".join(["# HTTP", opening, refusals, *routes, "## What they take and return", *models, ""])
+
+
+def _route(name: str, one: dict[str, Any], common: set[str]) -> str:
+    rows = [
+        (f"`{given['name']}`", given["in"], _json_type(given["schema"]), given.get("description", ""))
+        for given in one.get("parameters", ())
+        if given["in"] != "path"
+    ]
+    parts = [f"## `{name}`", f"{one['summary']}.", one.get("description", "")]
+    if rows:
+        parts.append(_table(("parameter", "in", "type", ""), rows))
+    if body := _content(one.get("requestBody", {})):
+        parts.append(f"Takes {_json_type(body)}.")
+    for code, answer in one["responses"].items():
+        if code.startswith("2"):
+            body = _content(answer)
+            parts.append(f"Returns {code}{f': {_json_type(body)}' if body else ''}.")
+        elif code not in common:
+            parts.append(f"{code}: {answer['description']}.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _content(told: dict[str, Any]) -> dict[str, Any]:
+    for kind, one in told.get("content", {}).items():
+        return one.get("schema") or {"type": kind}
+    return {}
+
+
+def _model(name: str, one: dict[str, Any]) -> str:
+    rows = [
+        (f"`{field}`", _json_type(kind), kind.get("description", ""))
+        for field, kind in one.get("properties", {}).items()
+    ]
+    values = ", ".join(f"`{value}`" for value in one.get("enum", ()))
+    parts = [f"### {name}", one.get("description", ""), values]
+    return "\n\n".join(part for part in [*parts, _table(("field", "type", ""), rows) if rows else ""] if part)
+
+
+def _json_type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if many := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(_json_type(one) for one in many)
+    if schema.get("type") == "array":
+        return f"list of {_json_type(schema.get('items', {}))}"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    return f"`{schema.get('format') or schema.get('type') or schema.get('const', 'any JSON')}`"
+
+
+def signals_page() -> str:
+    """Return the metrics for Prometheus, and the events of the log, with their levels."""
+    jobs = asyncio.run(JobMetrics(dibs.Dibs("memory://")).text())
+    relay = "\n".join(RelayMetrics(dibs.outbox.Outbox("sqlite:///none.db"))._process_lines())
+    found = re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\w+)$", f"{jobs}{relay}", re.MULTILINE)
+    metrics = [(f"`{name}`", kind, told) for name, told, kind in found]
+    events = [(f"`{name}`", SIGNS[name], logging.getLevelName(level)) for name, level in LEVELS.items()]
+    parts = ["# Metrics and log lines", METRICS, _table(("metric", "type", ""), metrics), LOG_LINES]
+    return "\n\n".join([*parts, _table(("event", "sign", "level"), events), ""])
+
+
 # -- What stands in the code --------------------------------------------------------------------
 
 
@@ -208,16 +317,19 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 def prose(shown: Any) -> str:
-    """Return the docstring as Markdown; what is below `Example:` as code."""
-    text = inspect.getdoc(shown) or ""
-    told, _, example = text.partition("\nExample:\n")
-    return f"{told.strip()}\n\n```python\n{textwrap.dedent(example).strip()}\n```" if example else told
+    """Return the docstring as Markdown; what is behind `Example:` as code."""
+    told, code = _told(shown)
+    return f"{told}\n\n```python\n{code}\n```" if code else told
 
 
 def example(shown: Any) -> str | None:
     """Return the code of the example in a docstring, if there is one."""
-    _, found, code = (inspect.getdoc(shown) or "").partition("\nExample:\n")
-    return textwrap.dedent(code) if found else None
+    return _told(shown)[1]
+
+
+def _told(shown: Any) -> tuple[str, str | None]:
+    told, _, code = (inspect.getdoc(shown) or "").partition("Example: `")
+    return told.strip(), code.rstrip().removesuffix("`") or None
 
 
 def comment(shown: Any, name: str) -> str:
@@ -257,6 +369,7 @@ def _type(kind: Any) -> str:
     """Return an annotation as it is written, without the modules of its names."""
     told = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     told = re.sub(r"\b(?:[a-z_]\w*\.)+([A-Za-z])", r"\1", told)
+    told = re.sub(r"ForwardRef\('(.*?)'\)", r"\1", told)
     told = re.sub(r"Optional\[(Literal\[.*?\])\]", r"\1 | None", told)
     for long, short in _SPELT.items():
         told = told.replace(long, short)

@@ -98,9 +98,7 @@ def place_of(path: Path) -> Path:
     """Return where a file of the repository stands among the pages."""
     if path.is_dir():
         return place_of(path / "index").with_suffix(".md")
-    if path.is_relative_to(DOCS):
-        return path.relative_to(DOCS)
-    inside = Path("source") / path.relative_to(ROOT)
+    inside = path.relative_to(DOCS) if path.is_relative_to(DOCS) else Path("source") / path.relative_to(ROOT)
     return inside if inside.suffix in {".md", ".png", ".svg"} else inside.with_name(f"{inside.name}.md")
 
 

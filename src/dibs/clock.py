@@ -9,7 +9,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
-MICROSECOND = 1
 MILLISECOND = 1_000
 SECOND = 1_000_000
 

@@ -33,11 +33,11 @@ LONGEST_MESSAGE = 2_000
 
 
 class DibsError(Exception):
-    """Anything dibs refuses or fails to do."""
+    """Anything dibs refuses or fails to do. Example: `except DibsError as error: print(error)`"""
 
 
 class BadRequest(DibsError):
-    """The call can't be served as it stands; nothing was written."""
+    """The call can't be served as it stands; nothing was written. Example: `await app.get("not an id")`"""
 
     def __init__(self, message: str) -> None:
         if len(message) > LONGEST_MESSAGE:  # it quotes what was given, which may be any size
@@ -46,11 +46,11 @@ class BadRequest(DibsError):
 
 
 class UnfitArguments(BadRequest):
-    """The arguments of a stored job don't fit its handler: no attempt would."""
+    """The arguments of a stored job don't fit its handler. Example: `except UnfitArguments as e: print(e)`"""
 
 
 class NotFound(DibsError):
-    """No job, pipeline or message of this id is live or kept, or no train or schedule of this name."""
+    """No job, pipeline, message, train or schedule of this id or name. Example: `await app.why(uuid4())`"""
 
     def __init__(self, id: UUID | str, what: str = "job") -> None:
         if isinstance(id, UUID):
@@ -63,15 +63,15 @@ class NotFound(DibsError):
 
 
 class Refused(DibsError):
-    """The job's state does not allow this."""
+    """The job's state does not allow this. Example: `await app.retry(done.id)`"""
 
 
 class NotStale(Refused):
-    """The job's lease has not been over for long enough to take it from its holder by hand."""
+    """Its lease ended too recently to take it back by hand. Example: `await app.recover(claim.job.id)`"""
 
 
 class JobFailed(DibsError):
-    """The job that was waited for has failed; its errors say why."""
+    """The job waited for has failed. Example: `except JobFailed as error: print(error.job.errors)`"""
 
     def __init__(self, job: "Job") -> None:
         error = f"{job.errors[-1].type}: {job.errors[-1].message}" if job.errors else "no reason was given"
@@ -84,7 +84,7 @@ class JobFailed(DibsError):
 
 
 class JobCancelled(DibsError):
-    """The job that was waited for was cancelled."""
+    """The job waited for was cancelled. Example: `except JobCancelled as error: print(error.job)`"""
 
     def __init__(self, job: "Job") -> None:
         super().__init__(f"job {job.id} ({job.kind}) was cancelled: {job.message or 'no reason was given'}")
@@ -95,31 +95,31 @@ class JobCancelled(DibsError):
 
 
 class LeaseLost(DibsError):
-    """The claim is no longer held: the job was swept, settled or claimed by another worker."""
+    """The claim is held no longer; nothing changed. Example: `except LeaseLost: await session.rollback()`"""
 
 
 class StoreUnavailable(DibsError):
-    """The store could not be reached, or stopped answering."""
+    """The store can't be reached, or stopped answering. Example: `except StoreUnavailable: await sleep(1)`"""
 
 
 class StoreRefused(StoreUnavailable):
-    """The store does not let us in, and will not until its URL or its users are put right."""
+    """The store refuses us: put its URL or its users right. Example: `except StoreRefused: exit(1)`"""
 
 
 class StoreBusy(StoreUnavailable):
-    """The store answers, but a lock or a time limit of its own kept it from doing this. Try again."""
+    """A lock or a time limit of the store was in the way. Example: `except StoreBusy: await sleep(1)`"""
 
 
 class NotPermitted(DibsError):
-    """The store does not let this user do what was asked. Trying again will not help."""
+    """The store refuses this user; trying again won't help. Example: `except NotPermitted: exit(1)`"""
 
 
 class UnsafeStore(DibsError):
-    """The store is set up so that it may lose what it acknowledged."""
+    """The store is set up so that it may lose jobs. Example: `except UnsafeStore as error: exit(error)`"""
 
 
 class SchemaOutdated(DibsError):
-    """The store lacks tables or columns that this version of dibs needs."""
+    """The store's tables are missing or too old. Example: `except SchemaOutdated: await app.migrate()`"""
 
     def __init__(self, found: int, needed: int, store: str = "the store") -> None:
         missing = "has no dibs tables yet" if found == 0 else f"has schema version {found}"
@@ -130,12 +130,12 @@ class SchemaOutdated(DibsError):
 
 
 class UnknownEngine(DibsError):
-    """The URL names no store that dibs can use."""
+    """The URL names no store that dibs can use. Example: `Dibs("mongodb://localhost")`"""
 
 
 class UnsupportedConnection(DibsError):
-    """`within=` was given something that dibs can't speak through here."""
+    """`within=` was given what dibs can't use. Example: `await send_receipt.using(within=1).enqueue(42)`"""
 
 
 class ClaimInTransaction(DibsError):
-    """A claim must be durable when it returns, so it can't be part of an open transaction."""
+    """A claim in an open transaction. Example: `except ClaimInTransaction: await session.commit()`"""

@@ -24,18 +24,18 @@ _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One app's settings, checked."""
+    """One app's settings, checked. Example: `Dibs("sqlite:///jobs.db", keep="failed", keep_for=3600)`"""
 
-    url: str = member(default=DEFAULT_URL, repr=False)
-    prefix: str = "dibs"
-    pool_size: int = 10
-    poll: float = 10
-    stale_after: float = 1800
-    keep: Keep = "all"
-    keep_for: timedelta = timedelta(days=7)
-    max_payload: int = MIB
-    listen_url: str | None = member(default=None, repr=False)
-    pooled: bool | None = None
+    url: str = member(default=DEFAULT_URL, repr=False)  # where the jobs are kept
+    prefix: str = "dibs"  # what the names of its tables or keys begin with
+    pool_size: int = 10  # the most connections of this process, on each face
+    poll: float = 10  # how often an idle worker looks for jobs without being woken, in seconds
+    stale_after: float = 1800  # seconds after the end of its lease until a job may be recovered by hand
+    keep: Keep = "all"  # which finished jobs are kept
+    keep_for: timedelta = timedelta(days=7)  # how long finished jobs are kept
+    max_payload: int = MIB  # the most bytes of the arguments of a job or of its result
+    listen_url: str | None = member(default=None, repr=False)  # a URL past the pooler, for hints
+    pooled: bool | None = None  # whether a pooler is in between; None to find out
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():

@@ -1,6 +1,11 @@
 """Durations, sizes, numbers and URLs as people say them, and the word that was meant."""
 
 from collections.abc import Iterable
+from urllib.parse import SplitResult, urlsplit
+
+from dibs.errors import BadRequest
+
+MAY_HAVE_AT_IN_PATH = ("sqlite", "memory", "http", "https")
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -10,6 +15,22 @@ def meant(word: str, known: Iterable[str]) -> str:
     names = list(known)
     near = get_close_matches(word, names, 1)
     return f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
+
+
+def split_url(url: str, what: str = "the store") -> SplitResult:
+    """Return the parts of a URL; the refusal quotes none of them, as any may be a part of a password."""
+    try:
+        parts = urlsplit(url)
+        for place in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{place}").port
+    except ValueError:
+        raise BadRequest(
+            f"the URL of {what} can't be read: check its host and its port, a number; "
+            "in a password write / : # ? @ as %2F %3A %23 %3F %40"
+        ) from None
+    if "@" in parts.path and parts.scheme.partition("+")[0] not in MAY_HAVE_AT_IN_PATH:
+        raise BadRequest(f"the URL of {what} has an @ after its first /: write a / in a password as %2F")
+    return parts
 
 
 def without_password(url: str) -> str:

@@ -115,6 +115,11 @@ class PageTab:
         """Return what the browser complained about since the last time: errors, and refused content."""
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
+    def prefer(self, scheme: str) -> None:
+        """Show the page in this scheme of colours; in the browser's own if it is empty."""
+        wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+
     def without_scripts(self, *, off: bool = True) -> None:
         self.browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": off})
 

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -16,10 +17,12 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
-from dibs import NewJob
+from dibs import Dibs, NewJob
 from dibs.app.dibs import SyncDibs
-from tests.browser.conftest import PageTab, barriers, page_of
+from dibs.dashboard import Dashboard, TokenLogin
+from tests.browser.conftest import TOKEN, PageTab, barriers, page_of
 from tests.support.proxy import FaultProxy
+from tests.support.web_apps import PLACES, on_a_port
 
 TWO = pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 ONE = pytest.mark.parametrize("engine", ["sqlite"])
@@ -77,13 +80,59 @@ def test_every_page_opens_with_its_data_and_without_an_error(tab: PageTab, store
         assert tab.complaints() == []
 
 
+HOSTILE = "<script>document.title = 'hit'</script>\"'><img src=x onerror=alert(1)>javascript:alert(1)"
+TURNED = "\x1b[31m\u202egnp.exe\u200b"
+
+
+@ONE
+def test_hostile_text_is_shown_as_text_on_every_page(tab: PageTab, store: SyncDibs) -> None:
+    about = {
+        "queue": HOSTILE,
+        "tags": [HOSTILE],
+        "args": {HOSTILE: [HOSTILE, TURNED]},
+        "meta": {"m": HOSTILE},
+    }
+    pipeline = store.pipeline(HOSTILE)
+    pipeline.add(NewJob(HOSTILE, **about))
+    pipeline.enqueue()
+    running, failed, _, _ = store.enqueue(
+        NewJob(HOSTILE, slot=HOSTILE, **about),
+        NewJob(HOSTILE, train=HOSTILE, max_attempts=1, on_failed="hold", **about),
+        NewJob(HOSTILE, train=HOSTILE, **about),
+        NewJob(HOSTILE, unique=HOSTILE, delay=60, **about),
+    )
+    claims = {job.id: store.claim_job(job.id, worker=HOSTILE) for job in (running, failed)}
+    claims[running.id].progress(0.5, TURNED + HOSTILE)  # type: ignore[union-attr]
+    claims[failed.id].fail(TURNED + HOSTILE + "x" * 1_000_000)  # type: ignore[union-attr]
+    store.schedules.put(HOSTILE, "0 3 * * *", NewJob(HOSTILE, **about))
+
+    for path in (*PAGES, *(f"jobs/{id}" for id in claims), f"pipelines/{pipeline.id}", f"jobs?q={HOSTILE}"):
+        tab.open(path)
+
+        assert tab.browser.title != "hit"
+        assert not tab.all("main script, img, main a[href^='javascript']")
+        assert not {"\x1b", "\u202e", "\u200b"} & set(tab.find("html").get_attribute("textContent") or "")
+        assert path in ("outbox", "health") or HOSTILE in tab.text
+        assert tab.complaints() == []
+
+
 @ONE
 def test_no_page_keeps_people_out(tab: PageTab, store: SyncDibs, axe: str) -> None:
     failed, pipeline = fill(store)
 
-    for path in [*PAGES, f"jobs/{failed}", f"pipelines/{pipeline}"]:
-        tab.open(path)
-        assert barriers(tab, axe) == [], path
+    for scheme in ("light", "dark"):
+        tab.prefer(scheme)
+        for path in [
+            *PAGES,
+            f"jobs/{failed}",
+            f"pipelines/{pipeline}",
+            "jobs?q=kind:g*",
+            "jobs/nothing",
+            "login",
+        ]:
+            tab.open(path)
+            assert barriers(tab, axe) == [], (path, scheme)
+    tab.prefer("")
 
 
 @TWO
@@ -251,6 +300,29 @@ def test_lists_search_and_acts_need_no_script(tab: PageTab, store: SyncDibs) -> 
     assert store.get(job.id).state == "cancelled"  # type: ignore[union-attr]
 
 
+@ONE
+@pytest.mark.parametrize(("place", "prefix"), PLACES.items())
+def test_the_page_is_the_same_wherever_it_is_mounted(
+    chromium: Chrome, store: SyncDibs, place: Callable[[Dashboard], Any], prefix: str
+) -> None:
+    [job] = store.enqueue(NewJob("greet"))
+    page = Dashboard(Dibs(store._core.settings.url), authorize=TokenLogin(token=TOKEN))
+    with on_a_port(place(page), timeout_graceful_shutdown=1) as port:
+        tab = PageTab(chromium, f"http://127.0.0.1:{port}{prefix}")
+        tab.log_in()
+        tab.open(f"jobs/{job.id}")
+
+        tab.press("cancel")
+
+        tab.until(lambda: "greet is cancelled" in tab.find("[data-said]").text)
+        store.retry(job.id)
+        tab.until(lambda: tab.find("[data-job]").get_attribute("data-state") == "ready")
+        tab.find("nav a[href$=queues]").click()
+        tab.until(lambda: tab.page == "queues")
+        assert tab.complaints() == []
+        chromium.get("about:blank")
+
+
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_store_that_is_away_is_said_and_the_page_recovers(chromium: Chrome, store: SyncDibs) -> None:
     place = urlsplit(store._core.settings.url)
@@ -315,6 +387,23 @@ def test_all_that_a_search_found_are_retried(tab: PageTab, store: SyncDibs) -> N
 
     tab.until(lambda: "3 of 3 run again" in tab.find("[data-said]").text)
     assert store.counts()["ready"] == 4
+
+
+@TWO
+def test_above_a_hundred_the_number_is_typed_first(tab: PageTab, store: SyncDibs) -> None:
+    store.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(120)))
+    for claim in store.claim(limit=120):
+        claim.fail("Timeout: no answer")
+    tab.open("jobs?q=error:Timeout")
+
+    tab.press("retry-all")
+    assert store.counts()["failed"] == 120
+    tab.find('form:has([data-act="retry-all"]) input[name="confirm"]').send_keys("120")
+    tab.press("retry-all")
+
+    tab.until(lambda: "120 of 120 run again" in tab.find("[data-said]").text)
+    assert store.counts()["ready"] == 120
+    assert tab.complaints() == []
 
 
 @ONE

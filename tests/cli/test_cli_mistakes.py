@@ -13,6 +13,7 @@ import pytest
 
 from dibs import Dibs, NewJob
 from dibs.cli._support.options import url_again
+from dibs.cli.commands.outbox import _shown
 from tests.support.commands import UNKNOWN, dibs, lines
 from tests.support.servers import PostgreSQL
 
@@ -28,6 +29,8 @@ EVERY = [
     ["enqueue", "greet"],
     ["verify"],
     ["serve", "--port", "0"],
+    ["outbox", "list"],
+    ["outbox", "relay", "--broker", "nats://127.0.0.1"],
 ]
 
 
@@ -48,6 +51,10 @@ def complaint(*words: object, code: int = 1) -> str:
         "postgresql//shopper:s3cret@127.0.0.1/shop",
         "postgresql://shopper:s3cret/more@127.0.0.1/shop",
         "postgresql://shopper:s3cret[@127.0.0.1/shop",
+        "mysql://shopper:s3cret/more@127.0.0.1/shop",
+        "mysql://shopper:1/s3cret@127.0.0.1/shop",
+        "sqlite://shopper:s3cret@127.0.0.1/shop",
+        "sqlite://shopper:s3cret[@127.0.0.1/shop",
         "oracle://shopper:s3cret@127.0.0.1/shop",
     ],
 )
@@ -57,6 +64,25 @@ def test_a_url_that_cannot_be_read_is_not_quoted_with_its_password(words: list[s
 
     assert "s3cret" not in said
     assert "unexpected" not in said
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "nats", "tls", "redis", "http"])
+@pytest.mark.parametrize("place", ["shopper:s3cret/more@127.0.0.1", "shopper:s3cret[@127.0.0.1"])
+def test_the_url_of_a_broker_that_cannot_be_read_is_not_quoted(scheme: str, place: str) -> None:
+    said = complaint("outbox", "relay", "--url", "sqlite:///shop.db", "--broker", f"{scheme}://{place}")
+
+    assert "s3cret" not in said
+    assert "the URL of a broker can't be read" in said
+
+
+def test_a_broker_without_a_scheme_may_be_a_password() -> None:
+    said = complaint("outbox", "relay", "--url", "sqlite:///shop.db", "--broker", "shopper:s3cret@127.0.0.1")
+
+    assert "s3cret" not in said
+
+
+def test_a_relay_names_the_host_of_a_webhook_and_not_its_path() -> None:
+    assert _shown({"default": "https://hooks.example/s3cret"}) == "default at https://hooks.example"
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)

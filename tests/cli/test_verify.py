@@ -13,6 +13,7 @@ from dibs import Dibs
 from dibs.cli.commands import verify
 from dibs.cli.trial.processes import WorkerProcesses
 from dibs.cli.trial.records import Verdict
+from tests.support.check_history import broken_rules
 from tests.support.commands import dibs, lines
 from tests.support.fault_stores import wait_until
 from tests.support.servers import MariaDB, PostgreSQL
@@ -58,6 +59,41 @@ def test_killed_and_frozen_processes_break_no_promise_and_nothing_is_left(url: s
     app = Dibs(url)
     assert sum(app.sync.counts().values()) == 0
     app.sync.close()
+
+
+def test_the_history_and_the_page_of_a_run_are_written(tmp_path: Path) -> None:
+    files = ("--history", f"{tmp_path}/h.jsonl", "--report", f"{tmp_path}/r.html")
+
+    done = dibs("verify", f"sqlite:///{tmp_path}/own.db", *SMALL, *files, "--json")
+
+    history = (tmp_path / "h.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in history]
+    enqueued = [event for event in events if event["event"] == "enqueued"]
+    assert broken_rules(history) == []
+    assert len(enqueued) == json.loads(done.stdout)["jobs"]
+    assert {"train", "slot"} <= {gate for event in enqueued for gate in event}
+    assert {"killed", "frozen", "resumed"} <= {event["event"] for event in events}
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<!doctype html>") == 1
+    assert '"event":"frozen"' in page
+
+
+def test_a_run_goes_on_for_its_minutes(tmp_path: Path) -> None:
+    few = ("--jobs", "50", "--kills", "0", "--freezes", "0", "--workers", "2")
+
+    done = dibs("verify", f"sqlite:///{tmp_path}/own.db", *few, "--minutes", "0.05", "--json")
+
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["problems"]) == (0, [])
+    assert report["seconds"] >= 3
+    assert report["jobs"] > 57
+
+
+def test_a_page_that_can_not_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    done = dibs("verify", f"sqlite:///{tmp_path}/own.db", "--report", f"{tmp_path}/none/r.html")
+
+    assert done.exit_code == 2
+    assert "can't be written" in done.stderr
 
 
 def test_a_broken_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from dibs import (
     Snooze,
     SyncClaim,
 )
+from dibs.app.verbs import Claimed
 from dibs.jobs.ids import new_id
 from tests.support.faces import Face, Make, nothing_written
 from tests.support.internals import age, store_of
@@ -526,7 +527,7 @@ def test_who_is_cancelled_while_a_claim_is_under_way_leaves_nothing_leased(
 
     async def answer_late(operation: Any, within: Any = None) -> Any:
         answer = await ask(operation, within)
-        if not claimed.is_set() and isinstance(answer, list) and answer:
+        if not claimed.is_set() and isinstance(answer, Claimed) and answer.held:
             claimed.set()
             await asyncio.sleep(0.05)  # the answer is on its way
         return answer

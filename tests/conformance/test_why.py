@@ -47,6 +47,16 @@ def test_a_worker_that_learned_a_kind_since_it_came_knows_it(app: Face, make: Ma
     assert app.workers()[0].kinds == ["old", job.kind]
 
 
+def test_a_worker_says_which_dibs_it_runs(app: Face) -> None:
+    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], "0.1", concurrency=1, running=0))
+    app.ask(lambda: upkeep.tick("pod-b", None, ["work"], concurrency=1, running=0))
+    assert [worker.version for worker in app.workers()] == ["0.1", None]
+
+    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], "0.2", concurrency=1, running=0))
+
+    assert [worker.version for worker in app.workers()] == ["0.2", None]
+
+
 def test_a_worker_is_as_busy_as_its_jobs_say(app: Face, make: Make) -> None:
     """Its own report is as old as its last upkeep round."""
     a_worker_is_there(app, "work")

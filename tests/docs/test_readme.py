@@ -123,6 +123,14 @@ def test_the_tables_of_the_guarantees_are_up_to_date(request: pytest.FixtureRequ
         subprocess.run([sys.executable, script, "--check"], cwd=ROOT, check=True, timeout=200)
 
 
+def test_the_versions_in_the_readme_are_the_ones_that_were_tested() -> None:
+    text = (ROOT / "README.md").read_text()
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_guarantees.py"))["with_versions"](text)
+
+    assert drawn == text, "run `make docs`"
+    assert "| PostgreSQL | " in drawn
+
+
 def test_the_drawing_of_the_states_is_up_to_date() -> None:
     drawn = runpy.run_path(str(ROOT / "docs" / "draw_states.py"))
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dibs import Dibs, NewJob
+from dibs import Dibs, NewJob, StoreUnavailable
 from dibs.app.claims import SyncClaim
-from tests.support.fault_stores import wait_until
+from tests.support.fault_stores import face_of, wait_until
 from tests.support.servers import Galera
 
 pytestmark = pytest.mark.long
@@ -65,3 +65,18 @@ def test_of_two_claims_on_different_nodes_the_later_has_the_greater_token(nodes:
         claim.release()
 
     assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_node_without_the_others_is_said_to_be_unavailable(face: str) -> None:
+    with Galera() as alone:
+        app = Dibs(alone.fresh_database()[0])
+        app.sync.migrate()
+        for node in alone.nodes[1:]:
+            node.kill()
+
+        with face_of(app, face) as caller, pytest.raises(StoreUnavailable) as told:
+            wait_until(lambda: caller.enqueue(NewJob("work")) and False, seconds=60)
+        app.sync.close()
+
+    assert "WSREP has not yet prepared node" in str(told.value)

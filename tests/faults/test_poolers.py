@@ -14,6 +14,7 @@ import pytest
 
 from dibs import BadRequest, Dibs, NewJob
 from dibs.engines.postgresql.session import SessionMode
+from tests.support.commands import dibs
 from tests.support.fault_stores import Place, face_of, wait_until
 from tests.support.internals import store_of
 from tests.support.servers import PgBouncer, PostgreSQL
@@ -197,6 +198,15 @@ async def _prepared_awaited(app: Dibs) -> list[str]:
     rows = await store._async._idle[0].fetch("select name from pg_prepared_statements")
     await app.close()
     return [row["name"] for row in rows]
+
+
+def test_verify_kills_and_freezes_behind_a_pooler(bouncer: PgBouncer, postgres: Place) -> None:
+    url = bouncer.url(_database(postgres))
+
+    done = dibs("verify", url, "--jobs", "150", "--workers", "3", "--kills", "1", "--freezes", "1")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "trains out of order = 0" in done.stdout
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])

@@ -166,12 +166,15 @@ def test_a_server_that_became_a_replica_is_waited_for(client: redis.Redis, app: 
     with face_of(app, face) as faced:
         faced.enqueue(NewJob("work"))
         client.replicaof("127.0.0.1", 1)
-        threading.Timer(0.3, lambda: client.replicaof("no", "one")).start()
+        promote = threading.Timer(0.3, client.replicaof, ("no", "one"))
+        promote.start()
+        try:
+            [claim] = faced.claim()
+            claim.succeed()
 
-        [claim] = faced.claim()
-        claim.succeed()
-
-        assert faced.counts()["succeeded"] == 1
+            assert faced.counts()["succeeded"] == 1
+        finally:
+            promote.join()
 
 
 def test_a_replica_that_stays_one_is_said(client: redis.Redis, app: Dibs) -> None:

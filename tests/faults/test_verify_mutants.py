@@ -9,7 +9,7 @@ import pytest
 from dibs import Dibs
 from dibs.cli.trial import late_writes
 from dibs.cli.trial.late_writes import write_late
-from dibs.cli.trial.records import Recorder, RecordFile, Verdict, judge
+from dibs.cli.trial.records import Record, Recorder, RecordFile, Verdict, judge
 from tests.faults.test_mutants import FENCE, HELD
 from tests.support.fault_stores import mutate
 
@@ -30,8 +30,9 @@ LEASE = 0.1
 def verdict_on(app: Dibs, folder: Path) -> Verdict:
     file = folder / "late.jsonl"
     ids = write_late(app.sync, "late", Recorder(str(file)))
-    succeeded = [job.id for job in app.sync.find(state="succeeded", queue="late")]
-    return judge(ids, succeeded, RecordFile(file).read())
+    enqueued = [Record("enqueued", 0, id) for id in ids]
+    succeeded = [Record("succeeded", 0, job.id) for job in app.sync.find(state="succeeded", queue="late")]
+    return judge([*enqueued, *RecordFile(file).read(), *succeeded])
 
 
 @pytest.fixture

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,43 @@ def test_a_frozen_process_learns_on_leaving_its_block_that_the_job_is_gone(share
     assert left == "LeaseLost"
     assert app.sync.get(job.id).result == "by the holder"
     assert [state for state, _ in journal(job.id)] == ["ready", "running", "ready", "running", "succeeded"]
+
+
+STOPPED_BEFORE_IT_BEGINS = """
+import asyncio, os, signal, sys
+from dibs import Dibs, Worker
+from dibs.worker.runner import Runner
+app, run_waiting = Dibs(sys.argv[1], poll=1), Runner._run_waiting
+
+@app.job(lease=0.5)
+async def work():
+    print("began", flush=True)
+
+def stopping(runner):
+    Runner._run_waiting = run_waiting
+    os.kill(os.getpid(), signal.SIGSTOP)
+    run_waiting(runner)
+
+Runner._run_waiting = stopping
+asyncio.run(Worker(app).run(until_idle=True))
+"""
+
+
+def test_a_worker_that_was_frozen_past_its_lease_does_not_begin_the_job(shared: Place) -> None:
+    app = shared.app()
+    [job] = app.sync.enqueue(NewJob("work"))
+    command = [sys.executable, "-c", STOPPED_BEFORE_IT_BEGINS, shared.url]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        _, status = os.waitpid(worker.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        [claim] = wait_until(lambda: app.sync.claim(lease=60))
+        claim.succeed("by the holder")
+        worker.send_signal(signal.SIGCONT)
+        said, _ = worker.communicate(timeout=60)
+
+    assert said == ""
+    assert app.sync.get(job.id).result == "by the holder"
 
 
 def test_a_process_that_keeps_its_job_for_many_leases_is_not_robbed(shared: Place) -> None:

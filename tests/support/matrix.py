@@ -12,7 +12,8 @@ A test that takes an engine, a face or a connection exists once for each combina
    the two, by the same checksum, with all of its other parameters. On both run the tests of `ON_CLUSTER`, one
    per question that dibs asks of a store, the first test of each file, and everything in tests/faults.
 4. The Redis Cluster is Redis with other routes to it. There run the tests of `ON_CLUSTER`, one per question
-   that dibs asks of a store, and outside of the conformance suite the first test of each file.
+   that dibs asks of a store, and outside of the conformance suite the first test of each file; all of them
+   if the run is about the cluster alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ ENGINES = ["memory", "sqlite", "postgresql", "mariadb", "mysql", "redis", "redis
 MYSQLS = ("mariadb", "mysql")
 
 CLUSTER = "redis-cluster"
+
+# Fixtures that lead to the server of an engine and are not named after it.
+OTHER_FIXTURES = {"postgresql": ("postgres",), "mariadb": ("galera",), "redis": ("redis_server", "on_redis")}
 
 # Parameters of which one value stands for the others; a driver of SQLAlchemy's also names its engine.
 WAYS = ("face", "colour", "yours", "driver", "late")
@@ -139,6 +143,14 @@ def _engine(params: dict[str, Any]) -> str:
     return str(params.get("engine") or str(params.get("driver", "")).partition("+")[0])
 
 
+def is_for(item: Any, engine: str) -> bool:
+    """Whether a test is about this engine: by its parameters, else by its fixtures or its name."""
+    if (case := case_of(item)) is not None and case.engine:
+        return case.engine == engine
+    wanted = {engine, f"own_{engine}", *OTHER_FIXTURES.get(engine, ())}
+    return not wanted.isdisjoint(item.fixturenames) or f"_{engine}_" in item.originalname
+
+
 def mark_the_rest(items: Iterable[pytest.Item]) -> None:
     """Mark as `long` what a default run leaves out."""
     cases = [(item, case) for item in items if (case := case_of(item)) is not None]
@@ -156,13 +168,14 @@ def default_cases(cases: list[Case]) -> set[Case]:
     first = _first(case for alike in tests.values() for group in alike.values() for case in group[1:])
     first_on_cluster = _first(case for case in cases if case.engine == CLUSTER)
     left_out = _left_to_the_twin(cases)
+    alone = all(case.engine == CLUSTER for case in cases)
     kept: set[Case] = set()
     for (name, engine), alike in tests.items():
         start = _start(name, engine)
         for number, group in enumerate(alike.values()):
             if (name, group[0].rest, engine) in left_out:
                 continue
-            if engine != CLUSTER or _stands_for_others(group[0], first_on_cluster):
+            if alone or engine != CLUSTER or _stands_for_others(group[0], first_on_cluster):
                 is_first = number == 0 and name == first.get((group[0].file, engine))
                 kept.update(group if is_first else [group[(start + number) % len(group)]])
     return kept

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException
 from fastapi.testclient import TestClient
+from starlette.applications import Starlette
 
 from dibs import Dibs
+from dibs.dashboard import Dashboard
 from dibs.integrations.fastapi import router
+from tests.support.django_project import set_up
 
 READER, WRITER = {"authorization": "reader"}, {"authorization": "writer"}
 
@@ -126,3 +131,78 @@ class EventReader:
     async def close(self) -> None:
         self._writer.transport.abort()
         await asyncio.sleep(0)
+
+
+# -- the page in other web apps ------------------------------------------------------------------
+
+
+def in_fastapi(page: Dashboard) -> Any:
+    web = FastAPI()
+    web.mount("/jobs", page)
+    return web
+
+
+def in_starlette(page: Dashboard) -> Any:
+    web = Starlette()
+    web.mount("/jobs", page)
+    return web
+
+
+def in_django(page: Dashboard) -> Any:
+    """As the guide says it."""
+    set_up()
+    from django.core.asgi import get_asgi_application
+    from django.http import HttpResponse
+    from django.test import override_settings
+    from django.urls import path
+
+    urls = ModuleType("urls_of_the_page_test")
+    urls.urlpatterns = [path("own/", lambda _: HttpResponse("django's own"))]  # type: ignore[attr-defined]
+    sys.modules[urls.__name__] = urls
+    override_settings(ROOT_URLCONF=urls.__name__, ALLOWED_HOSTS=["*"]).enable()
+    django_app = get_asgi_application()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/jobs/"):
+            await page({**scope, "root_path": scope.get("root_path", "") + "/jobs"}, receive, send)
+        else:
+            await django_app(scope, receive, send)
+
+    return application
+
+
+def behind_a_proxy(page: Dashboard) -> Any:
+    """The proxy takes /a/b off, and the page never learns of it."""
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            assert scope["path"].startswith("/a/b/")
+            scope = {**scope, "path": scope["path"].removeprefix("/a/b"), "raw_path": b""}
+        await page(scope, receive, send)
+
+    return proxy
+
+
+def behind_a_proxy_that_the_framework_knows(page: Dashboard) -> Any:
+    """The proxy takes /api off, and Starlette is told of it."""
+    web = in_starlette(page)
+
+    async def proxied(scope: Any, receive: Any, send: Any) -> None:
+        await web({**scope, "root_path": "/api"}, receive, send)
+
+    return proxied
+
+
+def alone(page: Dashboard) -> Any:
+    return page
+
+
+PLACES: dict[Callable[[Dashboard], Any], str] = {
+    alone: "/",
+    in_fastapi: "/jobs/",
+    in_starlette: "/jobs/",
+    in_django: "/jobs/",
+    behind_a_proxy: "/a/b/",
+    behind_a_proxy_that_the_framework_knows: "/jobs/",
+}
+"""Web apps with the page in them, and where it is in each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable, Iterator
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 from dibs import BadRequest, Dibs, LeaseLost, NewJob
 from dibs.dashboard import Dashboard, TokenLogin
 from dibs.dashboard.acts import ACTS
+from dibs.operations.upkeep import tick
 from tests.support.internals import age
 
 PAGES = ["", "jobs", "queues", "trains", "slots", "pipelines", "schedules", "workers", "outbox", "health"]
@@ -111,6 +113,18 @@ def test_large_integers_keep_their_digits(page: TestClient, app: Dibs) -> None:
     assert str(2**63 - 1) in page.get(f"/jobs/{job.id}").text
 
 
+def test_long_arguments_and_results_are_there_whole(page: TestClient, app: Dibs) -> None:
+    numbers = [10**15 + n for n in range(5000)]
+    [job] = app.sync.enqueue(NewJob("greet", args={"numbers": numbers}))
+    app.sync.claim_job(job.id).succeed(numbers)  # type: ignore[union-attr]
+
+    shown = html.unescape(page.get(f"/jobs/{job.id}").text)
+
+    args, result = (re.search(rf'<pre id="{id}">(.*?)</pre>', shown, re.DOTALL) for id in ("args", "result"))
+    assert (json.loads(args[1]), json.loads(result[1])) == ({"numbers": numbers}, numbers)  # type: ignore[index]
+    assert "characters in all" not in shown
+
+
 @pytest.mark.parametrize("prefix", ["/", "/a/b/"])
 def test_it_works_below_any_prefix(app: Dibs, prefix: str) -> None:
     [job] = app.sync.enqueue(NewJob("greet"))
@@ -127,6 +141,13 @@ def test_a_path_without_its_slash_leads_to_the_page(app: Dibs) -> None:
 
     with TestClient(web) as client:
         assert 'data-page="overview"' in client.get("/a/b").text
+
+
+@pytest.mark.parametrize(("path", "leads_to"), [("jobs/?q=kind:a", "../jobs?q=kind:a"), ("jobs/1/", "../1")])
+def test_a_page_with_one_slash_too_many_leads_to_the_page(page: TestClient, path: str, leads_to: str) -> None:
+    response = page.get(f"/{path}")
+
+    assert (response.status_code, response.headers["location"]) == (303, leads_to)
 
 
 # -- acts ---------------------------------------------------------------------------------------
@@ -246,6 +267,17 @@ def test_a_queue_says_what_comes_in_fails_and_waits_longest(page: TestClient, ap
 
     cells = [re.sub("<.*?>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)]
     assert cells[1:10] == ["5", "0", "0", "0", "2", "7", "0", "90 s", "–"]
+
+
+def test_workers_say_what_they_run_and_which_dibs(page: TestClient, app: Dibs) -> None:
+    [job] = app.sync.enqueue(NewJob("greet"))
+    about = {"concurrency": 4, "running": 0}
+    app._core.store.run(lambda _: tick("pod-a", ["mail"], ["greet"], "0.1.0", **about))
+    app.sync.claim_job(job.id, worker="pod-a")
+
+    text = re.sub("<.*?>", "", page.get("/workers").text)
+
+    assert re.search(r"pod-a 1 of 4 busy\s+dibs 0.1.0 · queues mail · kinds greet", text)
 
 
 def test_a_late_write_is_said_and_drawn_where_it_was_refused(page: TestClient, app: Dibs) -> None:
@@ -467,6 +499,26 @@ def test_the_token_opens_a_session_in_a_cookie_no_script_can_read(door: TestClie
     assert 'data-page="jobs"' in door.get("/jobs").text
 
 
+def test_a_page_below_the_path_of_another_keeps_its_own_login(door: TestClient) -> None:
+    own = door.post("/login", data={"token": TOKEN}).cookies["dibs_session"]
+    door.cookies.clear()
+
+    both = {"cookie": f"dibs_session={own}; dibs_session={'o' * 43}"}
+
+    assert door.get("/jobs", headers=both).status_code == 200
+
+
+def test_pages_on_two_ports_of_a_host_keep_their_logins(app: Dibs) -> None:
+    webs = [client_of(Dashboard(app, authorize=TokenLogin(token=TOKEN))) for _ in range(2)]
+    cookies: dict[str, str] = {}  # a browser sends them to all ports of the host
+    for port, web in enumerate(webs, 8000):
+        cookies |= dict(web.post(f"http://localhost:{port}/login", data={"token": TOKEN}).cookies)
+
+    for port, web in enumerate(webs, 8000):
+        sent = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+        assert web.get(f"http://localhost:{port}/jobs", headers=sent).status_code == 200
+
+
 def test_the_cookie_is_secure_behind_tls(app: Dibs, login: TokenLogin) -> None:
     with client_of(Dashboard(app, authorize=login), base_url="https://testserver") as client:
         assert "Secure" in client.post("/login", data={"token": TOKEN}).headers["set-cookie"]
@@ -598,6 +650,31 @@ def test_all_that_match_are_retried_and_the_result_is_said(page: TestClient, app
     assert response.status_code == 303  # type: ignore[attr-defined]
     assert "3 of 3 run again" in page.get("/jobs").text
     assert app.sync.counts()["ready"] == 4
+
+
+def test_what_an_act_could_not_change_is_said(page: TestClient, app: Dibs) -> None:
+    for _ in range(2):  # the second has the key of the first, which can't be retried then
+        app.sync.enqueue(NewJob("greet", unique="only one", max_attempts=1))
+        app.sync.claim()[0].fail("broken")
+
+    bulk(page, "kind:greet", "retry-all")
+
+    assert "1 of 2 run again; 1 had moved on" in page.get("/jobs").text
+
+
+def test_more_than_a_page_found_by_text_have_their_numbers(page: TestClient, app: Dibs) -> None:
+    jobs = app.sync.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(70)))
+    for claim in app.sync.claim(limit=60):
+        claim.fail("Timeout: no answer")
+    app.sync.cancel(jobs[-1].id, "Timeout of the customer")
+
+    text = page.get("/jobs", params={"q": "error:Timeout"}).text
+
+    assert 'data-found="60"' in text
+    assert dict(re.findall(r'data-act="(\w+-all)" data-count="(\d+)"', text)) == {
+        "retry-all": "60",
+        "delete-all": "60",
+    }
 
 
 def test_above_a_hundred_the_number_is_typed(page: TestClient, app: Dibs) -> None:

@@ -67,6 +67,28 @@ def counted(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+def steps(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note each question of the scripts that the app runs: about one statement each."""
+    store, asked = core_of(app).store, []
+    run = store.run_async
+
+    def noting(operation: Any) -> Any:
+        def script(*given: Any) -> Any:
+            running, answer = operation(*given), None
+            while True:
+                try:
+                    step = running.send(answer)
+                except StopIteration as end:
+                    return end.value
+                asked.append(step.question)
+                answer = yield step
+
+        return script
+
+    monkeypatch.setattr(store, "run_async", lambda operation, *more: run(noting(operation), *more))
+    return asked
+
+
 def test_fifty_browsers_cost_no_more_questions_than_one(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         asked, looks = counted(app, monkeypatch), Looks()
@@ -80,6 +102,22 @@ def test_fifty_browsers_cost_no_more_questions_than_one(app: Dibs, monkeypatch: 
         assert asked[0] - before <= 26  # two looks of a page that asks a dozen
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["jobs", "jobs/", "queues", "slots", "pipelines/", "workers"])
+def test_fifty_different_pages_ask_at_most_three_questions_a_second(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pipeline = app.sync.pipeline("p")
+    pipeline.add(NewJob("load", slot="s"), after=[pipeline.add(NewJob("extract", slot="s"))])
+    [_, waiting] = pipeline.enqueue()
+    id = {"jobs/": waiting.id, "pipelines/": pipeline.id}.get(name)
+    asked, looks, look = steps(app, monkeypatch), Looks(), live.PageLook(view_of(app, name, id and str(id)))
+
+    asyncio.run(look.read(0.0))
+
+    looks._looks = {str(number): look for number in range(50)}
+    assert 50 * len(asked) / looks._pause(look, 0.0) <= 3
 
 
 def test_every_browser_learns_that_something_changed_and_only_then(

@@ -276,6 +276,53 @@ async def test_run_job_and_claims_by_hand_report_before_they_return(
     assert [(each.name, each.job.id) for each in heard] == [("failed", job.id), ("succeeded", other.id)]
 
 
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.parametrize("how", ["claim", "run_job"])
+async def test_a_claim_by_hand_reports_what_it_took_back_from_a_dead_worker(
+    app: Dibs, face: str, how: str
+) -> None:
+    heard = _hear_all(app)
+
+    @app.job(max_attempts=1)
+    def work() -> None: ...
+
+    dead, other = await app.enqueue(work.new(), work.new())
+    await app.claim_job(dead.id, worker="the dead one", lease=0.1)
+    await asyncio.sleep(0.2)
+    claim = {"claim": lambda face: face.claim(limit=2), "run_job": lambda face: face.run_job(other.id)}[how]
+    if face == "async":
+        await claim(app)
+    else:
+        await asyncio.to_thread(claim, app.sync)
+
+    names = [each.name for each in heard if each.job.id == dead.id]
+    assert names == ["lost", "failed"]
+
+
+async def test_a_claim_cancelled_while_it_reports_what_it_took_back_is_given_back(app: Dibs) -> None:
+    reporting = asyncio.Event()
+
+    @app.on("lost")
+    async def hang(event: JobEvent) -> None:
+        reporting.set()
+        await asyncio.Event().wait()
+
+    @app.job(max_attempts=1)
+    def work() -> None: ...
+
+    dead, other = await app.enqueue(work.new(), work.new())
+    await app.claim_job(dead.id, worker="the dead one", lease=0.1)
+    await asyncio.sleep(0.2)
+    claiming = asyncio.create_task(app.claim())
+    await reporting.wait()
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+
+    given_back = await app.get(other.id)
+    assert (given_back.state, given_back.attempts) == ("ready", 0)
+
+
 @pytest.mark.parametrize("colour", ["awaited", "plain"])
 async def test_a_callback_that_raises_changes_nothing_and_is_logged_once(
     app: Dibs, colour: str, caplog: pytest.LogCaptureFixture

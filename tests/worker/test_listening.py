@@ -95,7 +95,7 @@ async def test_a_worker_behind_a_pooler_polls_every_second_and_logs_it_once(
 ) -> None:
     elsewhere = apps()
     async with listener(Dibs(behind, listen_url=behind)) as (worker, starts):
-        await wait_until(lambda: warnings(heard_logs), seconds=5)
+        await wait_until(lambda: warnings(heard_logs))
         waits = [await pick_up(elsewhere, starts)]
         await asyncio.sleep(2 * SECONDS)  # it has long slowed down
         waits.append(await pick_up(elsewhere, starts))
@@ -114,7 +114,7 @@ async def test_a_worker_with_a_listen_url_receives_hints_at_once(
 ) -> None:
     elsewhere = apps()
     async with listener(Dibs(behind, listen_url=direct)) as (worker, starts):
-        await wait_until(lambda: hears(worker), seconds=5)
+        await wait_until(lambda: hears(worker))
         await asyncio.sleep(2 * SECONDS)
         waits = sorted([await pick_up(elsewhere, starts) for _ in range(5)])
 
@@ -161,10 +161,10 @@ async def test_a_half_open_listener_is_noticed_and_opened_anew(
     elsewhere = apps()
     through = direct.replace(direct.rpartition(":")[2].partition("/")[0], str(proxy.port))
     async with listener(Dibs(direct, listen_url=through, poll=1)) as (worker, starts):
-        await wait_until(lambda: hears(worker), seconds=5)
+        await wait_until(lambda: hears(worker))
         proxy.silence()  # the socket stays, and nothing comes through it any more
-        await wait_until(lambda: not hears(worker), seconds=5)
-        await wait_until(lambda: hears(worker), seconds=5)
+        await wait_until(lambda: not hears(worker))
+        await wait_until(lambda: hears(worker))
         waits = sorted([await pick_up(elsewhere, starts) for _ in range(5)])
 
     assert waits[2] < 0.2, waits
@@ -178,9 +178,9 @@ async def test_a_worker_that_receives_hints_again_logs_it_and_polls_no_more(
     through = direct.replace(direct.rpartition(":")[2].partition("/")[0], str(proxy.port))
     proxy.refuse()
     async with listener(Dibs(direct, listen_url=through)) as (worker, _):
-        await wait_until(lambda: warnings(heard_logs), seconds=5)
+        await wait_until(lambda: warnings(heard_logs))
         proxy.heal()
-        await wait_until(lambda: hears(worker), seconds=10)
+        await wait_until(lambda: hears(worker))
 
         assert worker._listener.poll(10) == 10
 
@@ -195,7 +195,7 @@ async def test_an_idle_worker_with_hints_asks_once_per_poll(
 ) -> None:
     app = Dibs(direct, listen_url=direct)
     async with listener(app) as (worker, _):
-        await wait_until(lambda: hears(worker), seconds=5)
+        await wait_until(lambda: hears(worker))
         await asyncio.sleep(0.5)
         asked = 0
         execute = store_of(app)._async.execute  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 import aiosqlite
@@ -304,7 +305,7 @@ async def test_a_worker_is_listed_while_it_runs(app: Dibs) -> None:
         [info] = await app.workers()
 
     assert (info.name, info.concurrency, info.kinds) == (worker.name, 7, ["work"])
-    assert info.queues == ["default", "mail"]
+    assert (info.queues, info.version) == (["default", "mail"], version("dibs"))
     assert await app.workers() == []
 
 

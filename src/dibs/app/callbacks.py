@@ -46,7 +46,7 @@ _MAY_HOLD = frozenset({"failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """What a callback is called with."""
+    """What a callback is called with. Example: `app.on("failed")(lambda event: print(event.error))`"""
 
     name: str
     """Why it was called: `succeeded`, `failed`, `retried`, `cancelled`, `lost`, or `held` (its train)."""

@@ -54,8 +54,8 @@ class ClaimState:
     """What this process knows of a claim it made: the job, the token, how the lease stands."""
 
     __slots__ = (
-        *("asked_at", "cancel_reason", "core", "is_kept", "is_settling", "job", "key", "lease_until"),
-        *("lost", "_committed", "settled", "stopping", "timed_out", "token"),
+        *("asked_at", "cancel_reason", "core", "good_until", "is_kept", "is_settling", "job", "key"),
+        *("lease_until", "lost", "_committed", "settled", "stopping", "timed_out", "token"),
     )
 
     def __init__(self, core: "AppState", job: Job, asked_at: float) -> None:
@@ -67,6 +67,7 @@ class ClaimState:
         self.token = job.token
         self.lease_until = job.lease_until
         self.asked_at = asked_at
+        self.good_until = float("inf")  # by `monotonic()`: when the keeper gives it up
         self.cancel_reason: str | None = None
         self.lost = False
         self.timed_out = False
@@ -82,7 +83,12 @@ class ClaimState:
             raise given_up(self.job.id, self.token)
 
     def check_stop(self) -> None:
-        """Raise if the handler should stop; for handlers in threads, which can't be interrupted."""
+        """Raise if the handler should stop or not begin.
+
+        Look at the clock, too: a process that was frozen may come here before its keeper gave the claim up.
+        """
+        if monotonic() >= self.good_until:
+            self.give_up()
         self.check()
         if self.cancel_reason is not None:
             raise CancelAsked(self.cancel_reason)
@@ -335,7 +341,7 @@ class Claim(ClaimVerbs, AsyncFace):
 
     `async with claim as job:` renews by itself; leaving the block is success, an exception is a
     failed attempt, a cancellation gives the job back.
-    """
+    Example: `async with await app.claim_job(job.id) as job: print(job.args)`"""
 
     async def __aenter__(self) -> Job:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -361,7 +367,7 @@ class Claim(ClaimVerbs, AsyncFace):
 
 
 class SyncClaim(ClaimVerbs, SyncFace):
-    """The sync face of a claim; `with claim as job:` renews by itself."""
+    """The sync face of a claim: `with claim as job:`. Example: `app.sync.claim_job(job.id).release()`"""
 
     def __enter__(self) -> Job:
         self._held.keep(lambda _: None)

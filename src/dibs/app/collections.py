@@ -65,7 +65,7 @@ class TrainVerbs(AppVerbs):
 
 
 class Trains(TrainVerbs, AsyncFace):
-    """Trains of this app: jobs that run strictly one after another."""
+    """Trains of this app: jobs that run one after another. Example: `await app.trains.get("customer_7")`"""
 
 
 class SyncTrains(TrainVerbs, SyncFace):
@@ -99,7 +99,7 @@ class SlotVerbs(AppVerbs):
 
 
 class Slots(SlotVerbs, AsyncFace):
-    """Slots of this app: keys that jobs share, so that not all of them run at once."""
+    """Slots of this app: keys that limit how many jobs run. Example: `await app.slots.current("csv")`"""
 
 
 class SyncSlots(SlotVerbs, SyncFace):
@@ -146,7 +146,7 @@ class NewPipelineVerbs:
 
 
 class NewPipeline(NewPipelineVerbs, AsyncFace):
-    """Jobs on their way to the store, some of which wait for others."""
+    """Jobs on their way to the store, some after others. Example: `await app.pipeline("import").enqueue()`"""
 
     @cached_property
     def sync(self) -> "SyncNewPipeline":
@@ -155,7 +155,7 @@ class NewPipeline(NewPipelineVerbs, AsyncFace):
 
 
 class SyncNewPipeline(NewPipelineVerbs, SyncFace):
-    """The sync face of a new pipeline."""
+    """The sync face of a new pipeline. Example: `app.pipeline("import").sync.enqueue()`"""
 
 
 class PipelineVerbs(AppVerbs):
@@ -262,7 +262,10 @@ class ScheduleVerbs(AppVerbs):
 
 
 class Schedules(ScheduleVerbs, AsyncFace):
-    """Schedules of this store: rules that enqueue a job at each of their ticks."""
+    """Schedules of this store: rules that enqueue a job at each of their ticks.
+
+    Example: `await app.schedules.put("hourly", "0 * * * *", NewJob("send_receipt", args={"order_id": 42}))`
+    """
 
 
 class SyncSchedules(ScheduleVerbs, SyncFace):
@@ -270,7 +273,7 @@ class SyncSchedules(ScheduleVerbs, SyncFace):
 
 
 class Pipelines(PipelineVerbs, AsyncFace):
-    """Pipelines of this app: jobs that belong together."""
+    """Pipelines of this app: jobs that belong together. Example: `await app.pipelines.cancel(pipeline.id)`"""
 
 
 class SyncPipelines(PipelineVerbs, SyncFace):

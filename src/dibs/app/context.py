@@ -61,7 +61,7 @@ class ContextVerbs:
 
 
 class Context(ContextVerbs, AsyncFace):
-    """Passed to every handler that has a parameter annotated `Context`."""
+    """Passed to every handler that has a parameter annotated `Context`. Example: `await ctx.progress(0.5)`"""
 
     _stops = False
 
@@ -121,7 +121,7 @@ class Context(ContextVerbs, AsyncFace):
 
 
 class SyncContext(ContextVerbs, SyncFace):
-    """The sync face of a context: `ctx.sync.progress(…)` in a plain function."""
+    """The sync face of a context, for plain functions. Example: `ctx.sync.progress(0.5)`"""
 
     _stops = True
 

@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class Dibs(Verbs[Claim, NewPipeline], AsyncFace):
-    """One store of work, shared by all processes that name the same URL."""
+    """One store of work, shared by all processes that name its URL. Example: `Dibs("sqlite:///jobs.db")`"""
 
     _claim, _new_pipeline = Claim, NewPipeline
 
@@ -260,7 +260,7 @@ class JobDecorator:
 
 
 class SyncDibs(Verbs[SyncClaim, SyncNewPipeline], SyncFace):
-    """The sync face of an app. What it returns blocks, too."""
+    """The sync face of an app. What it returns blocks, too. Example: `app.sync.counts("mail")["ready"]`"""
 
     _claim, _new_pipeline = SyncClaim, SyncNewPipeline
 

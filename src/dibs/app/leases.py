@@ -33,22 +33,17 @@ LINGER = 1.0  # seconds the watch stays around without work, so short claims don
 class KeptClaim:
     """A claim that is being kept, with the times at which something is due."""
 
-    __slots__ = ("good_since", "held", "lease", "look_since", "next_beat", "tell")
+    __slots__ = ("deadline", "held", "lease", "look_since", "next_beat", "tell")
 
     def __init__(self, held: "ClaimState", lease: int, tell: Tell) -> None:
         self.held = held
         self.lease = lease
         self.tell = tell
-        self.good_since = held.asked_at
-        self.next_beat = self.good_since + self._seconds / BEATS_PER_LEASE
         self.look_since = 0.0
-
-    @property
-    def deadline(self) -> float:
-        return self.good_since + self._seconds * (1 - MARGIN)
+        self.beaten(held.asked_at)
 
     def beaten(self, sent_at: float) -> None:
-        self.good_since = sent_at
+        self.deadline = self.held.good_until = sent_at + self._seconds * (1 - MARGIN)
         # A renewal that was sent before `look` was called may have missed what it is to find.
         seen = self.look_since <= sent_at
         self.next_beat = sent_at + self._seconds / BEATS_PER_LEASE if seen else sent_at

@@ -65,7 +65,7 @@ class TaskVerbs(Generic[P, R_co]):
 
 
 class Task(TaskVerbs[P, R_co], AsyncFace):
-    """A function that can be enqueued. Calling it just runs it."""
+    """A function to enqueue; calling it runs it. Example: `await send_receipt.enqueue(order_id=42)`"""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Task(TaskVerbs[P, R_co], AsyncFace):
 
 
 class SyncTask(TaskVerbs[P, R_co], SyncFace):
-    """The sync face of a task."""
+    """The sync face of a task. Example: `send_receipt.sync.enqueue(42)`"""
 
     def __init__(self, task: Task[P, R_co]) -> None:
         self._task_ = task

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 from dibs import doctor as examination
@@ -22,13 +22,13 @@ from dibs.engines.retries import Tries
 from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.store import Operation, Store
 from dibs.errors import BadRequest, DibsError, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
-from dibs.faces import Call, Calls, make, sleep, verb
+from dibs.faces import Call, Calls, make, run, run_async, sleep, verb
 from dibs.jobs import payload
 from dibs.jobs.ids import parse_id, worker_name
 from dibs.jobs.job import Job, NewJob
 from dibs.jobs.options import USUAL_LEASE, check_priority
 from dibs.jobs.pipelines import PipelineDraft
-from dibs.jobs.states import FINISHED
+from dibs.jobs.states import FINISHED, Released
 from dibs.operations import manage, queries, upkeep
 from dibs.operations.claim import ClaimRequest, claim
 from dibs.operations.enqueue import enqueue
@@ -45,6 +45,13 @@ _returning: set["asyncio.Future[None]"] = set()  # asyncio itself would forget a
 
 C = TypeVar("C", bound=ClaimVerbs)
 N = TypeVar("N")
+
+
+class Claimed(NamedTuple):
+    """The claims that this process made, and what a sweep changed that was due."""
+
+    held: list[ClaimState]
+    swept: Swept | None
 
 
 class Verbs(FindVerbs, Generic[C, N]):
@@ -144,23 +151,35 @@ class Verbs(FindVerbs, Generic[C, N]):
         if job is None:
             return None
         core, operation = self._core, self._claim_one(id)
-        task, store = handler_for(core.registry, job), core.store
+        task = handler_for(core.registry, job)
         ran = yield from make(
             Call(
-                lambda: run_claimed_job_sync(core, task, lambda: store.run(operation)),
-                lambda: run_claimed_job(core, task, lambda: claim_or_give_back(store, operation)),
+                lambda: run_claimed_job_sync(core, task, lambda: run(self._hold(operation))),
+                lambda: run_claimed_job(core, task, lambda: run_async(self._hold(operation))),
             )
         )
         return (yield from self._get(id)) if ran else None
 
-    def _hold(self, operation: Operation[list[ClaimState]]) -> Calls[list[ClaimState]]:
+    def _hold(self, operation: Operation[Claimed]) -> Calls[list[ClaimState]]:
         store = self._core.store
-        held: list[ClaimState] = yield Call(store.run, partial(claim_or_give_back, store), (operation,))
-        return held
+        claimed: Claimed = yield Call(store.run, partial(claim_or_give_back, store), (operation,))
+        if claimed.swept is not None:
+            try:
+                yield from self._report(claimed.swept)
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                for held in claimed.held:
+                    yield from held.settle(Released())
+                raise
+        return claimed.held
+
+    def _report(self, swept: Swept) -> Calls[None]:
+        core = self._core
+        core.swept(swept)
+        yield from core.callbacks.call(core.store, swept_events(swept))
 
     def _claim_one(
         self, id: UUID | str, worker: str | None = None, lease: Duration | None = None
-    ) -> Operation[list[ClaimState]]:
+    ) -> Operation[Claimed]:
         request = self._request(worker, lease, id=parse_id(id))
         return lambda _: claim_script(self._core, request)
 
@@ -300,9 +319,8 @@ class Verbs(FindVerbs, Generic[C, N]):
     @verb
     def sweep(self) -> Calls[Swept]:
         """Do one round of upkeep: due jobs become ready, expired leases are taken back."""
-        core = self._core
-        swept = core.swept((yield from self._ask(lambda _: upkeep.sweep_and_mend())))
-        yield from core.callbacks.call(core.store, swept_events(swept))
+        swept = yield from self._ask(lambda _: upkeep.sweep_and_mend())
+        yield from self._report(swept)
         return swept
 
     @verb
@@ -323,13 +341,14 @@ def joined_call(core: AppState, operation: Operation[list[Job]], within: Any) ->
     return Call(core.run_joined, core.store.run_async, (operation, within))
 
 
-def claim_script(core: AppState, request: ClaimRequest) -> Script[list[ClaimState]]:
+def claim_script(core: AppState, request: ClaimRequest) -> Script[Claimed]:
     """Claim what is asked for, and hold it."""
     asked_at = monotonic()  # before this very try was sent: the lease can't have begun earlier
-    return hold(core, (yield from claim(request)), asked_at)
+    jobs, swept = yield from claim(request)
+    return Claimed(hold(core, jobs, asked_at), swept)
 
 
-async def claim_or_give_back(store: Store, operation: Operation[list[ClaimState]]) -> list[ClaimState]:
+async def claim_or_give_back(store: Store, operation: Operation[Claimed]) -> Claimed:
     """Run a claim. A caller that is cancelled meanwhile gets nothing, and what was claimed is given back.
 
     The store may have claimed already when the cancellation comes; no worker would run the jobs until their
@@ -348,7 +367,7 @@ async def claim_or_give_back(store: Store, operation: Operation[list[ClaimState]
         raise
 
 
-async def _give_back(claiming: "asyncio.Future[list[ClaimState]]") -> None:
+async def _give_back(claiming: "asyncio.Future[Claimed]") -> None:
     with suppress(DibsError):  # it was not claimed after all, or can't be reached: its lease ends by itself
-        claims = [Claim(held) for held in await claiming]
+        claims = [Claim(held) for held in (await claiming).held]
         await asyncio.gather(*(claim.release() for claim in claims))

@@ -10,7 +10,7 @@ from dibs.dashboard.sessions import Visitor
 from dibs.errors import BadRequest
 from dibs.jobs.search import parse_search
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.operations.search import Count, Found
+from dibs.operations.search import MOST_COUNTED_BY_TEXT, Count, Found
 
 MOST_UNTYPED = 100  # jobs that one click may change
 LONGEST_NUMBER = 20  # digits
@@ -50,14 +50,18 @@ async def count_found(
 ) -> tuple[Count, list[BulkPreview]]:
     """Return how many jobs match, and the acts that make sense for them, with their numbers.
 
-    If all that match are on the page, they are counted there, and the store is asked nothing.
+    If all that match are on the page, they are counted there, and the store is asked nothing. Jobs that
+    match by text are read once for all acts.
     """
+    is_by_text = bool(parse_search(q).text)
+    if is_by_text and (found.next is not None or after is not None):
+        found, after = await app.search(q, limit=MOST_COUNTED_BY_TEXT, **scope), None
     if found.next is None and after is None:
         here = {act: sum(job.state in states for job in found.jobs) for act, states in CHANGES.items()}
         return Count(number=len(found.jobs), capped=False), _worth(here)
+    if is_by_text:
+        return Count(number=len(found.jobs), capped=True), _worth(dict.fromkeys(CHANGES))
     total = await app.count(q=q, **scope)
-    if parse_search(q).text:  # each count would read texts again
-        return total, _worth(dict.fromkeys(CHANGES))
     running = await app.count(q=q, state="running", **scope)
     numbers: dict[BulkAct, int | None] = {
         "retry": _exact(await app.count(q=q, state=sorted(CHANGES["retry"]), **scope)),

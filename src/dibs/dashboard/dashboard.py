@@ -66,7 +66,7 @@ class Dashboard:
     `find`, and the page then shows and changes only these jobs; `shared` is the router's. `fields` are the
     fields of jobs to show: names of `args result errors traceback meta`, or a function of the request that
     returns them. `verify` runs `dibs verify` and yields its lines; with it, the health page has a button.
-    """
+    Example: `web.mount("/jobs", Dashboard(app, authorize=role_of))`"""
 
     def __init__(
         self,
@@ -125,7 +125,10 @@ class Dashboard:
         path = path_of(request.scope)
         if path == "":  # relative links need the slash
             return _redirect(quote(request.scope["path"].rpartition("/")[2]) + "/")
-        parts = path.strip("/").split("/") if path != "/" else []
+        parts = path[1:].split("/") if path != "/" else []
+        if parts and not parts[-1]:  # and a page below us has none
+            query = f"?{request.url.query}" if request.url.query else ""
+            return _redirect(f"../{quote(''.join(parts[-2:-1]))}{query}")
         try:
             return await self._route(request, parts)
         except TooManyWrong as error:
@@ -304,10 +307,16 @@ class Dashboard:
 
 
 def path_of(scope: Connection) -> str:
-    """Return the path below the place where the page is mounted."""
+    """Return the path below the place where the page is mounted.
+
+    Behind a proxy that strips its prefix, a framework may know the prefix although the path lacks it.
+    """
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    below = path[len(root) :]
-    return below if root and path.startswith(root) and (not below or below.startswith("/")) else path
+    for place in (root, root.removeprefix(str(scope.get("app_root_path", "")).rstrip("/"))):
+        below = path[len(place) :]
+        if place and path.startswith(place) and (not below or below.startswith("/")):
+            return below
+    return path
 
 
 def root_of(parts: list[str]) -> str:

@@ -18,7 +18,7 @@ from dibs.dashboard.pages import View
 from dibs.dashboard.rendering import render, time_tag
 from dibs.errors import DibsError, StoreUnavailable
 
-SHORTEST, LONGEST = 1.0, 30.0  # seconds between two reads of one look
+SHORTEST, LONGEST = 1.0, 150.0  # seconds between two reads of one look
 QUESTIONS_PER_SECOND = 3.0  # of all looks of a process
 SHARE = 20  # reading may take one part in so many of the time
 STREAM_LASTS = 25.0  # seconds; the browser then connects again, and proves again that it may
@@ -133,7 +133,8 @@ class Looks:
             look.notify()
 
     def _pause(self, look: PageLook, took: float) -> float:
-        fair = look.view.page.questions * len(self._looks) / QUESTIONS_PER_SECOND
+        questions: int = (look.data or {}).get("questions", look.view.page.questions)
+        fair = questions * len(self._looks) / QUESTIONS_PER_SECOND
         return min(max(SHORTEST, fair, took * SHARE), LONGEST)
 
 

@@ -207,6 +207,7 @@ async def job(view: View) -> dict[str, Any]:
     refused = await app.refusals(found.id)
     return {
         "job": found,
+        "questions": 8 if found.state in WAITING else 4,
         "why": await why_shown(app, why, visitor.scope, visitor.fields),
         "recover_at": recover_at(app, found),
         "can_recover": can_recover(app, found),

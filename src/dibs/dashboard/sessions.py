@@ -53,7 +53,7 @@ class TokenLogin:
     """Login by token: `Dashboard(app, authorize=TokenLogin(token=…, read_token=…))`.
 
     Sessions are kept in this process, so another process of the same web app asks for the token again.
-    """
+    Example: `Dashboard(app, authorize=TokenLogin(token="secret", read_token="another"))`"""
 
     def __init__(
         self,
@@ -84,10 +84,8 @@ class TokenLogin:
             known = self.check(secret, address_of(request))
             return None if known is None else (*known, True)
         with self._lock:
-            session = self._sessions.get(request.cookies.get(SESSION, ""))
-        if session is None or session[2] < self._clock():
-            return None
-        return session[0], session[1], False
+            sessions = [self._sessions[id] for id in _session_ids(request) if id in self._sessions]
+        return next(((role, name, False) for role, name, until in sessions if until >= self._clock()), None)
 
     def check(self, secret: str, address: str | None) -> tuple[Role, str] | None:
         """Return what a secret allows; `TooManyWrong` after too many wrong ones from this address."""
@@ -110,6 +108,7 @@ class TokenLogin:
         return code
 
     def use_code(self, code: str, address: str | None) -> tuple[Role, str] | None:
+        """Use up a code that `dibs serve` printed; return the role and name it stands for, or None."""
         if seconds := self._throttle.wait(address):
             raise TooManyWrong(seconds)
         with self._lock:
@@ -126,12 +125,26 @@ class TokenLogin:
             self._sessions[id] = role, name, self._clock() + SESSION_LASTS
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
-        set_cookie(request, response, SESSION, id, lasts=SESSION_LASTS)
+        set_cookie(request, response, _session_cookie(request), id, lasts=SESSION_LASTS)
 
     def end(self, request: Request, response: Response) -> None:
+        """End the session of this request."""
         with self._lock:
-            self._sessions.pop(request.cookies.get(SESSION, ""), None)
-        set_cookie(request, response, SESSION, "", lasts=0)
+            for id in _session_ids(request):
+                self._sessions.pop(id, None)
+        set_cookie(request, response, _session_cookie(request), "", lasts=0)
+
+
+def _session_cookie(request: Request) -> str:
+    """Return the name of our cookie: browsers send one host's cookies to all of its ports."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{SESSION}_{port}" if port.isascii() and port.isdecimal() else SESSION
+
+
+def _session_ids(request: Request) -> list[str]:
+    """Return all that came: of two pages, one below the path of the other, the browser sends both cookies."""
+    pairs = (pair.partition("=") for line in request.headers.getlist("cookie") for pair in line.split(";"))
+    return [id.strip() for name, _, id in pairs if name.strip() == _session_cookie(request)]
 
 
 def address_of(request: Request) -> str | None:

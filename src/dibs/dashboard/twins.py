@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dibs.dashboard.rendering import as_json
+from dibs.dashboard.rendering import LONGEST, as_json
 from dibs.jobs.job import Job
 
 API = "$DIBS_API"  # where the routes are: only their owner knows
@@ -35,7 +35,7 @@ def _curl(path: str, method: str = "GET", body: object = None) -> str:
 
 
 def twins_of(job: Job, *, with_args: bool = True) -> list[ActTwin]:
-    """Return the twins of everything that can be done with a job."""
+    """Return the twins of everything that can be done with a job; a command too long to show is left out."""
     found = [
         ActTwin("show", f"dibs jobs show {job.id}", _curl(f"/jobs/{job.id}"), f'await app.get("{job.id}")')
     ]
@@ -43,7 +43,8 @@ def twins_of(job: Job, *, with_args: bool = True) -> list[ActTwin]:
         path, method = (f"/jobs/{job.id}", "DELETE") if act == "delete" else (f"/jobs/{job.id}/{act}", "POST")
         cli, python = f"dibs jobs {act} {job.id}", f'await app.{act}("{job.id}")'
         found.append(ActTwin(act, cli, _curl(path, method), python))
-    return [*found, _enqueue(job)] if with_args else found
+    again = _enqueue(job) if with_args else None
+    return found if again is None or len(again.cli) > LONGEST else [*found, again]
 
 
 def _enqueue(job: Job) -> ActTwin:

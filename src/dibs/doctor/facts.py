@@ -41,7 +41,7 @@ HELD_TRAINS = {"sort": "train", "names": None, "held": True, "after": None, "lim
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """How much a finding matters. Example: `Level.problem in [one.level for one in await app.doctor()]`"""
 
     ok = "ok"
     note = "note"
@@ -54,7 +54,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked, what was found, and what to do about it."""
+    """One thing that was checked, what was found, and what to do about it. Example: `await app.doctor()`"""
 
     level: Level
     topic: str

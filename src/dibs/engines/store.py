@@ -12,6 +12,7 @@ from dibs.faces import Calls
 from dibs.operations.questions import Traits
 from dibs.operations.scripts import Script
 from dibs.settings import Settings
+from dibs.text import split_url
 
 if TYPE_CHECKING:
     from dibs.engines.sql.schema_check import SchemaProblem
@@ -124,20 +125,12 @@ class WithoutTables(Tables):
 
 # -- Which store a URL names --------------------------------------------------------------------
 
-UNREADABLE = (
-    "the URL of the store can't be read: check its host and its port, a number; in a password write "
-    "/ : # ? @ as %2F %3A %23 %3F %40"
-)
-
 
 def hosts_of(url: str) -> list[tuple[str, int | None]]:
     """Return hosts and ports of `scheme://user:password@h1:5432,h2:5432/…`; the host is '' if left out."""
-    try:
-        places = urlsplit(url).netloc.rpartition("@")[2].split(",")
-        parts = [urlsplit(f"//{place}") for place in places]
-        return [(one.hostname or "", one.port) for one in parts]
-    except ValueError:  # its message quotes the URL: what it takes for a port may be a password
-        raise BadRequest(UNREADABLE) from None
+    places = split_url(url).netloc.rpartition("@")[2].split(",")
+    parts = [urlsplit(f"//{place}") for place in places]
+    return [(one.hostname or "", one.port) for one in parts]
 
 
 def spoken_hosts(url: str, unnamed: str) -> str:
@@ -150,12 +143,9 @@ def connect(settings: Settings) -> Store:
     name, is_url, _ = settings.url.partition("://")
     scheme = name.split("+", 1)[0].lower() if is_url else ""
     if len(hosts_of(settings.url)) > 1 and not (scheme.startswith("postgres") or "+sentinel" in name):
-        raise BadRequest(f"{UNREADABLE}; several hosts only after postgresql:// and redis+sentinel://")
-    if (
-        scheme not in ("sqlite", "memory")
-        and "@" in settings.url.partition("?")[0].partition("://")[2].partition("/")[2]
-    ):
-        raise BadRequest("the URL of the store has an @ after its first /: write a / in a password as %2F")
+        raise BadRequest(
+            "the URL of the store can't be read: several hosts only after postgresql:// and redis+sentinel://"
+        )
     match scheme:
         case "memory":
             from dibs.engines.memory.engine import MemoryStore

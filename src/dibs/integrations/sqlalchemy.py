@@ -214,6 +214,7 @@ class WorkerColumns:
     """The columns of a worker that is registered."""
 
     name: Mapped[str]
+    version: Mapped[str | None]
     queues: Mapped[list[str] | None]
     kinds: Mapped[list[str]]
     concurrency: Mapped[int]

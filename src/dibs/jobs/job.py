@@ -17,7 +17,7 @@ from dibs.settings import Duration
 
 
 class JobError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why one attempt failed."""
+    """Why one attempt failed. Example: `[error.message for error in job.errors]`"""
 
     attempt: int
     token: int
@@ -30,7 +30,7 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
 
 # Neither can be part of a cycle, and a hundred thousand of them would keep the collector busy.
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """One piece of work as the store had it when it was read; yours to keep, never shared."""
+    """One piece of work as it was when read; yours to keep. Example: `(await app.get(job.id)).state`"""
 
     id: UUID
     kind: str
@@ -212,7 +212,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     """A job to be enqueued. Its id is made with it: enqueueing it again stores nothing new.
 
     What is left out is taken from the kind's registration where the enqueuer has one.
-    """
+    Example: `await app.enqueue(NewJob("send_receipt", args={"order_id": 42}))`"""
 
     kind: str
     args: Mapping[str, Any] | None = None

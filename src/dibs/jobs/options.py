@@ -21,7 +21,7 @@ MOST_IN_SLOT = 1000
 
 
 class Using(TypedDict, total=False):
-    """What one job may have otherwise than its kind: named here for `using` and for type checkers."""
+    """What one job has unlike its kind. Example: `send_receipt.using(priority=5, train="customer_7")`"""
 
     queue: str | None
     priority: int | None
@@ -44,7 +44,7 @@ class Using(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How jobs of a kind are enqueued and run, unless a call says otherwise."""
+    """How jobs of a kind are enqueued and run by default. Example: `@app.job(queue="mail", timeout=30)`"""
 
     queue: str = "default"
     priority: int = 0

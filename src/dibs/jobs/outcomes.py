@@ -29,7 +29,7 @@ class HandlerOutcome(Exception):
 
 
 class Snooze(HandlerOutcome):
-    """Not now: run the job again after this long. It costs no attempt."""
+    """Not now: run the job again after this long. It costs no attempt. Example: `raise Snooze(30)`"""
 
     __match_args__ = ("seconds",)
 
@@ -39,7 +39,7 @@ class Snooze(HandlerOutcome):
 
 
 class Cancel(HandlerOutcome):
-    """This job should not be done after all: it ends as cancelled."""
+    """This job should not be done after all: it ends as cancelled. Example: `raise Cancel("order gone")`"""
 
     __match_args__ = ("reason",)
 
@@ -49,7 +49,7 @@ class Cancel(HandlerOutcome):
 
 
 class Fail(HandlerOutcome):
-    """This can't succeed: the job ends as failed, whatever attempts it has left."""
+    """This can't succeed: it ends as failed, whatever attempts are left. Example: `raise Fail("unknown")`"""
 
     __match_args__ = ("reason",)
 

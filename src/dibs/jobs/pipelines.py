@@ -21,7 +21,7 @@ Edge = tuple[UUID, UUID]  # parent, child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A job of a pipeline, and the jobs that follow it."""
+    """A job of a pipeline, and the jobs that follow it. Example: `[one.job.kind for one in pipeline.tree]`"""
 
     job: Job
     after: tuple[UUID, ...]
@@ -31,7 +31,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The jobs that share a `pipeline_id`, as they were when they were read."""
+    """The jobs that share a `pipeline_id`, as they were when they were read. Example: `pipeline.progress`"""
 
     id: UUID
     name: str | None

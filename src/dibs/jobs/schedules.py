@@ -55,10 +55,6 @@ class Cron:
                 newest = tick
                 yield tick
 
-    def ticks_at(self, moment: datetime) -> bool:
-        """Return whether this very time is a tick."""
-        return next(self.after(moment - timedelta(microseconds=1)), None) == moment
-
     def newest(self, since: datetime, now: datetime, most: int) -> list[datetime]:
         """Return the newest ticks after `since` up to `now`, oldest first.
 

@@ -24,7 +24,7 @@ Isolation = Literal["process"]
 
 
 class JobState(StrEnum):
-    """Where a job is in its life; each is also its name: `JobState.ready == "ready"`."""
+    """Where a job is in its life; each is also its name. Example: `JobState.ready == "ready"`"""
 
     scheduled = "scheduled"  # due later: delayed, snoozed, or waiting out a back-off
     blocked = "blocked"  # behind its train, its slot or a parent
@@ -59,7 +59,7 @@ LONGEST_PAUSE = 100 * 366 * 24 * 3600  # seconds: every store can keep a time th
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The back-off after a failed attempt: `min(cap, base ** attempts)` give or take the jitter."""
+    """The back-off: `min(cap, base ** attempts)`, give or take the jitter. Example: `Retry.fixed(30)`"""
 
     base: float
     cap: float

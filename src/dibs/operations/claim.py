@@ -8,7 +8,7 @@ from uuid import UUID
 from dibs.jobs.job import Job, job_from_row
 from dibs.operations.questions import Cursor
 from dibs.operations.scripts import Row, Rows, Script, Step
-from dibs.operations.upkeep import sweep
+from dibs.operations.upkeep import Swept, sweep
 
 MOST_TRIES = 20  # a claim that meets only jobs locked by other claims is asked this often
 
@@ -46,18 +46,21 @@ class ClaimRequest:
         return {name: value for name, value in said.items() if value}
 
 
-def claim(request: ClaimRequest) -> Script[list[Job]]:
-    """Lease up to `request.limit` jobs. No other claim can settle them while the lease is kept."""
+def claim(request: ClaimRequest) -> Script[tuple[list[Job], Swept | None]]:
+    """Lease up to `request.limit` jobs. No other claim can settle them while the lease is kept.
+
+    Return them, and what a sweep changed that was due.
+    """
     rows = yield from _claim(request, look=True)
-    taken = claimed_rows(rows)
+    taken, swept = claimed_rows(rows), None
     if rows[0]["overdue"]:
         # A program that only ever claims by hand runs no worker, so the claim itself stages due jobs and
         # takes back expired leases; if it got fewer than it wanted it then asks once more.
-        yield from sweep()
+        swept = yield from sweep()
         if len(taken) < request.limit:
             rest = yield from _claim(replace(request, limit=request.limit - len(taken)), look=False)
             taken = [*taken, *claimed_rows(rest)]
-    return checked_jobs(request, taken)
+    return checked_jobs(request, taken), swept
 
 
 def _claim(request: ClaimRequest, *, look: bool) -> Script[Rows]:

@@ -150,7 +150,7 @@ def _must_get(id: UUID) -> Script[Job]:
 
 
 class Acted(msgspec.Struct, frozen=True, kw_only=True):
-    """An act on all jobs that match: how many there were, and how many of them were changed."""
+    """What an act on matching jobs found and changed. Example: `await app.change_matching("retry")`"""
 
     matched: int
     changed: int

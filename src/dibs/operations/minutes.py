@@ -30,7 +30,7 @@ def bucket_of(millis: int) -> int:
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How many attempts took how long, in buckets of doubling width."""
+    """How many attempts took how long. Example: `[one.latency.counts for one in await app.stats()]`"""
 
     counts: tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class MinuteStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended in one stretch of time: of all, or of one queue or kind."""
+    """What ended in one stretch of time: of all, or a queue or kind. Example: `await app.stats("mail")`"""
 
     at: datetime
     """When it begins."""

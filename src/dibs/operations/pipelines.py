@@ -94,7 +94,7 @@ def get(id: UUID, filter: Mapping[str, object]) -> Script[Pipeline | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineInfo:
-    """A pipeline in a list: its counts without its jobs."""
+    """A pipeline in a list: its counts without its jobs. Example: `await app.pipelines.list()`"""
 
     id: UUID
     name: str | None

@@ -74,7 +74,7 @@ def counts(queue: str | None) -> Script[dict[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue that has live jobs or a setting."""
+    """A queue with live jobs or settings. Example: `[one for one in await app.queues() if one.paused]`"""
 
     name: str
     paused: bool
@@ -156,7 +156,7 @@ def check_states(states: Any) -> list[JobState] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Jobs that run strictly one after another. There is one as long as a job is on it."""
+    """Jobs that run one after another; there as long as a job is on it. Example: `await app.trains.held()`"""
 
     name: str
     head: Job | None
@@ -169,7 +169,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A key that jobs share. There is one as long as a job with it waits or runs."""
+    """A key that jobs share, as long as a job with it waits or runs. Example: `await app.slots.get("csv")`"""
 
     key: str
     current: Job | None

@@ -205,7 +205,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine can promise. Tests and docs use these, never an engine's name."""
+    """What an engine can promise: tests and docs use these, never its name. Example: `app.traits.durable`"""
 
     durable: bool
     """What was acknowledged survives the end of this process."""

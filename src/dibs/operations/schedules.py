@@ -228,7 +228,7 @@ class ScheduleInfo:
     """A schedule: its rule, its job, and how far it got.
 
     What is None is unknown here: only a worker of an earlier version has recorded it.
-    """
+    Example: `[schedule.next_tick for schedule in await app.schedules.list()]`"""
 
     name: str
     kind: str | None

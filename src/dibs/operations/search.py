@@ -41,7 +41,7 @@ class JobSearch(NamedTuple):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of jobs, newest first, and how far the search went."""
+    """A page of jobs, newest first; how far the search went. Example: `await app.search("state:failed")`"""
 
     jobs: list[Job]
     next: UUID | None = None
@@ -53,7 +53,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs match, counted up to a limit."""
+    """How many jobs match, counted up to a limit. Example: `(await app.count(state="failed")).number`"""
 
     number: int
     capped: bool

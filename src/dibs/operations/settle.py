@@ -241,7 +241,7 @@ MOST_KEPT = 20  # refusals of a job
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A write of a claim that no longer held the job: it changed nothing."""
+    """A write of a claim that held the job no longer: refused. Example: `await app.refusals(job.id)`"""
 
     at: datetime
     """By the store's clock."""

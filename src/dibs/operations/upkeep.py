@@ -24,7 +24,7 @@ FORGET_WORKERS = 3600 * SECOND  # the row of a worker that died is removed after
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one round of upkeep changed."""
+    """What one round of upkeep changed. Example: `(await app.sweep()).returned`"""
 
     staged: int
     """Scheduled jobs that were due and are ready now."""
@@ -77,7 +77,7 @@ def mend(after: Row | None = None) -> Script[Rows]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A worker that has been heard of lately."""
+    """A worker that has been heard of lately. Example: `[worker.name for worker in await app.workers()]`"""
 
     name: str
     queues: list[str] | None
@@ -86,6 +86,8 @@ class WorkerInfo:
     running: int
     started_at: datetime
     seen_at: datetime
+    version: str | None = None
+    """Of dibs; None for a worker too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,18 @@ class Upcoming:
     now: datetime
 
 
-def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **busy: int) -> Script[Upcoming]:
+def tick(
+    worker: str,
+    queues: Sequence[str] | None,
+    kinds: Sequence[str],
+    version: str | None = None,
+    **busy: int,
+) -> Script[Upcoming]:
     """Record that this worker lives; return what is due."""
     about = {"queues": None if queues is None else json_text(queues), "kinds": json_text(kinds)}
-    [row] = yield Step("tick", {"worker": worker, **about, **busy, "forget_after": FORGET_WORKERS})
+    [row] = yield Step(
+        "tick", {"worker": worker, "version": version, **about, **busy, "forget_after": FORGET_WORKERS}
+    )
     return _upcoming(row)
 
 

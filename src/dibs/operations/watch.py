@@ -33,7 +33,7 @@ Fingerprint = tuple[str, int, int | None, float, str | None, datetime]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is now, because a watcher began to watch it or because it has changed."""
+    """A job as it is now, for a watcher. Example: `[one async for one in app.watch(job_id=done.id)]`"""
 
     name: Literal["now", "changed", "gone"]
     """`now`: this is how it is as you begin to watch; `gone`: it was deleted."""

@@ -19,7 +19,8 @@ WHAT_TO_DO = "start one with `dibs work MODULE:APP`, or claim by hand"
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """`code` is one of: scheduled train slot parent paused limit no_worker ready running finished."""
+    """`code` is one of: scheduled train slot parent paused limit no_worker ready running finished.
+    Example: `print(await app.why(job.id))`"""
 
     code: str
     sentence: str

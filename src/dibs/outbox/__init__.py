@@ -29,14 +29,14 @@ __all__ = [
 
 
 def table(metadata: "MetaData", name: str = "dibs_outbox", schema: str | None = None) -> "Table":
-    """Describe the table of an outbox in your metadata, so that your migrations create it."""
+    """Describe an outbox's table in your metadata, for your migrations. Example: `table(Base.metadata)`"""
     from dibs.outbox.tables import outbox_table
 
     return outbox_table(metadata, TableNames(outbox=name, schema=schema))
 
 
 def inbox_table(metadata: "MetaData", name: str = "dibs_inbox", schema: str | None = None) -> "Table":
-    """Describe the table of an inbox in your metadata, so that your migrations create it."""
+    """Describe an inbox's table in your metadata, for migrations. Example: `inbox_table(Base.metadata)`"""
     from dibs.outbox.tables import inbox_table
 
     return inbox_table(metadata, TableNames(inbox=name, schema=schema))

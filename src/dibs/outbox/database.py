@@ -7,7 +7,6 @@ them are sorted as in every store: run the whole operation again, or say clearly
 import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from dibs import faces
 from dibs.engines.mysql import session as mysql
@@ -20,6 +19,7 @@ from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEng
 from dibs.faces import Call, Calls, make, sleep
 from dibs.operations.scripts import Rows, run, run_async
 from dibs.outbox.statements import QUOTES, Statements, TableNames
+from dibs.text import split_url, without_password
 
 T = TypeVar("T")
 
@@ -341,8 +341,9 @@ def _database(scheme: str) -> str:
     name = scheme.split("+", 1)[0].lower()
     if (database := DATABASES.get(name)) is not None:
         return database
+    shown = repr(name) if name.isalnum() else "a URL that does not begin with NAME://"  # maybe a password
     raise UnknownEngine(
-        f"an outbox belongs into the database of your data, and {name!r} has no transactions of yours to "
+        f"an outbox belongs into the database of your data, and {shown} has no transactions of yours to "
         f"write messages in; use one of: {', '.join(QUOTES)}"
     )
 
@@ -351,13 +352,15 @@ def _url(text: str) -> Any:
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
+    parts = split_url(text, "the outbox")
     try:
-        _ = urlsplit(text).port
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
         raise BadRequest(f"the URL of the outbox can't be read: {error}") from None
     name, _, driver = url.drivername.partition("+")
     database = _database(name)
+    if database == "sqlite" and parts.netloc:
+        raise BadRequest(f"{without_password(text)} is not a SQLite URL; write sqlite:///file.db")
     if database == "sqlite" and url.database in (None, "", ":memory:"):
         raise BadRequest("an outbox in memory would be gone with its connection; write sqlite:///file.db")
     return url.set(drivername=f"{database}+{driver}" if driver else database)

@@ -20,7 +20,7 @@ NAMES = ("claimed", "published", "failed", "abandoned", "lost", "broker_down", "
 
 @dataclass(frozen=True, slots=True)
 class OutboxEvent:
-    """Something that happened, and the messages that it concerns."""
+    """Something that happened, and the messages it concerns. Example: `outbox.events.subscribe(print)`"""
 
     name: str
     messages: Sequence[Message] = ()

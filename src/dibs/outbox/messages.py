@@ -20,7 +20,7 @@ LONGEST_ERROR = 10_000
 
 
 class Status(StrEnum):
-    """The state of a message for one broker."""
+    """The state of a message for one broker. Example: `message.status == Status.published`"""
 
     pending = "pending"  # to be published, not tried yet
     processing = "processing"  # a relay holds it until its lock ends
@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The progress of the messages for one broker."""
+    """The progress of the messages for one broker. Example: `await outbox.standings()`"""
 
     broker: str
     counts: Mapping[str, int]
@@ -49,7 +49,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message on its way to one broker; `id` is the same for all its brokers and every repetition."""
+    """A message on its way to one broker; `id` is the same for all brokers. Example: `message.payload`"""
 
     id: UUID
     topic: str

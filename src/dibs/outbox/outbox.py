@@ -282,7 +282,7 @@ class Outbox(OutboxVerbs, AsyncFace):
 
     `engine_or_url` is an SQLAlchemy engine, sync or async, or a URL. Everything here is async; `sync` has the
     same for code that does not await.
-    """
+    Example: `await outbox.publish("orders", {"id": 1}, key="order-1", within=session)`"""
 
     def __init__(
         self,
@@ -398,7 +398,7 @@ class Inbox(InboxVerbs, AsyncFace):
 
     It is written in your transaction: if that is rolled back, the message counts as never seen. Several
     consumers share a table by their names.
-    """
+    Example: `async with inbox.once(message.id, within=session) as first: print(first)`"""
 
     def __init__(
         self,

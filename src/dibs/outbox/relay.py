@@ -37,7 +37,7 @@ class Relay:
     """A process that publishes committed messages, `batch` at a time for each of its brokers.
 
     `brokers` maps the names that messages are published for to a URL, a `Broker` or an async function.
-    """
+    Example: `Relay(outbox, brokers={"default": "amqp://localhost"})`"""
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ async def claim_rows(
 
     No two callers get the same row: a `set` that leaves a row matching is refused, and changes nothing. The
     claim is durable when this returns; in an open transaction it is refused with `ClaimInTransaction`.
+    Example: `await claim_rows(engine, Report, where=Report.state == "new", set={"state": "taken"}, limit=9)`
     """
     return await run_async(claim_calls(on, row_claim(model, where, set, limit, order_by, strategy)))
 
@@ -153,7 +154,7 @@ class ClaimsVerbs(Generic[M, E]):
 
 
 class Claims(ClaimsVerbs[M, AsyncEngine], AsyncFace):
-    """Leases on the rows of one table: claimed, renewed, released and finished, each by its token."""
+    """Leases on rows of one table. Example: `Claims(Upload, engine, ready=Upload.id > 0)`"""
 
     _engine_class = AsyncEngine
 

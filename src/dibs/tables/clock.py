@@ -17,7 +17,7 @@ WITH_ZONE = ("postgresql",)
 
 
 class Moment(TypeDecorator[datetime]):
-    """A point in time, with its zone on every database: UTC, and kept to the microsecond."""
+    """A time in UTC, to the microsecond, with its zone everywhere. Example: `mapped_column(Moment())`"""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -57,7 +57,7 @@ class NaiveStoreTime(StoreTime):
 
 
 def store_time(after: Duration = 0, *, like: Column[Any] | None = None) -> StoreTime:
-    """Return the time of the database's clock plus `after`, with a zone if the column `like` has one."""
+    """Return the database's time plus `after`, with a zone if `like` has one. Example: `store_time(60)`"""
     has_zone = like is None or isinstance(like.type, Moment) or bool(getattr(like.type, "timezone", False))
     element = StoreTime if has_zone else NaiveStoreTime
     return element(literal(micros(after, what="after") / SECOND, Float()))

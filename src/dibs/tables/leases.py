@@ -35,7 +35,7 @@ TOKEN = "_dibs_token"  # noqa: S105
 
 
 class Claimable:
-    """A mixin for your models with the columns that a lease needs."""
+    """A mixin with the columns of a lease. Example: `class Up(Claimable, Base): __tablename__ = "up"`"""
 
     locked_by: Mapped[str | None] = mapped_column(String(200))
     locked_until: Mapped[datetime | None] = mapped_column(Moment)
@@ -44,7 +44,7 @@ class Claimable:
 
 
 class RowsLost(LeaseLost):
-    """The error that names, in `rows`, rows no longer held by their claim. The others were changed."""
+    """Rows, in `rows`, that their claim held no longer. Example: `except RowsLost as e: print(e.rows)`"""
 
     def __init__(self, name: str, rows: Sequence[Any], keys: Sequence[Key]) -> None:
         self.rows = list(rows)

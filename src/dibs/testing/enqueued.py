@@ -32,7 +32,7 @@ def assert_enqueued(
 
     `args` has the arguments that matter; so do `meta` and `tags`. Further fields are fields of a Job, like
     `state="scheduled"`. Return the jobs, oldest first.
-    """
+    Example: `assert_enqueued(app, send_receipt, args={"order_id": 42}, count=1)`"""
     __tracebackhide__ = True
     wanted = _Wanted(_name(kind), _given(args, queue, fields))
     jobs = _stored(app._core)
@@ -53,7 +53,7 @@ def assert_not_enqueued(
     queue: str | None = None,
     **fields: Any,
 ) -> None:
-    """Assert that no job like this is in the store, in any state."""
+    """Assert that the store has no job like it, in any state. Example: `assert_not_enqueued(app, "post")`"""
     __tracebackhide__ = True
     wanted = _Wanted(_name(kind), _given(args, queue, fields))
     found = [job for job in _stored(app._core) if not wanted.differences(job)]

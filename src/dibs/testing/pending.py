@@ -24,11 +24,11 @@ MOST_JOBS = 1000
 
 
 class AttemptFailed(AssertionError):
-    """A failed attempt without an exception of its handler: a timeout, a bad result."""
+    """A failed attempt without an exception: timeout, bad result. Example: `except AttemptFailed: raise`"""
 
 
 class EndlessJobs(AssertionError):
-    """More jobs than a test should need: most likely one enqueues itself."""
+    """More jobs than a test needs: one may enqueue itself. Example: `await run_pending(app, limit=0)`"""
 
 
 async def run_pending(
@@ -39,7 +39,7 @@ async def run_pending(
     Jobs that these enqueue run after them. Jobs that are due later, by a delay, a snooze or a back-off, stay
     until the virtual clock gets there. The failed attempt of a handler that raises is recorded as in
     production, and then the exception is raised in the test; with `raise_errors=False` the next job runs.
-    """
+    Example: `[job] = await run_pending(app)`"""
     return await run_async(_run_all(app, queues, raise_errors, limit))
 
 

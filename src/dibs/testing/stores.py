@@ -45,7 +45,7 @@ def fresh_store(app: AnyApp, url: str = "memory://") -> Iterator[AnyApp]:
     """Put this app on an empty store for the time of the block; its registered jobs stay.
 
     `memory://` needs nothing. Give `sqlite:///…` with a new file where the code under test passes `within=`.
-    """
+    Example: `with fresh_store(app): await send_receipt.enqueue(42)`"""
     store = connect(replace(app._core.settings, url=url))
     if not store.traits.migrates_itself:
         raise BadRequest(
@@ -105,12 +105,12 @@ def using_store(core: AppState, store: Store) -> Iterator[None]:
 
 
 def virtual_time(app: Dibs | SyncDibs) -> "VirtualClock":
-    """Return a clock that lets time pass in this app's store."""
+    """Return a clock that lets time pass in this app's store. Example: `clock = virtual_time(app)`"""
     return VirtualClock(app._core)
 
 
 class VirtualClock:
-    """The time of one store, advanced by a test."""
+    """The time of one store, advanced by a test. Example: `virtual_time(app).advance(minutes=10)`"""
 
     def __init__(self, core: AppState) -> None:
         self._core = core
@@ -153,7 +153,7 @@ class VirtualClock:
 
 
 class Crashed(BaseException):
-    """The death of the process under test; not an Exception, which code could take for a failed attempt."""
+    """The death of the process under test; not an Exception. Example: `except BaseException: raise`"""
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def crash_at(app: Dibs | SyncDibs, point: str, *, nth: int = 1) -> Iterator[None
 
     The store is left as by a killed process, and the test continues. A block that never reaches the point
     fails the test.
-    """
+    Example: `with crash_at(app, "before_settle"): await run_pending(app)`"""
     if point not in POINTS:
         raise BadRequest(f"there is no point {point!r} to crash at; there are {', '.join(POINTS)}")
     crashing = _CrashingStore(app._core.store, point, nth)

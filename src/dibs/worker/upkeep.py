@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import cache, partial
 
 from dibs.app.callbacks import PendingEvent, swept_events
 from dibs.app.state import AppState
@@ -40,6 +41,16 @@ from dibs.operations.upkeep import Upcoming
 from dibs.worker.exchange import USUAL_LEASE, EndedAttempt
 from dibs.worker.listening import HintListener
 from dibs.worker.state import SOON, QueueKind, UpkeepTimer
+
+
+@cache
+def _own_version() -> str | None:
+    """Return the version of dibs; None in a bundle that does not say it."""
+    from importlib.metadata import PackageNotFoundError, version  # only workers need what this loads
+
+    with suppress(PackageNotFoundError):
+        return version("dibs")
+    return None
 
 
 class Upkeep:
@@ -80,7 +91,8 @@ class Upkeep:
             return await store.run_async(lambda _: upkeep.upcoming())
         kinds = list(self._core.registry.tasks)
         with self._listener.expecting_echo():
-            upcoming = await store.run_async(lambda _: upkeep.tick(self._name, self._queues, kinds, **busy))
+            tick = partial(upkeep.tick, self._name, self._queues, kinds, _own_version(), **busy)
+            upcoming = await store.run_async(lambda _: tick())
         self._reported_at = now
         return upcoming
 

@@ -34,7 +34,7 @@ MOST_CONCURRENCY = 100_000
 
 
 class Worker:
-    """Runs the jobs of the kinds registered on `app`, `concurrency` at a time."""
+    """Runs the jobs of an app, `concurrency` at a time. Example: `await Worker(app).run(until_idle=True)`"""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from tests.support.servers.processes import HOST, START_SECONDS, ServerFailed, free_port, guarded, run_command
@@ -85,12 +85,6 @@ class PostgresPair:
         with self.standby.connect() as connection:
             connection.execute("select pg_promote()")
 
-    def swap(self) -> None:
-        """Make a new standby of the server that was promoted."""
-        self.primary.remove()
-        self.primary, self.standby = self.standby, Standby(self.standby)
-        self.standby.start()
-
     def __enter__(self) -> Self:
         return self
 
@@ -127,24 +121,34 @@ class Sentinel(Server):
         return [self._find("redis-server"), str(self.folder / "sentinel.conf"), "--sentinel"]
 
 
+class WatchedRedis(Redis):
+    """A Redis whose address is that of the Sentinels that watch it."""
+
+    sentinels = ""
+
+    def url(self, database: int = 0) -> str:
+        return f"redis+sentinel://{self.sentinels}/{WATCHED}/{database}"
+
+
 class RedisPair:
     """A primary, its replica, a Sentinel that watches them, and the address of that."""
 
-    def __init__(self) -> None:
-        self.primary, self.replica = Redis(), Redis()
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        settings = settings or {}
+        self.primary, self.replica = WatchedRedis(settings), Redis(settings)
         self.primary.start()
-        self.replica.settings = {"replicaof": f"{HOST} {self.primary.port}"}
+        self.replica.settings = {**settings, "replicaof": f"{HOST} {self.primary.port}"}
         self.replica.start()
         _wait(lambda: "master_link_status:up" in self.replica.say("INFO replication"), "the replication")
         self.sentinel = Sentinel(self.primary.port)
         self.sentinel.start()
-        self._unused = free_port()
+        # Its first Sentinel is not there: the next one is asked.
+        self.primary.sentinels = f"{HOST}:{free_port()},{HOST}:{self.sentinel.port}"
         _wait(self._knows_replica, "the discovery of the replica")
 
     @property
     def url(self) -> str:
-        """Its first Sentinel is not there: the next one is asked."""
-        return f"redis+sentinel://{HOST}:{self._unused},{HOST}:{self.sentinel.port}/{WATCHED}/0"
+        return self.primary.url()
 
     def fail_over(self) -> None:
         """Kill the primary, and wait until Sentinel has promoted the replica."""

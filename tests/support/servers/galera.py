@@ -14,6 +14,16 @@ from tests.support.servers.sql import MariaDB
 PROVIDERS = ("/usr/lib/galera/libgalera_smm.so", "/usr/lib/libgalera_smm.so")
 
 
+def provider() -> str:
+    """The library that replicates, on a machine that has all it needs."""
+    find_binary("rsync", "rsync")
+    find_binary("lsof", "lsof")
+    for place in PROVIDERS:
+        if Path(place).exists():
+            return place
+    raise MissingServer("there is no libgalera_smm.so here; install the package galera-4")
+
+
 class GaleraNode(MariaDB):
     """One node; the first one begins the cluster, the others copy its data when they join."""
 
@@ -24,17 +34,12 @@ class GaleraNode(MariaDB):
         super().__init__()
 
     def _command(self) -> list[str]:
-        find_binary("rsync", "rsync")
-        find_binary("lsof", "lsof")
-        provider = next((one for one in PROVIDERS if Path(one).exists()), None)
-        if provider is None:
-            raise MissingServer("there is no libgalera_smm.so here; install the package galera-4")
         options = f"base_port={self.cluster_port};gmcast.listen_addr=tcp://{HOST}:{self.cluster_port};"
         options += f"ist.recv_addr={HOST}:{free_port()};gcache.size=8M"
         return [
             *super()._command(),
             "--wsrep-on=ON",
-            f"--wsrep-provider={provider}",
+            f"--wsrep-provider={provider()}",
             f"--wsrep-provider-options={options}",
             f"--wsrep-cluster-address=gcomm://{','.join(f'{HOST}:{port}' for port in self._joins)}",
             f"--wsrep-node-address={HOST}:{self.cluster_port}",

@@ -31,7 +31,7 @@ class MySQLServer(MariaDB):
 
     def _command(self) -> list[str]:
         return [
-            *_mysqld(),
+            *mysqld(),
             *self._options(),
             SMALL,
             "--mysqlx=OFF",
@@ -43,7 +43,7 @@ class MySQLServer(MariaDB):
 
 
 @functools.cache
-def _mysqld() -> list[str]:
+def mysqld() -> list[str]:
     """Return the start of the command line of a server."""
     own = shutil.which("mysqld", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin")
     if own and "MariaDB" not in output_of([own, "--no-defaults", "--version"]):
@@ -61,7 +61,7 @@ def _as_ourselves() -> list[str]:
 
 @functools.cache
 def _version() -> str:
-    return version_in(output_of([*_mysqld(), "--version"]).rpartition("Ver ")[2])
+    return version_in(output_of([*mysqld(), "--version"]).rpartition("Ver ")[2])
 
 
 def _pristine_mysql() -> Path:
@@ -74,6 +74,6 @@ def _pristine_mysql() -> Path:
             anywhere = folder.with_name(f"{folder.name}.sql")  # at first root may come by the socket only
             anywhere.write_text("create user root@`%`;\ngrant all on *.* to root@`%` with grant option;\n")
             options = ["--initialize-insecure", f"--datadir={scratch}", f"--init-file={anywhere}", SMALL]
-            run_command([*_mysqld(), *options], folder=folder.parent)
+            run_command([*mysqld(), *options], folder=folder.parent)
             scratch.rename(folder)
     return folder

@@ -65,9 +65,13 @@ def find_binary(binary: str, package: str) -> str:
     return found
 
 
+preferred: list[str] = []
+"""Folders with the programs of another version: looked into first."""
+
+
 def _look_for(binary: str) -> str | None:
     postgresql = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_number_of, reverse=True)
-    places = [*map(str, postgresql), os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin"]
+    places = [*preferred, *map(str, postgresql), os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin"]
     return shutil.which(binary, path=os.pathsep.join(places))
 
 

@@ -44,9 +44,10 @@ class Redis(Server):
             "dir": str(self.folder),
             "appendonly": "yes",
             "appendfsync": "always",
-            "enable-debug-command": "yes",
             **self.settings,
         }
+        if int(self.version.split(".")[0]) >= 7:  # before, nobody asked
+            options["enable-debug-command"] = "yes"
         flags = ([f"--{key}", value] for key, value in options.items())
         return [self._find("redis-server"), *itertools.chain.from_iterable(flags)]
 

@@ -1,4 +1,4 @@
-"""Servers of other Debian suites: unpacked into a cache with their own libraries, not installed."""
+"""Servers that are not installed: unpacked into a cache, with their own libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.support.servers.processes import INSTALL_SECONDS, MissingServer
@@ -28,19 +28,35 @@ def cache() -> Path:
     return folder
 
 
+def common_cache() -> Path:
+    """A cache that the account of a server may read, too, when we are root."""
+    if os.geteuid() != 0:
+        return cache()
+    folder = Path("/var/cache/dibs-tests")
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return folder
+
+
 @functools.cache
-def unpacked(suite: str, package: str) -> Path:
+def unpacked(suite: str, package: str, *, common: bool = False) -> Path:
     """Return the folder with this package and its libraries; download them the first time."""
-    folder = cache() / f"{suite}-{package}"
-    failure = folder.with_suffix(".failed")
-    with locked(folder.with_suffix(".lock")):
+    place = common_cache() if common else cache()
+    return made_once(place / f"{suite}-{package}", lambda scratch: _download(suite, package, scratch))
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return the folder; the first time `make` leaves what belongs into it in `root` of a scratch folder."""
+    failure = folder.with_name(f"{folder.name}.failed")
+    with locked(folder.with_name(f"{folder.name}.lock")):
         if folder.exists():
             return folder
         if failure.exists() and time.time() - failure.stat().st_mtime < REMEMBER_SECONDS:
             raise MissingServer(failure.read_text())
         try:
             with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                _download(suite, package, Path(scratch))
+                for part in ("root", "debs"):
+                    (Path(scratch) / part).mkdir(mode=0o755)
+                make(Path(scratch))
                 (Path(scratch) / "root").rename(folder)
         except MissingServer as error:
             failure.write_text(str(error))
@@ -63,7 +79,7 @@ def run_in(root: Path, program: str) -> list[str]:
 
 
 def _download(suite: str, package: str, folder: Path) -> None:
-    for part in ("lists/partial", "cache/archives/partial", "root", "debs"):
+    for part in ("lists/partial", "cache/archives/partial"):
         (folder / part).mkdir(parents=True)
     (folder / "status").touch()
     (folder / "list").write_text(f"deb [signed-by={KEYS}] {_mirror()} {suite} main\n")
@@ -77,7 +93,7 @@ def _download(suite: str, package: str, folder: Path) -> None:
     plan = _apt(folder, "--simulate", "--no-install-recommends", "install", package)
     _apt(folder, "download", *_wanted(plan, package))
     for file in (folder / "debs").glob("*.deb"):
-        _run(["dpkg-deb", "-x", str(file), str(folder / "root")], folder)
+        run(["dpkg-deb", "-x", str(file), str(folder / "root")], folder)
 
 
 def _wanted(plan: str, package: str) -> list[str]:
@@ -98,10 +114,11 @@ def _mirror() -> str:
 
 
 def _apt(folder: Path, *words: str) -> str:
-    return _run(["apt-get", "--quiet", *words], folder)
+    return run(["apt-get", "--quiet", *words], folder)
 
 
-def _run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path) -> str:
+    """What the command printed; MissingServer if it failed, for it was to bring a server."""
     if shutil.which(command[0]) is None:
         raise MissingServer(f"{command[0]} is not on this machine")
     environment = os.environ | {"APT_CONFIG": str(folder / "conf")}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 import typer
@@ -18,7 +18,7 @@ from dibs.cli._support.options import bad_request_is_bad_usage, bad_usage
 from dibs.errors import BadRequest, Refused
 from dibs.jobs.payload import check_name
 from dibs.settings import Settings, read_settings
-from dibs.text import without_password
+from dibs.text import split_url, without_password
 
 TYPE_NAMES: dict[Any, str] = {
     str: 'a text, like "this"',
@@ -87,7 +87,7 @@ def file_of(url: str) -> Path | None:
     """Return the file of a SQLite URL; None for other stores."""
     if not url.startswith("sqlite"):
         return None
-    path = unquote(urlsplit(url).path.removeprefix("/"))
+    path = unquote(split_url(url).path.removeprefix("/"))
     return Path(path) if path else None
 
 

@@ -48,7 +48,7 @@ def workers(context: typer.Context, url: Url = None, json: AsJson = False) -> No
     if json:
         print_json(found)
     elif found:
-        columns = ["worker", "busy", "queues", "kinds", "started", "seen"]
+        columns = ["worker", "busy", "queues", "kinds", "dibs", "started", "seen"]
         print_table(columns, [_worker(one) for one in found])
     else:
         note(f"no worker was heard of lately in {store_name(context, url)}")
@@ -58,7 +58,7 @@ def _worker(worker: WorkerInfo) -> list[str | int]:
     queues = "all" if worker.queues is None else ", ".join(worker.queues)
     times = [time_text(worker.started_at), time_text(worker.seen_at)]
     busy = f"{worker.running}/{worker.concurrency}"
-    return [worker.name, busy, queues, some(worker.kinds, MOST_NAMED), *times]
+    return [worker.name, busy, queues, some(worker.kinds, MOST_NAMED), worker.version or "?", *times]
 
 
 # -- slots --------------------------------------------------------------------------------------

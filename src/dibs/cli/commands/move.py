@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 from rich.progress import MofNCompleteColumn
@@ -22,7 +21,7 @@ from dibs.cli._support.printing import (
 )
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import MovePreview, MoveReport, Told, give_back_sync, look_sync, move_sync
-from dibs.text import numbered, without_password
+from dibs.text import numbered, split_url, without_password
 
 EXAMPLE = "Example: dibs move --from sqlite:///jobs.db --to postgresql://localhost/shop"
 
@@ -131,7 +130,7 @@ def _both(context: typer.Context, source: Address, target: Address) -> Iterator[
 
 @contextmanager
 def _opened(context: typer.Context, url: str, prefix: str | None) -> Iterator[Dibs]:
-    if urlsplit(url).scheme == "memory":
+    if split_url(url).scheme == "memory":
         raise Refused("memory:// ends with its process: there is nothing to move to it or from it")
     app = Dibs(**{**given(context, url), **({} if prefix is None else {"prefix": prefix})})
     try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 from uuid import UUID
@@ -121,8 +121,7 @@ async def _relay(
     outbox: Outbox, relay: Relay, brokers: dict[str, Any], until_idle: bool, answering: Answering
 ) -> None:
     began = monotonic()
-    shown = ", ".join(f"{name} at {without_password(url)}" for name, url in brokers.items())
-    log.info("● relaying %s · to %s · %s", outbox.name, shown, relay.name)
+    log.info("● relaying %s · to %s · %s", outbox.name, _shown(brokers), relay.name)
     try:
         async with answering:
             await _open_if_there(outbox)
@@ -132,6 +131,13 @@ async def _relay(
     counts = {name: outbox.events.counts[name] for name in ("published", "failed", "abandoned", "lost")}
     said = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     log.info("● stopped after %s: %s", spoken(monotonic() - began), said, extra={"fields": counts})
+
+
+def _shown(brokers: Mapping[str, str]) -> str:
+    """Return names and hosts of brokers; the path of a webhook is often its secret."""
+    return ", ".join(
+        f"{name} at {'/'.join(without_password(url).split('/')[:3])}" for name, url in brokers.items()
+    )
 
 
 async def _open_if_there(outbox: Outbox) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from dibs.app.dibs import Dibs, SyncDibs
 from dibs.cli.trial.records import ProcessLog, RecordFile, TrialOptions, claims_in_hand
 from dibs.clock import monotonic
+from dibs.jobs.job import Job
 from dibs.settings import Settings
 
 POLL = 0.02  # seconds between two reads of the records
@@ -158,7 +159,11 @@ def _running_tokens(store: SyncDibs, queue: str) -> set[int | None]:
 
 
 def succeeded_ids(store: SyncDibs, queue: str) -> Iterator[UUID]:
+    return (job.id for job in succeeded_jobs(store, queue))
+
+
+def succeeded_jobs(store: SyncDibs, queue: str) -> Iterator[Job]:
     after: UUID | None = None
     while page := store.find(state="succeeded", queue=queue, limit=PAGE, after=after):
-        yield from (job.id for job in page)
+        yield from page
         after = page[-1].id

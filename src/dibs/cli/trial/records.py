@@ -1,11 +1,11 @@
-"""What the worker processes of a trial record, and the counts that are taken from it.
+"""What the processes of a trial record, and the counts that are taken from it.
 
 The counts know nothing of dibs or of the plan of a trial: they come from the records, and from what the store
 returns at the end.
 """
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +19,9 @@ import msgspec
 from dibs.app.claims import SyncClaim
 from dibs.clock import monotonic
 
-RecordedEvent = Literal["waiting", "claimed", "started", "ended", "settled", "wrote", "refused"]
+OfWorker = Literal["waiting", "claimed", "started", "ended", "settled", "wrote", "refused"]
+OfCommand = Literal["enqueued", "killed", "frozen", "resumed", "succeeded"]
+RecordedEvent = OfWorker | OfCommand
 
 
 class TrialOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +37,8 @@ class TrialOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an old lease is renewed before a job begins, so that a slow machine makes no run overlap."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What happened to a claim, when (the machine's monotonic clock), and the store's times of the claim."""
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happened to a job or a worker, when (this machine's clock), and the store's times of a claim."""
 
     event: RecordedEvent
     at: float
@@ -44,6 +46,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     token: int = 0
     claimed_at: datetime | None = None
     lease_until: datetime | None = None
+    worker: str = ""
+    train: str | None = None
+    slot: str | None = None
 
 
 class Recorder:
@@ -53,8 +58,8 @@ class Recorder:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(self, event: RecordedEvent, claim: SyncClaim) -> None:
-        job = claim.job
-        self.write(Record(event, monotonic(), job.id, claim.token, job.claimed_at, job.lease_until))
+        job, times = claim.job, (claim.job.claimed_at, claim.job.lease_until)
+        self.write(Record(event, monotonic(), job.id, claim.token, *times, worker=job.worker or ""))
 
     def write(self, record: Record) -> None:
         os.write(self._file, msgspec.json.encode(record) + b"\n")
@@ -167,7 +172,7 @@ def _records(logs: Iterable[ProcessLog]) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the records say. The first four must be 0."""
+    """What the records say. The first six must be 0."""
 
     double_claims: int
     """Claims that began while another claim of the same job was held."""
@@ -175,6 +180,10 @@ class Verdict:
     """Settlements and renewals that were accepted although a later claim had the job, or a second time."""
     tokens_not_growing: int
     """Later claims of a job without a greater token."""
+    trains_out_of_order: int = 0
+    """Jobs of a train that were claimed before the job ahead of them had ended."""
+    slots_held_twice: int = 0
+    """Claims in a slot for one that began while another job of it was held."""
     lost: int
     """Jobs that were acknowledged and never finished."""
     claims: int
@@ -185,30 +194,104 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        return not (self.double_claims or self.late_writes or self.tokens_not_growing or self.lost)
+        return not any(getattr(self, rule) for rule in RULES)
 
 
-def judge(enqueued: Iterable[UUID], succeeded: Iterable[UUID], records: Sequence[Record]) -> Verdict:
-    claims: defaultdict[UUID, list[Record]] = defaultdict(list)
-    settled: defaultdict[UUID, list[int]] = defaultdict(list)
-    for record in records:
-        if record.event == "claimed":
-            claims[record.job].append(record)
-        elif record.event == "settled":
-            settled[record.job].append(record.token)
-    by_time = [sorted(of_one, key=_began) for of_one in claims.values()]
+RULES = (
+    *("double_claims", "late_writes", "tokens_not_growing", "trains_out_of_order", "slots_held_twice"),
+    "lost",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """A rule of `RULES` that is broken, and the job in question."""
+
+    rule: str
+    job: UUID
+
+
+class ClaimHistory:
+    """The claims of a history by job, in the order of the store's clock, and what became of them."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.of: defaultdict[UUID, list[Record]] = defaultdict(list)
+        self.settled: defaultdict[UUID, list[int]] = defaultdict(list)
+        self._ended: dict[tuple[UUID, int], float] = {}
+        for record in records:
+            if record.event == "claimed":
+                self.of[record.job].append(record)
+            elif record.event == "settled":
+                self.settled[record.job].append(record.token)
+            elif record.event == "ended":
+                self._ended[record.job, record.token] = record.at
+        for claims in self.of.values():
+            claims.sort(key=_began)
+
+    def ended(self, claim: Record) -> float:
+        """Return when the settlement of a claim was sent, before the store can have taken it."""
+        return self._ended.get((claim.job, claim.token), float("inf"))
+
+    def greatest(self, job: UUID) -> int:
+        return max((claim.token for claim in self.of.get(job, ())), default=0)
+
+
+def judge(records: Sequence[Record], findings: Iterable[BrokenRule] | None = None) -> Verdict:
+    """Count what `find_broken` finds, and what the processes went through."""
+    broken = Counter(found.rule for found in (find_broken(records) if findings is None else findings))
+    claimed = Counter(record.job for record in records if record.event == "claimed")
     return Verdict(
-        double_claims=sum(_held_twice(of_one, settled) for of_one in by_time),
-        late_writes=sum(_late(tokens, claims[job]) for job, tokens in settled.items())
-        + sum(record.event == "wrote" and record.token < _greatest(claims[record.job]) for record in records),
-        tokens_not_growing=sum(
-            one.token >= next.token for of_one in by_time for one, next in pairwise(of_one)
-        ),
-        lost=len(set(enqueued) - set(succeeded)),
-        claims=sum(map(len, claims.values())),
-        came_back=sum(len(of_one) > 1 for of_one in by_time),
+        **{rule: broken[rule] for rule in RULES},
+        claims=claimed.total(),
+        came_back=sum(many > 1 for many in claimed.values()),
         refused=sum(record.event == "refused" for record in records),
     )
+
+
+def find_broken(records: Sequence[Record]) -> Iterator[BrokenRule]:
+    """Find each place where a history breaks a rule."""
+    claims = ClaimHistory(records)
+    for job, of_one in claims.of.items():
+        for earlier, later in pairwise(of_one):
+            if _overlap_of(earlier, later) or earlier.token in claims.settled[job]:
+                yield BrokenRule("double_claims", job)
+            if earlier.token >= later.token:
+                yield BrokenRule("tokens_not_growing", job)
+    for job, tokens in list(claims.settled.items()):
+        late = sum(token < claims.greatest(job) for token in tokens) + len(tokens) - 1
+        yield from [BrokenRule("late_writes", job)] * late
+    for record in records:
+        if record.event == "wrote" and record.token < claims.greatest(record.job):
+            yield BrokenRule("late_writes", record.job)
+    yield from _find_broken_at_gates(records, claims)
+    succeeded = {record.job for record in records if record.event == "succeeded"}
+    for job in dict.fromkeys(record.job for record in records if record.event == "enqueued"):
+        if job not in succeeded:
+            yield BrokenRule("lost", job)
+
+
+def _find_broken_at_gates(records: Sequence[Record], claims: ClaimHistory) -> Iterator[BrokenRule]:
+    """Compare each claim at a train or slot with the one before it.
+
+    A claim is noted after the store gave it, and the end of a job before its settlement is sent. So a claim
+    that was noted before that end surely began too early, whatever the delays of the notes.
+    """
+    trains, slots = defaultdict[str, list[UUID]](list), defaultdict[str, list[Record]](list)
+    for record in records:
+        if record.event == "enqueued" and record.train is not None:
+            trains[record.train].append(record.job)
+        if record.event == "enqueued" and record.slot is not None:
+            slots[record.slot] += claims.of.get(record.job, ())
+    for jobs in trains.values():
+        for ahead, job in pairwise(one for one in jobs if one in claims.of):
+            final = max(claims.of[ahead], key=lambda claim: claim.token)
+            if claims.of[job][0].at < claims.ended(final):
+                yield BrokenRule("trains_out_of_order", job)
+    for in_slot in slots.values():
+        for earlier, later in pairwise(sorted(in_slot, key=_began)):
+            is_held = _overlap_of(earlier, later) and later.at < claims.ended(earlier)
+            if is_held and earlier.job != later.job:
+                yield BrokenRule("slots_held_twice", later.job)
 
 
 def _began(claim: Record) -> tuple[datetime, int]:
@@ -216,17 +299,58 @@ def _began(claim: Record) -> tuple[datetime, int]:
     return claim.claimed_at, claim.token
 
 
-def _held_twice(claims: Sequence[Record], settled: Mapping[UUID, Sequence[int]]) -> int:
-    """Count claims that began before the lease of an earlier one ended, or after it had succeeded."""
-    return sum(
-        later.claimed_at < earlier.lease_until or earlier.token in settled.get(earlier.job, ())  # type: ignore[operator]
-        for earlier, later in pairwise(claims)
-    )
+def _overlap_of(earlier: Record, later: Record) -> bool:
+    return later.claimed_at < earlier.lease_until  # type: ignore[operator]
 
 
-def _late(tokens: Sequence[int], claims: Sequence[Record]) -> int:
-    return sum(token < _greatest(claims) for token in tokens) + len(tokens) - 1
+# -- dibs verify: the page ----------------------------------------------------------------------
+
+MOST_SHOWN = 200
+FAULTS = ("killed", "frozen", "resumed")
 
 
-def _greatest(claims: Sequence[Record]) -> int:
-    return max((claim.token for claim in claims), default=0)
+def page(lines: Iterable[str], problems: Sequence[str], history: Sequence[Record]) -> str:
+    """Return a page with the verdict, the faults over time, and the time line of each job in question."""
+    rules, came_back, ahead = _broken_rules(history), Counter[UUID](), _ahead(history)
+    workers: dict[str, tuple[float, float, int]] = {}
+    for record in history:
+        if record.worker and record.event != "succeeded":
+            begin, _, settled = workers.get(record.worker, (record.at, 0, 0))
+            workers[record.worker] = begin, record.at, settled + (record.event == "settled")
+        came_back[record.job] += record.event == "claimed"
+    broken = [one for job in rules for one in (job, ahead.get(job)) if one is not None]
+    shown = list(dict.fromkeys([*broken, *(job for job, claims in came_back.items() if claims > 1)]))[
+        :MOST_SHOWN
+    ]
+    of_job: dict[UUID, list[Record]] = {job: [] for job in shown}
+    for record in history:
+        if record.job in of_job:
+            of_job[record.job].append(record)
+    run = {
+        "lines": list(lines),
+        "problems": problems,
+        "workers": workers,
+        "faults": [record for record in history if record.event in FAULTS],
+        "jobs": [{"job": job, "rules": rules.get(job, []), "records": of_job[job]} for job in shown],
+    }
+    text = Path(__file__).with_name("page.html").read_text("utf-8")
+    return text.replace("RUN", msgspec.json.encode(run).decode().replace("<", "\\u003c"), 1)
+
+
+def _broken_rules(history: Sequence[Record]) -> Mapping[UUID, list[str]]:
+    rules: defaultdict[UUID, list[str]] = defaultdict(list)
+    for broken in find_broken(history):
+        rules[broken.job].append(broken.rule.replace("_", " "))
+    return rules
+
+
+def _ahead(history: Sequence[Record]) -> Mapping[UUID, UUID]:
+    """Return the job that was enqueued just before each, at the same train or slot."""
+    ahead: dict[UUID, UUID] = {}
+    newest: dict[str | None, UUID] = {}
+    for record in history:
+        if record.event == "enqueued" and (gate := record.train or record.slot) is not None:
+            if gate in newest:
+                ahead[record.job] = newest[gate]
+            newest[gate] = record.job
+    return ahead

@@ -382,9 +382,10 @@ on duplicate key update
     max_running = case when :set_limit then :max_running else dibs_queues.max_running end
 
 -- name: tick
-insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
-values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
-on duplicate key update queues = :queues, kinds = :kinds, running = :running, seen_at = {now}
+insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
+values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
+on duplicate key update
+    version = :version, queues = :queues, kinds = :kinds, running = :running, seen_at = {now}
 
 -- name: add_to_minute
 insert into dibs_minutes (width, at_minute, queue, kind, {minute_columns})

@@ -181,12 +181,12 @@ LOCKED = 1205
 LIMITS = {1969: "max_statement_time", 3024: "max_execution_time"}
 UNDONE = (1213, LOCKED, 1020, DUPLICATE, 1412, 1615, *LIMITS)
 # The same on another connection: too many connections, shutting down, killed, idle too long, aborted,
-# read-only since a failover, gone.
+# read-only since a failover, gone; of Galera a node that has lost the others, before and at the commit.
 BROKEN = (
     *(1040, 1203, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1836, 1290),
-    *(1927, 4031, 2002, 2003, 2006, 2013, 2014, 2027, 2055),
+    *(1047, 1180, 1927, 4031, 2002, 2003, 2006, 2013, 2014, 2027, 2055),
 )
-NEVER_BEGAN = (1040, 1203, 1290, 1836, 2002, 2003)  # of these, what surely did nothing
+NEVER_BEGAN = (1040, 1047, 1203, 1290, 1836, 2002, 2003)  # of these, what surely did nothing
 NO_TABLES = (1146, 1054, 4091)
 NOT_PERMITTED = (1044, 1142, 1143, 1227, 1370)  # known, without the rights
 # Credentials, no such database, no TLS; the last ones: a password that expired, an account that is locked.

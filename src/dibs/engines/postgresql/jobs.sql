@@ -870,10 +870,15 @@ cast(
 -- One statement, because an idle worker should cost next to nothing. The notification comes back to the worker's
 -- own listener and proves that hints arrive.
 with here as (
-    insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
-    values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
+    insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
+    values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
     on conflict (name) do update
-    set queues = excluded.queues, kinds = excluded.kinds, running = excluded.running, seen_at = excluded.seen_at
+    set
+        version = excluded.version,
+        queues = excluded.queues,
+        kinds = excluded.kinds,
+        running = excluded.running,
+        seen_at = excluded.seen_at
     returning name
 ),
 gone as (

@@ -258,7 +258,7 @@ def _worker_row(flat: Sequence[str]) -> Row:
     row: dict[str, Any] = dict(_pairs(flat))
     row |= {name: int(row[name]) for name in ("concurrency", "running")}
     row |= {name: time_of(row[name]) for name in ("started_at", "seen_at")}
-    return row | {"queues": row["queues"] or None}
+    return row | {"queues": row["queues"] or None, "version": row.get("version") or None}
 
 
 def _explained_rows(reply: Sequence[Any]) -> Rows:

@@ -356,10 +356,15 @@ select cast(:hint as {text}) as told
 
 -- name: tick
 -- Note that the worker is there.
-insert into dibs_workers (name, queues, kinds, concurrency, running, started_at, seen_at)
-values (:worker, :queues, :kinds, :concurrency, :running, {now}, {now})
+insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
+values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
 on conflict (name) do update
-set queues = excluded.queues, kinds = excluded.kinds, running = excluded.running, seen_at = excluded.seen_at
+set
+    version = excluded.version,
+    queues = excluded.queues,
+    kinds = excluded.kinds,
+    running = excluded.running,
+    seen_at = excluded.seen_at
 
 -- name: upcoming
 select
@@ -397,6 +402,7 @@ delete from dibs_workers where name = :worker returning name
 -- What a worker runs is counted here: its own report is as old as its last upkeep round.
 select
     worker.name,
+    worker.version,
     worker.queues,
     worker.kinds,
     worker.concurrency,

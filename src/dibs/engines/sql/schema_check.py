@@ -29,7 +29,7 @@ Definitions = Mapping[str, TableDefinition]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaProblem:
-    """Something about the tables that is not as this dibs needs it. `str()` is a sentence."""
+    """A part of the tables that is not as dibs needs it. Example: `await app.check_schema()`"""
 
     what: Literal["version", "table", "column", "index"]
     table: str

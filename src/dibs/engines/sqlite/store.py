@@ -19,6 +19,7 @@ from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 from dibs.settings import Settings
+from dibs.text import without_password
 
 T = TypeVar("T")
 
@@ -129,5 +130,5 @@ def _sqlite_path(url: str) -> str:
     """
     path = url.partition("://")[2]
     if path[:1] not in ("", "/") or "?" in path or "\x00" in unquote(path):
-        raise BadRequest(f"{url!r} is not a SQLite URL; write sqlite:///jobs.db")
+        raise BadRequest(f"{without_password(url)} is not a SQLite URL; write sqlite:///jobs.db")
     return unquote(path[1:]) or ":memory:"

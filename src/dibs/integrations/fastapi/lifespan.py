@@ -57,7 +57,7 @@ def lifespan(
 
     With `$RUN_WORKER` set to `false` no worker runs, whatever the code says. In a lifespan of your own:
     `async with lifespan(app)(web): yield`.
-    """
+    Example: `web = FastAPI(lifespan=lifespan(app))`"""
 
     @asynccontextmanager
     async def opened(web: Any) -> AsyncIterator[None]:

@@ -278,6 +278,7 @@ class Worker(BaseModel):
     running: int
     started_at: datetime
     seen_at: datetime
+    version: str | None = Field(description="Of dibs; null for a worker too old to say.")
 
 
 class Workers(BaseModel):

@@ -85,7 +85,7 @@ def router(
     `"unique"` or `"pipeline_id"`. `fields`, names or a dependency that returns them, says which of `args`,
     `result`, `errors`, `traceback` and `meta` a response or event has. Requests of pages of other sites
     change nothing, unless `cross_site` is set.
-    """
+    Example: `web.include_router(router(app, read=Depends(may_read), write=Depends(may_write)))`"""
     permissions = check_permissions(read, write, scope, shared, fields, insecure=insecure)
     most = app._core.settings.max_payload + BODY_ROOM
     api = APIRouter(

@@ -7,10 +7,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from dibs.errors import BadRequest, DibsError
 from dibs.outbox.messages import Message
+from dibs.text import split_url
 
 
 class BrokerUnavailable(DibsError):
-    """The broker can't be reached. Relays give the attempt back, wait and try again."""
+    """The broker can't be reached: relays wait and try again. Example: `raise BrokerUnavailable("away")`"""
 
 
 class BrokerRefused(BrokerUnavailable):
@@ -23,7 +24,7 @@ class BrokerRefused(BrokerUnavailable):
 
 
 class Rejected(DibsError):
-    """The broker was reached and refused this message: a failed attempt."""
+    """The broker refused this message: a failed attempt. Example: `raise Rejected("no such queue")`"""
 
 
 @runtime_checkable
@@ -34,7 +35,7 @@ class Publisher(Protocol):
 
 
 class Broker(Publisher, Protocol):
-    """A system that takes one message per call. Calls may overlap, but never two of one key."""
+    """A system for messages, never two of a key at once. Example: `Relay(outbox, {"default": MyBroker()})`"""
 
     async def open(self) -> None:
         """Connect, unless connected already; may raise `BrokerUnavailable`."""
@@ -82,7 +83,7 @@ def _from_url(url: str) -> Broker:
     from dibs.outbox.brokers.redis import RedisStreams
     from dibs.outbox.brokers.webhook import Webhook
 
-    match url.split("://", 1)[0].lower():
+    match split_url(url, "a broker").scheme if "://" in url else "":
         case "amqp" | "amqps":
             bare, options = split_options(url, "exchange")
             return RabbitMQ(bare, **options)
@@ -97,8 +98,8 @@ def _from_url(url: str) -> Broker:
             return Webhook(url)
         case scheme:
             raise BadRequest(
-                f"no broker for {scheme!r} URLs; dibs knows amqp://, amqps://, nats://, tls://, redis://, "
-                "rediss://, http:// and https://"
+                f"no broker for {f'{scheme!r} URLs' if scheme else 'a URL without NAME://'}; dibs knows "
+                "amqp://, amqps://, nats://, tls://, redis://, rediss://, http:// and https://"
             )
 
 

@@ -13,7 +13,7 @@ local function answer_tick()
   forget_silent_workers()
   local key = upkeep.worker_key(given.worker)
   local started_at = redis.call('HGET', key, 'started_at') or text(now)
-  will('HSET', key, 'queues', some(given.queues) or '', 'kinds', given.kinds, 'concurrency', given.concurrency,
+  will('HSET', key, 'version', some(given.version) or '', 'queues', some(given.queues) or '', 'kinds', given.kinds, 'concurrency', given.concurrency,
     'running', given.running, 'started_at', started_at, 'seen_at', text(now))
   put(store .. ':workers', given.worker, text(now))
   wake(given.echo)

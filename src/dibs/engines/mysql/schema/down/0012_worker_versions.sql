@@ -1,0 +1,1 @@
+alter table dibs_workers drop column version;

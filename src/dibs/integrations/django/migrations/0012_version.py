@@ -1,0 +1,3 @@
+from dibs.integrations.django.migrating import version
+
+Migration = version(12)
