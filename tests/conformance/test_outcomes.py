@@ -125,6 +125,17 @@ def test_a_raised_outcome_that_makes_no_sense_is_a_failed_attempt(app: Face, out
     assert (done.state, done.attempts, len(done.errors)) == ("scheduled", 1, 1)
 
 
+@pytest.mark.parametrize("said", [Cancel, Fail])
+@pytest.mark.parametrize("reason", ["row \x00 \ud800", "x" * 2_000_000], ids=["hostile", "long"])
+def test_an_outcome_holds_whatever_its_reason_is_like(app: Face, said: Any, reason: str) -> None:
+    app.job(name="raises")(raising(said(reason)))
+    app.job(name="returns")(lambda: said(reason))
+
+    for done in (run(app, "raises"), run(app, "returns")):
+        assert done.state == ENDS[said][0]
+        assert (done.message or done.errors[0].message)[:4] in ("row ", "xxxx")
+
+
 def test_an_outcome_ends_a_claim_by_hand(app: Face) -> None:
     app.enqueue(NewJob("mail"))
     claim = app.claim()[0]

@@ -1075,7 +1075,7 @@ def test_pipelines_are_listed_page_by_page(app: Face) -> None:
     rest = app.pipelines.list(after=second[-1].id)
 
     assert [one.id for one in (*first, *second, *rest)] == ids[::-1]
-    assert app.pipelines.list(limit=0) == []
+    assert app.pipelines.list(limit=0) == app.pipelines.list(limit=-(10**12)) == []
 
 
 def test_a_pipeline_without_jobs_is_listed_no_more(app: Face) -> None:

@@ -77,13 +77,14 @@ def test_a_condition_is_not_a_text(desk: Desk) -> None:
         {"order_by": 5},
         {"order_by": {"id": "desc"}},
         {"order_by": [5]},
+        {"limit": 2**63},
     ],
     ids=repr,
 )
 def test_arguments_of_another_type_are_refused(desk: Desk, how: dict[str, Any]) -> None:
     desk.add(Report(id=1))
 
-    with pytest.raises(BadRequest, match=f"{min(how)}="):
+    with pytest.raises(BadRequest, match=min(how)):
         desk.claim(Report, **{"where": READY, "set": TAKEN, "limit": 1, **how})
 
     assert desk.look(Report.status) == [("ready",)]
@@ -183,8 +184,8 @@ def test_what_has_no_rows_of_its_own_is_refused(desk: Desk, model: Any, message:
         ({"set": {"state": "taken"}}, "Report has no column state; it has .*status"),
         ({"set": {Author.name: "Ann"}}, "Report has no column"),
         ({"set": {"id": 5}}, "would change the primary key of Report: id"),
-        ({"limit": 1.5}, "limit is a number of rows"),
-        ({"limit": True}, "limit is a number of rows"),
+        ({"limit": 1.5}, "limit must be a whole number"),
+        ({"limit": True}, "limit must be a whole number"),
         ({"strategy": "fast"}, "no strategy 'fast'"),
         ({"order_by": "nothing"}, "Report has no column nothing"),
         ({"where": Author.name == "Ann"}, r"where= refers to author beside Report.*exists"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dibs import BadRequest, Dibs
+from dibs import BadRequest, Dibs, NewJob
 from dibs.app.guards import Throttle
 from dibs.integrations.prometheus import merge_processes
 from dibs.integrations.service import Credentials
@@ -73,6 +73,14 @@ def test_a_password_with_a_slash_is_refused_and_not_shown(scheme: str) -> None:
 
 def test_a_file_may_have_an_at_in_its_path(tmp_path: Path) -> None:
     Dibs(f"sqlite:///{tmp_path}/me@home.db")
+
+
+@pytest.mark.parametrize("name", ["a#b,c.db", "a\nb.db", "a b;é.db", "100%.db"], ids=repr)
+def test_a_sqlite_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    with Dibs(f"sqlite:///{tmp_path}/{name}").sync as app:
+        app.enqueue(NewJob("work"))
+
+    assert (tmp_path / name).is_file()
 
 
 @pytest.mark.parametrize("depth", [100, 101, 900])

@@ -91,7 +91,7 @@ class SlotVerbs(AppVerbs):
     @verb
     def list(self, *, limit: int = MOST_FOUND, after: str | None = None) -> Calls["list[Slot]"]:
         """Return the slots with waiting or running jobs, by key; `after` the last key gives the next page."""
-        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        most = payload.check_whole(limit, "limit", None, MOST_FOUND)
         start = None if after is None else slot_name(after)
         if most <= 0:
             return []
@@ -170,7 +170,7 @@ class PipelineVerbs(AppVerbs):
     @verb
     def list(self, *, limit: int = 50, after: UUID | str | None = None) -> Calls["list[PipelineInfo]"]:
         """Return the pipelines with their counts, newest first; `after` the last id gives the next page."""
-        most = payload.check_whole(limit, "limit", -(10**9), MOST_FOUND)
+        most = payload.check_whole(limit, "limit", None, MOST_FOUND)
         start = None if after is None else parse_id(after)
         if most <= 0:
             return []

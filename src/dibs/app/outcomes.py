@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any
 from dibs.errors import BadRequest
 from dibs.events import log
 from dibs.faces import Calls, ask
-from dibs.jobs.outcomes import Cancel, Fail, Snooze, frames_of, is_worth_retrying, said_by
-from dibs.jobs.states import JobState, Outcome, Released, Succeeded
+from dibs.jobs.outcomes import (
+    LONGEST_MESSAGE,
+    Cancel,
+    Fail,
+    Snooze,
+    frames_of,
+    is_worth_retrying,
+    safe_text,
+    said_by,
+)
+from dibs.jobs.states import CancelledBy, JobState, Outcome, Released, Succeeded
 from dibs.operations.queries import get
 
 if TYPE_CHECKING:
@@ -29,6 +38,8 @@ def outcome_of(held: "ClaimState", value: Any) -> Outcome:
             return SUCCEEDED
         case Snooze(seconds):
             return held.snoozed(seconds)
+        case Cancel(str() as reason):  # whatever its text is like, it is no failure to be tried again
+            return CancelledBy(safe_text(reason, LONGEST_MESSAGE))
         case Cancel(reason):
             return held.cancelled(reason)
         case Fail(reason):

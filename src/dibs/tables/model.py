@@ -30,6 +30,9 @@ from sqlalchemy.orm import Mapper, QueryableAttribute
 from sqlalchemy.sql import operators, visitors
 
 from dibs.errors import BadRequest
+from dibs.jobs.payload import check_whole
+
+MOST_ROWS = 2**63 - 1  # what every database takes as a limit
 
 Expression = Any
 Key = tuple[Any, ...]
@@ -213,8 +216,7 @@ def row_claim(
     if strategy not in (None, "portable"):
         raise BadRequest(f"no strategy {strategy!r}: leave it out for the best one, or say 'portable'")
     target = user_table(model)
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise BadRequest(f"limit is a number of rows, not {limit!r}")
+    limit = check_whole(limit, "limit", None, MOST_ROWS)
     criteria = _criteria(where, target)
     _refuse_other_tables(target, criteria)
     return RowClaim(target, criteria, _values(target, set), limit, order_of(target, order_by), strategy)

@@ -19,7 +19,7 @@ from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT
 from dibs.operations.scripts import Rows, Step, run, run_async
 from dibs.settings import Settings
-from dibs.text import split_url, without_password
+from dibs.text import without_password
 
 T = TypeVar("T")
 
@@ -124,9 +124,11 @@ class SqliteStore(Tables):
 
 
 def _sqlite_path(url: str) -> str:
-    """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory."""
-    parts = split_url(url)
-    path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or parts.query or "\x00" in path:
+    """Return the path of `sqlite:///relative.db` or `sqlite:////absolute.db`; `sqlite://` is in memory.
+
+    Not by `urlsplit`: it ends the path at a #, so that another file would be used.
+    """
+    path = url.partition("://")[2]
+    if path[:1] not in ("", "/") or "?" in path or "\x00" in unquote(path):
         raise BadRequest(f"{without_password(url)} is not a SQLite URL; write sqlite:///jobs.db")
-    return path or ":memory:"
+    return unquote(path[1:]) or ":memory:"
