@@ -153,9 +153,13 @@ def test_the_list_shows_what_one_wants_to_know_of_each_state(store: SyncDibs) ->
     failed(store)
     running(store)
     store.cancel(enqueue(store).id, "sent twice")
+    done = store.claim_job(enqueue(store, args={"n": 1}).id)
+    assert done is not None
+    done.succeed({"text": "x" * 200})
 
-    cancelled, at_work, broken = lines(dibs("jobs", "list").stdout)[1:]
+    succeeded, cancelled, at_work, broken = lines(dibs("jobs", "list").stdout)[1:]
 
+    assert re.search(r'took \d+ ms, args \{"n":1\}, result \{"text":"x{50,60}…$', succeeded)
     assert cancelled.endswith("sent twice")
     assert at_work.endswith("at pod-a")
     assert broken.endswith("ValueError: no such order")

@@ -40,6 +40,15 @@ def asked(port: int, path: str) -> str:
         return ""
 
 
+def test_an_outbox_without_messages_says_that_it_may_never_have_been_used(url: str, outbox: Outbox) -> None:
+    dibs("migrate", "--url", url)
+
+    done = dibs("outbox", "list", "--url", url)
+
+    assert (done.exit_code, done.stderr) == (0, "no such messages\n")
+    assert done.stdout == "total: no messages; this outbox was never published to, or was pruned\n"
+
+
 def test_messages_are_listed(url: str, outbox: Outbox) -> None:
     id = outbox.sync.publish("orders", {"n": 1}, key="order-1", headers={"a": "b"})
     outbox.sync.publish("orders", {"n": 2}, max_attempts=1)

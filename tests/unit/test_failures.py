@@ -69,6 +69,29 @@ def test_whatever_it_is_it_can_be_stored(error: Exception) -> None:
         assert text is None or len(text.encode()) < 40_000
 
 
+def test_a_traceback_tells_what_an_error_was_raised_from() -> None:
+    try:
+        try:
+            raise KeyError("user_id")
+        except KeyError as missing:
+            raise ExceptionGroup("many", [_raised(ValueError("one of them"))]) from missing
+    except ExceptionGroup as error:
+        trace = describe(error)[2]
+
+    assert trace is not None
+    assert "\nbecause of KeyError: 'user_id'\n  File" in trace
+    assert "\nbecause of ValueError: one of them\n  File" in trace
+
+
+def test_errors_that_name_each_other_end_somewhere() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    many = ExceptionGroup("many", [ValueError(str(number)) for number in range(10_000)])
+
+    assert (describe(first)[2] or "").count("because of") == 1
+    assert (describe(many)[2] or "").count("because of") < 20
+
+
 def test_a_deep_traceback_keeps_its_end() -> None:
     def deep(n: int) -> None:
         if n:

@@ -207,6 +207,28 @@ def test_a_job_is_enqueued_with_all_that_is_said_of_it(app: Dibs, client: TestCl
     assert (job.queue, job.priority, job.max_attempts, job.meta) == ("mail", 5, 7, {"m": 1})
 
 
+def test_a_job_may_say_that_its_train_is_to_be_held(app: Dibs, client: TestClient) -> None:
+    body = {"kind": "send", "train": "t", "on_failed": "hold", "on_cancelled": "hold"}
+
+    job = client.post("/jobs", json=body).json()
+    client.post(f"/jobs/{job['id']}/cancel")
+
+    assert [train.name for train in app.sync.trains.held()] == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/queues/mail/limit", {"limit": True}),
+        ("/jobs/delete", {"kind": "send", "expect": True}),
+        ("/jobs", {"kind": "send", "max_attempts": True}),
+        ("/jobs", {"kind": "send", "priority": "5"}),
+    ],
+)
+def test_a_number_is_neither_a_text_nor_true(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    assert client.post(path, json=body).status_code == 422
+
+
 def test_a_job_that_is_sent_twice_is_stored_once(app: Dibs, client: TestClient) -> None:
     body = {"kind": "send", "id": str(new_id())}
 

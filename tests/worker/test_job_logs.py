@@ -114,7 +114,9 @@ async def test_a_handler_that_blocks_the_event_loop_is_named_once(
 
     await drain(app)
 
-    [warning] = [record.message for record in caplog.records if "event loop" in record.message]
+    [record] = [record for record in caplog.records if "event loop" in record.message]
+    warning, fields = record.message, record.__dict__["fields"]
+    assert (fields["event"], fields["job"], fields["kind"]) == ("blocked", str(jobs[0].id), "blocks")
     assert warning.startswith(f"blocks {jobs[0].id} keeps the event loop for more than 1 s, at line ")
     assert f"of {__file__}" in warning
     assert "make it a plain def" in warning

@@ -7,6 +7,7 @@ surrogates, a cycle of causes. Recording it must never fail and never hurt the w
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -104,6 +105,7 @@ LONGEST_NAME = 200
 LONGEST_MESSAGE = 4_000
 LONGEST_TRACEBACK = 16_000
 MOST_FRAMES = 50
+MOST_CAUSES = 10
 MOST_ERRORS = 50
 
 
@@ -159,12 +161,29 @@ def _message(error: BaseException) -> str:
 
 
 def frames_of(error: BaseException) -> str | None:
-    """Return the traceback from the handler on, without the frames of dibs that called it."""
+    """Return the traceback from the handler on, without the frames of dibs, then those of its causes."""
     try:
-        frames = traceback.format_tb(_from_handler(error.__traceback__), limit=-MOST_FRAMES)
-        return safe_text("".join(frames), LONGEST_TRACEBACK) or None
+        lines = _frames(error)
+        for cause in islice(_causes(error, {id(error)}), MOST_CAUSES):
+            lines += [f"because of {_kind(cause)}: {_message(cause)}\n", *_frames(cause)]
+        return safe_text("".join(lines), LONGEST_TRACEBACK) or None
     except BaseException:
         return None
+
+
+def _frames(error: BaseException) -> list[str]:
+    return traceback.format_tb(_from_handler(error.__traceback__), limit=-MOST_FRAMES)
+
+
+def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    """Yield the errors of a group, and what each error was raised from or while it was handled."""
+    context = None if error.__suppress_context__ else error.__context__
+    several = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for cause in (*several, error.__cause__ or context):
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            yield from _causes(cause, seen)
 
 
 def _from_handler(trace: TracebackType | None) -> TracebackType | None:

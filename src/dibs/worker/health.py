@@ -359,6 +359,7 @@ class LoopWatch:
             held.job.id,
             LONGEST_STEP,
             self._line(),
+            extra={"fields": {"event": "blocked", "job": str(held.job.id), "kind": held.job.kind}},
         )
 
     def _has_complained(self, kind: str) -> bool:

@@ -49,6 +49,7 @@ from dibs.jobs.job import Job, JobError
 from dibs.jobs.states import FINISHED, JobState
 from dibs.log_format import one_line, safe
 from dibs.operations.why import Why
+from dibs.text import spoken
 
 app = typer.Typer(
     help="List and show jobs, wait for one; retry, cancel, update, recover or delete them.",
@@ -58,6 +59,7 @@ app = typer.Typer(
 
 PRUNE_EXAMPLE = "Example: dibs prune --older-than 7d --state succeeded --yes"
 ENDS = [state for state in JobState if state in FINISHED]
+LONGEST_VALUE = 60
 COLUMNS = ["id", "state", "queue", "kind", "tries", "about"]
 
 
@@ -126,8 +128,17 @@ def about(job: Job) -> str:
             return f"{job.errors[-1].type}: {job.errors[-1].message}"
         case JobState.cancelled if job.message:
             return job.message
+        case JobState.succeeded if job.claimed_at and job.finished_at:
+            shown = [f"took {spoken((job.finished_at - job.claimed_at).total_seconds())}"]
+            shown += [f"args {_cut(job.args)}"] if job.args else []
+            return ", ".join(shown if job.result is None else [*shown, f"result {_cut(job.result)}"])
         case _:
             return f"since {time_text(job.finished_at or job.run_at)}"
+
+
+def _cut(value: Any) -> str:
+    text = json_text(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def _flags(filter: dict[str, Any]) -> Iterator[str]:

@@ -12,6 +12,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from dibs.jobs.states import JobState
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Whole = Annotated[int, Field(strict=True)]
+OnEnd = Literal["advance", "hold"] | None
 LONGEST_DELAY = 100 * 365 * 24 * 3600.0  # seconds
 Span = Annotated[float, Field(ge=0, le=LONGEST_DELAY)]
 
@@ -104,15 +106,17 @@ class NewJob(BaseModel):
     args: dict[str, Any] = {}
     id: UUID | None = Field(None, description="Sent again with the same id, a job is stored once.")
     queue: Name | None = None
-    priority: int | None = Field(None, ge=-32_767, le=32_767)
+    priority: Whole | None = Field(None, ge=-32_767, le=32_767)
     run_at: AwareDatetime | None = None
     delay: float | None = Field(None, ge=0, le=LONGEST_DELAY, description="Seconds.")
-    max_attempts: int | None = Field(None, ge=1, le=1_000_000)
+    max_attempts: Whole | None = Field(None, ge=1, le=1_000_000)
     train: Name | None = None
     slot: Name | list[str | int | float | bool | None] | None = None
     slot_policy: Literal["wait", "replace", "preempt", "drop"] | None = None
-    slot_limit: int | None = Field(None, ge=1, le=1_000_000)
+    slot_limit: Whole | None = Field(None, ge=1, le=1_000_000)
     unique: Name | None = None
+    on_cancelled: OnEnd = None
+    on_failed: OnEnd = None
     pipeline_id: UUID | None = None
     tags: Annotated[list[Name], Field(max_length=100)] = []
     meta: dict[str, Any] = {}
@@ -136,7 +140,7 @@ class JobsToChange(BaseModel):
         None, description="Only jobs enqueued in so many seconds, or in `30s`, `10m`, `2h`, `7d`."
     )
     preview: bool = Field(default=False, description="Only count; change nothing.")
-    expect: Annotated[int, Field(ge=0)] | None = Field(
+    expect: Annotated[Whole, Field(ge=0)] | None = Field(
         None, description="Change nothing (409) unless exactly so many match."
     )
     reason: Annotated[str, Field(max_length=10_000)] | None = Field(None, description="Of a cancellation.")
@@ -154,7 +158,7 @@ class JobChange(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    priority: int | None = Field(None, ge=-32_767, le=32_767)
+    priority: Whole | None = Field(None, ge=-32_767, le=32_767)
     run_at: AwareDatetime | None = None
     delay: float | None = Field(None, ge=0, le=LONGEST_DELAY, description="Seconds from now.")
 
@@ -236,7 +240,7 @@ class QueueLimit(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit: Annotated[int, Field(ge=0, le=1_000_000)] | None
+    limit: Annotated[Whole, Field(ge=0, le=1_000_000)] | None
 
 
 class Queue(BaseModel):
