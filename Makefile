@@ -43,6 +43,7 @@ check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 
 screenshots: $(STAMP) ## take the screenshots of the page again, from the real page
