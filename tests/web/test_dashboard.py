@@ -272,7 +272,7 @@ def test_a_queue_says_what_comes_in_fails_and_waits_longest(page: TestClient, ap
 def test_workers_say_what_they_run_and_which_dibs(page: TestClient, app: Dibs) -> None:
     [job] = app.sync.enqueue(NewJob("greet"))
     about = {"concurrency": 4, "running": 0}
-    app._core.store.run(lambda _: tick("pod-a", ["mail"], ["greet"], "0.1.0", **about))
+    app._core.store.run(lambda _: tick("pod-a", ["mail"], ["greet"], version="0.1.0", **about))
     app.sync.claim_job(job.id, worker="pod-a")
 
     text = re.sub("<.*?>", "", page.get("/workers").text)
