@@ -661,6 +661,33 @@ def test_all_that_match_are_retried_and_the_result_is_said(page: TestClient, app
     assert app.sync.counts()["ready"] == 4
 
 
+@pytest.mark.parametrize(
+    ("q", "numbers", "counts"),
+    [
+        ("state:failed", {"retry": 60, "delete": 60}, 1),
+        ("state:ready", {"cancel": 70, "delete": 70}, 1),
+        ("state:ready,failed", {"retry": 60, "cancel": 70, "delete": 130}, 3),
+        ("kind:greet", {"retry": 60, "cancel": 75, "delete": 130}, 4),
+        ("kind:greet state:running,failed,ready", {"retry": 60, "cancel": 75, "delete": 130}, 4),
+    ],
+)
+def test_a_search_counts_only_what_its_states_leave_open(
+    page: TestClient, app: Dibs, monkeypatch: pytest.MonkeyPatch, q: str, numbers: dict[str, int], counts: int
+) -> None:
+    app.sync.enqueue(*(NewJob("greet", max_attempts=1) for _ in range(135)))
+    for claim in app.sync.claim(limit=60):
+        claim.fail("broken")
+    app.sync.claim(limit=5)
+    asked: list[object] = []
+    count = app.count
+    monkeypatch.setattr(app, "count", lambda **filter: asked.append(filter) or count(**filter))
+
+    text = page.get("/jobs", params={"q": q}).text
+
+    shown = {act: int(number) for act, number in re.findall(r'data-act="(\w+)-all" data-count="(\d+)"', text)}
+    assert (shown, len(asked)) == (numbers, counts)
+
+
 def test_what_an_act_could_not_change_is_said(page: TestClient, app: Dibs) -> None:
     for _ in range(2):  # the second has the key of the first, which can't be retried then
         app.sync.enqueue(NewJob("greet", unique="only one", max_attempts=1))

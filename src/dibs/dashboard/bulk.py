@@ -62,13 +62,31 @@ async def count_found(
     if is_by_text:
         return Count(number=len(found.jobs), capped=True), _worth(dict.fromkeys(CHANGES))
     total = await app.count(q=q, **scope)
-    running = await app.count(q=q, state="running", **scope)
-    numbers: dict[BulkAct, int | None] = {
-        "retry": _exact(await app.count(q=q, state=sorted(CHANGES["retry"]), **scope)),
-        "cancel": _exact(await app.count(q=q, state=sorted(CHANGES["cancel"]), **scope)),
-        "delete": None if total.capped else total.number - running.number,
-    }
+    wanted = frozenset(parse_search(q).filter.get("state", JobState))
+    numbers: dict[BulkAct, int | None] = {}
+    for act, changed in CHANGES.items():
+        if act == "delete" and wanted > changed:  # less to count than what it changes
+            running = await app.count(q=q, state="running", **scope)
+            numbers[act] = None if total.capped else total.number - running.number
+        else:
+            numbers[act] = await _changeable(app, q, wanted, changed, total, scope)
     return total, _worth(numbers)
+
+
+async def _changeable(
+    app: Dibs,
+    q: str,
+    wanted: frozenset[JobState],
+    changed: frozenset[JobState],
+    total: Count,
+    scope: Mapping[str, Any],
+) -> int | None:
+    """Return how many of all that match are in states to be changed; ask only if the search does not say."""
+    if wanted <= changed:
+        return _exact(total)
+    if not wanted & changed:
+        return 0
+    return _exact(await app.count(q=q, state=sorted(wanted & changed), **scope))
 
 
 def _exact(count: Count) -> int | None:
