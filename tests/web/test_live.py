@@ -139,6 +139,23 @@ def test_every_browser_learns_that_something_changed_and_only_then(
     asyncio.run(scenario())
 
 
+def test_a_browser_that_is_late_gets_what_the_look_has_read(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        looks, view = Looks(), view_of(app, "health")
+        async with followers(looks, view, 1) as [news]:
+            await event(news, "changed")
+            looks._looks[view.key].read_at -= 10  # as long as the store or the browser takes when it is busy
+            asked = counted(app, monkeypatch)
+
+            await looks.read(view, fresh=False)
+
+        assert asked == [0]
+
+    asyncio.run(scenario())
+
+
 def test_the_stream_of_another_tenants_job_is_that_of_no_job(app: Dibs) -> None:
     [job] = app.sync.enqueue(NewJob("greet", tags=["tenant-1"]))
     tenant = Visitor("write", Scope({"tags": ["tenant-2"]}), FIELDS)

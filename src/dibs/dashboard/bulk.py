@@ -65,11 +65,7 @@ async def count_found(
     wanted = frozenset(parse_search(q).filter.get("state", JobState))
     numbers: dict[BulkAct, int | None] = {}
     for act, changed in CHANGES.items():
-        if act == "delete" and wanted > changed:  # less to count than what it changes
-            running = await app.count(q=q, state="running", **scope)
-            numbers[act] = None if total.capped else total.number - running.number
-        else:
-            numbers[act] = await _changeable(app, q, wanted, changed, total, scope)
+        numbers[act] = await _changeable(app, q, wanted, changed, total, scope)
     return total, _worth(numbers)
 
 
@@ -81,16 +77,15 @@ async def _changeable(
     total: Count,
     scope: Mapping[str, Any],
 ) -> int | None:
-    """Return how many of all that match are in states to be changed; ask only if the search does not say."""
-    if wanted <= changed:
-        return _exact(total)
+    """Return how many of all that match an act changes; ask only if the search does not say, and for few."""
     if not wanted & changed:
         return 0
-    return _exact(await app.count(q=q, state=sorted(wanted & changed), **scope))
-
-
-def _exact(count: Count) -> int | None:
-    return None if count.capped else count.number
+    if total.capped:
+        return None
+    others = wanted - changed
+    counted = others if len(others) <= 1 else wanted & changed
+    number = (await app.count(q=q, state=sorted(counted), **scope)).number if counted else 0
+    return total.number - number if counted is others else number
 
 
 def _worth(numbers: Mapping[BulkAct, int | None]) -> list[BulkPreview]:
