@@ -688,6 +688,22 @@ def test_a_search_counts_only_what_its_states_leave_open(
     assert (shown, len(asked)) == (numbers, counts)
 
 
+def test_a_search_by_text_that_went_as_far_as_it_may_is_not_repeated(
+    page: TestClient, app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dibs.operations.search.MOST_SEARCHED", 10)
+    app.sync.enqueue(*(NewJob("greet", args={"n": n}) for n in range(30)))
+    asked: list[object] = []
+    search = app.search
+    monkeypatch.setattr(app, "search", lambda *given, **more: asked.append(given) or search(*given, **more))
+
+    text = page.get("/jobs", params={"q": "args.n:25"}).text
+
+    assert 'data-found="1">1+ jobs found' in text
+    assert "Looked at the texts of the newest 10 jobs" in text
+    assert len(asked) == 1
+
+
 def test_what_an_act_could_not_change_is_said(page: TestClient, app: Dibs) -> None:
     for _ in range(2):  # the second has the key of the first, which can't be retried then
         app.sync.enqueue(NewJob("greet", unique="only one", max_attempts=1))

@@ -54,7 +54,7 @@ async def count_found(
     match by text are read once for all acts.
     """
     is_by_text = bool(parse_search(q).text)
-    if is_by_text and (found.next is not None or after is not None):
+    if is_by_text and (after is not None or (found.next is not None and found.complete)):
         found, after = await app.search(q, limit=MOST_COUNTED_BY_TEXT, **scope), None
     if found.next is None and after is None:
         here = {act: sum(job.state in states for job in found.jobs) for act, states in CHANGES.items()}
