@@ -270,8 +270,7 @@ def test_typing_and_a_switch_hold_changes_back(tab: PageTab, store: SyncDibs) ->
     tab.open("queues")
     tab.find('input[name="limit"]').send_keys("7")
     store.enqueue(NewJob("second", queue="other"))
-    tab.until(lambda: tab.find("#live").text)
-    time.sleep(3)
+    tab.until(lambda: "new data" in tab.find("#live").text)
     assert not tab.all('[data-queue="other"]')
 
     tab.find('input[name="limit"]').send_keys(Keys.ESCAPE)
@@ -283,6 +282,36 @@ def test_typing_and_a_switch_hold_changes_back(tab: PageTab, store: SyncDibs) ->
     assert not tab.all('[data-queue="third"]')
     tab.find("#live").click()
     tab.until(lambda: tab.all('[data-queue="third"]'))
+
+
+@ONE
+def test_rows_stay_below_a_pointer_that_moves_over_them(tab: PageTab, store: SyncDibs) -> None:
+    store.enqueue(NewJob("greet"))
+    tab.open("jobs")
+    move = (
+        "document.querySelector('tbody tr').dispatchEvent(new PointerEvent('pointermove', {bubbles: true}))"
+    )
+    moving = tab.browser.execute_script(f"return setInterval(() => {move}, 100)")
+    store.enqueue(NewJob("another"))
+    tab.until(lambda: "new data" in tab.find("#live").text)
+    assert len(tab.all("[data-job]")) == 1
+
+    tab.browser.execute_script("clearInterval(arguments[0])", moving)
+
+    tab.until(lambda: len(tab.all("[data-job]")) == 2)
+
+
+@ONE
+def test_what_an_act_has_done_stays_while_rows_change(tab: PageTab, store: SyncDibs) -> None:
+    store.enqueue(NewJob("greet"))
+    tab.open("jobs")
+    tab.press("cancel")
+    tab.until(lambda: "greet is cancelled" in tab.find("[data-said]").text)
+
+    store.enqueue(NewJob("another"))
+
+    tab.until(lambda: len(tab.all("[data-job]")) == 2)
+    assert "greet is cancelled" in tab.find("[data-said]").text
 
 
 @TWO

@@ -34,7 +34,7 @@ def test_workers_are_listed_with_what_they_run_now(store: SyncDibs) -> None:
 
     head, line = lines(dibs("workers").stdout)
 
-    assert cells(head) == ["worker", "busy", "queues", "kinds", "started", "seen"]
+    assert cells(head) == ["worker", "busy", "queues", "kinds", "dibs", "started", "seen"]
     assert cells(line)[:4] == ["pod-a", "2/8", "mail", "work, other"]
     assert answer("workers")[0]["running"] == 2
 

@@ -48,11 +48,11 @@ def test_a_worker_that_learned_a_kind_since_it_came_knows_it(app: Face, make: Ma
 
 
 def test_a_worker_says_which_dibs_it_runs(app: Face) -> None:
-    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], "0.1", concurrency=1, running=0))
+    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], version="0.1", concurrency=1, running=0))
     app.ask(lambda: upkeep.tick("pod-b", None, ["work"], concurrency=1, running=0))
     assert [worker.version for worker in app.workers()] == ["0.1", None]
 
-    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], "0.2", concurrency=1, running=0))
+    app.ask(lambda: upkeep.tick("pod-a", None, ["work"], version="0.2", concurrency=1, running=0))
 
     assert [worker.version for worker in app.workers()] == ["0.2", None]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,34 @@ def test_every_browser_learns_that_something_changed_and_only_then(
             assert {await event(queue, "changed") for queue in news}.isdisjoint(seen)
 
     asyncio.run(scenario())
+
+
+def test_a_browser_that_is_late_gets_what_the_look_has_read(
+    app: Dibs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        looks, view = Looks(), view_of(app, "health")
+        async with followers(looks, view, 1) as [news]:
+            await event(news, "changed")
+            looks._looks[view.key].read_at -= 10  # as long as the store or the browser takes when it is busy
+            asked = counted(app, monkeypatch)
+
+            await looks.read(view, fresh=False)
+
+        assert asked == [0]
+
+    asyncio.run(scenario())
+
+
+def test_the_stream_of_another_tenants_job_is_that_of_no_job(app: Dibs) -> None:
+    [job] = app.sync.enqueue(NewJob("greet", tags=["tenant-1"]))
+    tenant = Visitor("write", Scope({"tags": ["tenant-2"]}), FIELDS)
+
+    async def told(id: object) -> str:
+        async with followers(Looks(), replace(view_of(app, "jobs/", str(id)), visitor=tenant), 1) as [news]:
+            return await event(news, "changed")
+
+    assert asyncio.run(told(job.id)) == asyncio.run(told(NewJob("greet").id))
 
 
 def test_a_stream_ends_by_itself_so_that_the_right_to_it_is_asked_again(

@@ -1,4 +1,4 @@
-"""What handlers need: the lifespan of an app, which they share, and what is entered around each of them.
+"""What handlers need: the lifespan of an app, and what is entered around each; signals that end a process.
 
 `Dibs(lifespan=…)` takes a function that is called with the app and returns a context manager, async or plain.
 It is set up before the first claim and torn down at the end; what it yields is `ctx.state`.
@@ -6,6 +6,7 @@ It is set up before the first claim and torn down at the end; what it yields is 
 
 import asyncio
 import inspect
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -234,3 +235,25 @@ def _on_own_loop(
     else:
         end(None)
     left.result()
+
+
+def handle_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> list[signal.Signals]:
+    handled = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop)
+            handled.append(number)
+        except (ValueError, RuntimeError, NotImplementedError):  # not in the main thread, or Windows
+            pass
+    return handled
+
+
+def unhandle_signals(loop: asyncio.AbstractEventLoop, handled: Sequence[signal.Signals]) -> None:
+    for number in handled:
+        loop.remove_signal_handler(number)
+
+
+def may_raise_interrupt() -> bool:
+    """Return whether a Ctrl-C raises `KeyboardInterrupt` in this thread, as it does unless it is handled."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

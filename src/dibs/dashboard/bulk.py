@@ -54,7 +54,7 @@ async def count_found(
     match by text are read once for all acts.
     """
     is_by_text = bool(parse_search(q).text)
-    if is_by_text and (found.next is not None or after is not None):
+    if is_by_text and (after is not None or (found.next is not None and found.complete)):
         found, after = await app.search(q, limit=MOST_COUNTED_BY_TEXT, **scope), None
     if found.next is None and after is None:
         here = {act: sum(job.state in states for job in found.jobs) for act, states in CHANGES.items()}
@@ -62,17 +62,30 @@ async def count_found(
     if is_by_text:
         return Count(number=len(found.jobs), capped=True), _worth(dict.fromkeys(CHANGES))
     total = await app.count(q=q, **scope)
-    running = await app.count(q=q, state="running", **scope)
-    numbers: dict[BulkAct, int | None] = {
-        "retry": _exact(await app.count(q=q, state=sorted(CHANGES["retry"]), **scope)),
-        "cancel": _exact(await app.count(q=q, state=sorted(CHANGES["cancel"]), **scope)),
-        "delete": None if total.capped else total.number - running.number,
-    }
+    wanted = frozenset(parse_search(q).filter.get("state", JobState))
+    numbers: dict[BulkAct, int | None] = {}
+    for act, changed in CHANGES.items():
+        numbers[act] = await _changeable(app, q, wanted, changed, total, scope)
     return total, _worth(numbers)
 
 
-def _exact(count: Count) -> int | None:
-    return None if count.capped else count.number
+async def _changeable(
+    app: Dibs,
+    q: str,
+    wanted: frozenset[JobState],
+    changed: frozenset[JobState],
+    total: Count,
+    scope: Mapping[str, Any],
+) -> int | None:
+    """Return how many of all that match an act changes; ask only if the search does not say, and for few."""
+    if not wanted & changed:
+        return 0
+    if total.capped:
+        return None
+    others = wanted - changed
+    counted = others if len(others) <= 1 else wanted & changed
+    number = (await app.count(q=q, state=sorted(counted), **scope)).number if counted else 0
+    return total.number - number if counted is others else number
 
 
 def _worth(numbers: Mapping[BulkAct, int | None]) -> list[BulkPreview]:

@@ -65,11 +65,11 @@ class Looks:
         self._streams = 0
 
     async def read(self, view: View, *, fresh: bool) -> dict[str, Any]:
-        """Return the data of a page; what a look has read a moment ago if that is fresh enough."""
+        """Return the data of a page: what its look has read last, unless it must be fresh."""
         look = self._looks.get(view.key)
         if look is None:
             return await view.load()
-        return await look.read(0.0 if fresh else 2 * SHORTEST)
+        return await look.read(0.0 if fresh else LONGEST)
 
     def stream(self, view: View, seen: str | None) -> StreamingResponse:
         """Return the stream that says so whenever the page is another than the version that was seen."""

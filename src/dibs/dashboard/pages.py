@@ -28,13 +28,13 @@ from dibs.dashboard.twins import (
     twins_of_search,
     twins_of_trains,
 )
-from dibs.dashboard.waiting import flows_of, reasons_of
+from dibs.dashboard.waiting import MOST_TRAFFIC, flows_of, reasons_of
 from dibs.errors import NotFound
 from dibs.jobs.ids import parse_id
 from dibs.jobs.job import Job
 from dibs.jobs.pipelines import Pipeline
 from dibs.jobs.states import FINISHED, WAITING, JobState
-from dibs.operations.search import MOST_COUNTED
+from dibs.operations.search import Count
 from dibs.outbox import Outbox
 
 PER_PAGE = 50
@@ -141,18 +141,19 @@ async def overview(view: View) -> dict[str, Any]:
     span = view.params.get("span", "hour")
     stats = await app.stats(since=SPANS.get(span, SPANS["hour"]))
     findings = worth_saying(await view.checkup.recent() or [])
-    failed_in_all = await app.count(state="failed", cap=MOST_COUNTED)
+    flows = await flows_of(app)
+    failed_in_all = sum(flow.failed for flow in flows.values())
     return {
         **data,
         "queues": queues,
         "workers": workers,
         "reasons": reasons,
         "counts": counts,
-        "failures": failed_in_all,
+        "failures": Count(number=failed_in_all, capped=failed_in_all >= MOST_TRAFFIC),
         "charts": activity(stats),
         "spans": list(SPANS),
         "span": span if span in SPANS else "hour",
-        "flows": await flows_of(app),
+        "flows": flows,
         "findings": findings,
         "icon": "warn"
         if any(one.stuck for one in reasons) and icon_of(findings) == "ok"

@@ -87,7 +87,6 @@ class WorkerInfo:
     started_at: datetime
     seen_at: datetime
     version: str | None = None
-    """Of dibs; None for a worker too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +101,10 @@ class Upcoming:
     now: datetime
 
 
-def tick(
-    worker: str,
-    queues: Sequence[str] | None,
-    kinds: Sequence[str],
-    version: str | None = None,
-    **busy: int,
-) -> Script[Upcoming]:
+def tick(worker: str, queues: Sequence[str] | None, kinds: Sequence[str], **more: object) -> Script[Upcoming]:
     """Record that this worker lives; return what is due."""
-    about = {"queues": None if queues is None else json_text(queues), "kinds": json_text(kinds)}
-    [row] = yield Step(
-        "tick", {"worker": worker, "version": version, **about, **busy, "forget_after": FORGET_WORKERS}
-    )
+    about = {"queues": None if queues is None else json_text(queues), "kinds": json_text(kinds), **more}
+    [row] = yield Step("tick", {"worker": worker, "version": None, **about, "forget_after": FORGET_WORKERS})
     return _upcoming(row)
 
 

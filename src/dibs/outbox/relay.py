@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dibs.app import signals
+from dibs.app import lifespan
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, StoreRefused, StoreUnavailable
 from dibs.jobs import payload
@@ -75,7 +75,7 @@ class Relay:
         """
         loop = asyncio.get_running_loop()
         self._begin()
-        handled = signals.handle_signals(loop, self.stop) if handle_signals else []
+        handled = lifespan.handle_signals(loop, self.stop) if handle_signals else []
         listener = loop.create_task(self._listen())
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -87,7 +87,7 @@ class Relay:
             listener.cancel()
             with suppress(asyncio.CancelledError):
                 await listener
-            signals.unhandle_signals(loop, handled)
+            lifespan.unhandle_signals(loop, handled)
             self._stopping.clear()
 
     def _begin(self) -> None:

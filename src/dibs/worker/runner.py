@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from dibs.app import signals
+from dibs.app import lifespan
 from dibs.app.claims import Claim, ClaimState
 from dibs.app.context import Context
 from dibs.app.dibs import Dibs
@@ -120,7 +120,7 @@ class Runner:
         except asyncio.CancelledError:
             one = held.settled_by(Released() if self._was_asked(held) else held.raised(CANCELLED_ITSELF))
         except KeyboardInterrupt as error:
-            if self._state.is_ending or signals.may_raise_interrupt():
+            if self._state.is_ending or lifespan.may_raise_interrupt():
                 raise
             one = held.settled_by(held.raised(error))
         except LeaseLost:

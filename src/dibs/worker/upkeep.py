@@ -45,12 +45,9 @@ from dibs.worker.state import SOON, QueueKind, UpkeepTimer
 
 @cache
 def _own_version() -> str | None:
-    """Return the version of dibs; None in a bundle that does not say it."""
-    from importlib.metadata import PackageNotFoundError, version  # only workers need what this loads
+    from importlib.metadata import distributions  # only workers need what this loads
 
-    with suppress(PackageNotFoundError):
-        return version("dibs")
-    return None
+    return next((found.version for found in distributions(name="dibs")), None)  # a bundle has none
 
 
 class Upkeep:
@@ -91,7 +88,7 @@ class Upkeep:
             return await store.run_async(lambda _: upkeep.upcoming())
         kinds = list(self._core.registry.tasks)
         with self._listener.expecting_echo():
-            tick = partial(upkeep.tick, self._name, self._queues, kinds, _own_version(), **busy)
+            tick = partial(upkeep.tick, self._name, self._queues, kinds, version=_own_version(), **busy)
             upcoming = await store.run_async(lambda _: tick())
         self._reported_at = now
         return upcoming

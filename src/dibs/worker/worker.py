@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 
-from dibs.app import signals
+from dibs.app import lifespan
 from dibs.app.dibs import Dibs
 from dibs.app.lifespan import LifespanEntry
 from dibs.clock import monotonic
@@ -94,7 +94,7 @@ class Worker:
         self._settlements.open()
         self._upkeep.open()
         loop = asyncio.get_running_loop()
-        handled = signals.handle_signals(loop, self.stop) if handle_signals else []
+        handled = lifespan.handle_signals(loop, self.stop) if handle_signals else []
         listening = loop.create_task(self._listener.listen(self._hear), name="dibs-listening")
         try:
             await self._runner.open()
@@ -110,7 +110,7 @@ class Worker:
                 listening, *self._turns.under_way, *([self._upkeep_task] if self._upkeep_task else [])
             )
             self._settlements.drop_all()
-            signals.unhandle_signals(loop, handled)
+            lifespan.unhandle_signals(loop, handled)
             await self._runner.close()
             await self._upkeep.close()
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dibs.app.signals import unhandle_signals
+from dibs.app.lifespan import unhandle_signals
 from dibs.cli._support.health import HEALTH_SOCKET
 from dibs.clock import monotonic
 from dibs.events import log

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dibs.app import signals
+from dibs.app import lifespan
 from dibs.app.dibs import Dibs
 from dibs.cli._support.config import WorkOptions, given
 from dibs.cli._support.health import Answering, health_of_processes, health_of_worker
@@ -153,7 +153,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         try:
             return loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as error:
-            if task.done() or signals.may_raise_interrupt():
+            if task.done() or lifespan.may_raise_interrupt():
                 raise
             log.error("an asyncio task of a handler raised %s; the worker goes on", type(error).__name__)
 

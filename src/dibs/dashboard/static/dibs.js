@@ -72,9 +72,15 @@
     },
   };
 
+  const SAID_LASTS = 15000; // a change a moment later must not take away what an act has done
+  let saidUntil = Date.now() + SAID_LASTS;
+
   function show(text) {
     const fresh = new DOMParser().parseFromString(text, "text/html");
     if (!$("#main", fresh)) return false;
+    const said = $(".said", main);
+    if ($(".said", fresh)) saidUntil = Date.now() + SAID_LASTS;
+    else if (said && Date.now() < saidUntil) $("#main", fresh).prepend(said.cloneNode(true));
     Idiomorph.morph(main, $("#main", fresh), morphing);
     body.dataset.page = fresh.body.dataset.page;
     setIcon($("link[rel=icon]", fresh).getAttribute("href"));
@@ -138,6 +144,7 @@
       place.setAttribute("role", "alert");
       main.prepend(place);
     }
+    saidUntil = Date.now() + SAID_LASTS;
     place.textContent = said ? said.textContent : "That did not work; load the page again";
   }
 
@@ -154,11 +161,17 @@
     const selection = getSelection();
     return selection && !selection.isCollapsed && main.contains(selection.anchorNode);
   };
-  const isBraked = () => !wanted || isTyping() || isSelecting();
+  let aimedAt = 0; // rows must not move away below a pointer that is on its way to a button
+  document.addEventListener("pointermove", (event) => {
+    if (event.target.closest?.("main tbody")) aimedAt = Date.now();
+  }, { passive: true });
+  const isAiming = () => Date.now() - aimedAt < 1500;
+  const isBraked = () => !wanted || isTyping() || isSelecting() || isAiming();
 
   function changed() {
     if (isBraked()) { waiting = true; drawLive(); return; }
     waiting = false;
+    drawLive();
     refresh();
   }
 
@@ -166,7 +179,7 @@
     if (!liveButton) return;
     liveButton.hidden = false;
     liveButton.setAttribute("aria-pressed", String(wanted));
-    liveButton.textContent = wanted ? "live" : waiting ? "paused: new data" : "paused";
+    liveButton.textContent = (wanted ? "live" : "paused") + (waiting ? ": new data" : "");
   }
 
   function setAway(is, says) {
@@ -272,7 +285,7 @@
   equip();
   drawLive();
   connect();
-  setInterval(times, 1000);
+  setInterval(() => { times(); if (waiting && !isBraked()) changed(); }, 1000);
   if ($("[data-retry]")) setInterval(async () => {
     try { if ((await fetch(location.href, { cache: "no-store" })).ok) location.reload(); } catch { /* still away */ }
   }, 3000);

@@ -384,8 +384,7 @@ on duplicate key update
 -- name: tick
 insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
 values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
-on duplicate key update
-    version = :version, queues = :queues, kinds = :kinds, running = :running, seen_at = {now}
+on duplicate key update version = :version, queues = :queues, kinds = :kinds, running = :running, seen_at = {now}
 
 -- name: add_to_minute
 insert into dibs_minutes (width, at_minute, queue, kind, {minute_columns})

@@ -359,11 +359,7 @@ select cast(:hint as {text}) as told
 insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
 values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
 on conflict (name) do update
-set
-    version = excluded.version,
-    queues = excluded.queues,
-    kinds = excluded.kinds,
-    running = excluded.running,
+set version = excluded.version, queues = excluded.queues, kinds = excluded.kinds, running = excluded.running,
     seen_at = excluded.seen_at
 
 -- name: upcoming

@@ -1,1 +1,0 @@
-alter table dibs_workers drop column version;
