@@ -255,7 +255,7 @@ def test_it_says_what_was_moved_and_nothing_else_in_a_pipe(store: SyncDibs) -> N
 
     planned = dibs("move", "--from", "sqlite:///dibs.db", "--to", "sqlite:///new.db", "--dry-run")
     done = dibs("move", "--from", "sqlite:///dibs.db", "--to", "sqlite:///new.db")
-    again = dibs("move", "--from", "sqlite:///dibs.db", "--to", "sqlite:///new.db")
+    again = dibs("move", "--to", "sqlite:///new.db", DIBS_FROM="sqlite:///dibs.db")  # `ps` shows no password
 
     assert planned.stdout == "would move 2 jobs: 1 scheduled, 1 ready; and 1 queue setting\n"
     assert done.stdout == "moved 2 jobs: 1 scheduled, 1 ready; and 1 queue setting\n"

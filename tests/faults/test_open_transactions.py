@@ -155,6 +155,34 @@ def test_a_new_key_keeps_nobody_from_storing_plain_jobs(
         assert answers_within(5, lambda: use_plain_jobs(app), then=connection.rollback) == [2]
 
 
+@pytest.mark.parametrize("options", [{}, {"unique": "k"}, {"train": "t"}], ids=repr)
+def test_a_job_that_finished_since_your_snapshot_is_not_stored_a_second_time(
+    locking: Place, options: dict[str, Any]
+) -> None:
+    _enqueue_again_in_an_old_snapshot(locking, "repeatable read", options)
+
+
+def test_a_job_that_finished_is_not_stored_a_second_time_where_all_is_serializable(postgres: Place) -> None:
+    _enqueue_again_in_an_old_snapshot(postgres, "serializable", {})
+
+
+def _enqueue_again_in_an_old_snapshot(locking: Place, level: str, options: dict[str, Any]) -> None:
+    app, new = locking.app().sync, NewJob("work", **options)
+    with snapshot(locking, level) as connection, contextlib.suppress(psycopg.errors.SerializationFailure):
+        app.enqueue(new)
+        app.claim_job(new.id).succeed("the first")
+        [again] = app.enqueue(new, within=connection)
+        connection.commit()
+        assert not again.is_new
+
+    assert {state: many for state, many in app.counts().items() if many} == {"succeeded": 1}
+    with transaction(locking, level) as connection:
+        [known] = app.enqueue(new, within=connection)
+        [other] = app.enqueue(other_new := NewJob("other"), within=connection)
+        connection.commit()
+    assert (known.result, other.is_new, app.get(other_new.id).state) == ("the first", True, "ready")
+
+
 # -- Pipelines ----------------------------------------------------------------------------------
 
 

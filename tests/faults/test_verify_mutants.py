@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dibs import Dibs
-from dibs.cli.trial import late_writes
-from dibs.cli.trial.late_writes import write_late
+from dibs.cli.trial import worker
 from dibs.cli.trial.records import Record, Recorder, RecordFile, Verdict, judge
 from tests.faults.test_mutants import FENCE, HELD
 from tests.support.fault_stores import mutate
@@ -29,7 +28,7 @@ LEASE = 0.1
 
 def verdict_on(app: Dibs, folder: Path) -> Verdict:
     file = folder / "late.jsonl"
-    ids = write_late(app.sync, "late", Recorder(str(file)))
+    ids = worker.write_late(app.sync, "late", Recorder(str(file)))
     enqueued = [Record("enqueued", 0, id) for id in ids]
     succeeded = [Record("succeeded", 0, job.id) for job in app.sync.find(state="succeeded", queue="late")]
     return judge([*enqueued, *RecordFile(file).read(), *succeeded])
@@ -37,7 +36,7 @@ def verdict_on(app: Dibs, folder: Path) -> Verdict:
 
 @pytest.fixture
 def app(url: str, monkeypatch: pytest.MonkeyPatch) -> Dibs:
-    monkeypatch.setattr(late_writes, "SHORT_LEASE", LEASE)
+    monkeypatch.setattr(worker, "SHORT_LEASE", LEASE)
     return Dibs(url)
 
 
@@ -49,7 +48,7 @@ def test_who_comes_late_changes_nothing(app: Dibs, tmp_path: Path) -> None:
     app.sync.close()
 
     assert verdict.is_good, verdict
-    assert verdict.refused == len(late_writes.SETTLES) + len(late_writes.WRITES)
+    assert verdict.refused == len(worker.SETTLES) + len(worker.WRITES)
 
 
 @pytest.mark.parametrize(

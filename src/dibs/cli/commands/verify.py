@@ -17,7 +17,6 @@ from dibs.app.dibs import Dibs
 from dibs.cli._support.config import given
 from dibs.cli._support.options import AsJson, Url, bad_usage, not_empty
 from dibs.cli._support.printing import complain, print_result, progress_bar
-from dibs.cli.trial.late_writes import KIND, write_late
 from dibs.cli.trial.processes import PAGE, POLL, WorkerProcesses, succeeded_jobs
 from dibs.cli.trial.records import (
     RULES,
@@ -30,6 +29,7 @@ from dibs.cli.trial.records import (
     judge,
     page,
 )
+from dibs.cli.trial.worker import KIND, write_late
 from dibs.clock import monotonic
 from dibs.errors import Refused
 from dibs.jobs.job import NewJob

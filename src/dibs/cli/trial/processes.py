@@ -23,6 +23,7 @@ POLL = 0.02  # seconds between two reads of the records
 STUCK = 120  # seconds without any progress, after which a trial gives up and counts
 CATCH_LIMIT = 30  # seconds to find a worker that holds jobs
 PAGE = 500
+RUN_WORKER = "import sys; from dibs.cli.trial import worker; worker.main(*sys.argv[1:])"
 
 
 class WorkerProcess:
@@ -36,7 +37,7 @@ class WorkerProcess:
         encoded = msgspec.json.encode(options).decode()
         # A session of its own: Ctrl-C reaches the command alone, and the command ends its processes.
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "dibs.cli.trial.worker", name, str(self._file), encoded],
+            [sys.executable, "-c", RUN_WORKER, name, str(self._file), encoded],
             env=environment,
             stdin=subprocess.PIPE,
             start_new_session=True,

@@ -236,9 +236,9 @@ class ClaimHistory:
         return max((claim.token for claim in self.of.get(job, ())), default=0)
 
 
-def judge(records: Sequence[Record], findings: Iterable[BrokenRule] | None = None) -> Verdict:
+def judge(records: Sequence[Record]) -> Verdict:
     """Count what `find_broken` finds, and what the processes went through."""
-    broken = Counter(found.rule for found in (find_broken(records) if findings is None else findings))
+    broken = Counter(found.rule for found in find_broken(records))
     claimed = Counter(record.job for record in records if record.event == "claimed")
     return Verdict(
         **{rule: broken[rule] for rule in RULES},

@@ -165,9 +165,9 @@ class PostgreSQL(PostgresEnqueue):
         if plain:
             rows = yield Query("enqueue_again", columns_of(plain, moment))
             answers |= {row["id"]: row for row in rows}
-            if not fresh:
-                for row in (yield Query("enqueue_forget_finished", {"ids": [job[0] for job in plain]})):
-                    del answers[row["id"]]
+            if answers and not fresh:
+                for id in (yield from self._forget_finished(list(answers))):
+                    del answers[id]
         if placed:
             answers |= yield from self._enqueue_placed(placed, gates, moment, fresh)
             states, others = yield from self._find_places(placed, gates, answers, moment)

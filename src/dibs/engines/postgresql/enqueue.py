@@ -76,12 +76,20 @@ class PostgresEnqueue(PostgresGates):
         """Take back jobs with an id or a key of a job that has just finished."""
         new = [job for job in jobs if answers.get(job[_ID], {}).get("is_new")]
         if not fresh and new:
-            for row in (yield Query("enqueue_forget_finished", {"ids": [job[_ID] for job in new]})):
-                del answers[row["id"]]
+            for id in (yield from self._forget_finished([job[_ID] for job in new])):
+                del answers[id]
         if keyed := [job[_ID] for job in new if job[_UNIQUE] is not None]:
             for row in (yield Query("forget_kept_keys", {"ids": keyed})):
                 answers[row["id"]] = {"holder": row["holder"], "is_new": False}
         return []
+
+    def _forget_finished(self, ids: Sequence[UUID]) -> Any:
+        """Take back new jobs with the id of a finished one; return their ids."""
+        rows = yield Query("enqueue_forget_finished", {"ids": ids})
+        known = [row["id"] for row in rows if not row["is_tried"]]
+        if len(known) < len(rows):
+            yield Query("enqueue_take_back_tried", {"ids": [row["id"] for row in rows if row["is_tried"]]})
+        return known
 
     def _find_places(
         self, jobs: Sequence[Values], gates: LockedGates, answers: dict[UUID, Row], moment: Any
@@ -188,7 +196,8 @@ class PostgresEnqueue(PostgresGates):
         if not jobs:
             return []
         yield Query("chain", columns_of(jobs, moment))
-        return (yield Query("enqueue_forget_finished", {"ids": [job[_ID] for job in jobs]}))
+        yield from self._forget_finished([job[_ID] for job in jobs])
+        return []
 
     def settlements(self, settlements: Sequence[Values]) -> dict[str, Any]:
         raise NotImplementedError

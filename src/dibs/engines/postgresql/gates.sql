@@ -78,7 +78,7 @@ for update
 -- Fails with 40001 if the caller's snapshot of these jobs is old. At READ COMMITTED it locks nothing.
 select job.id
 from dibs_jobs job
-where job.id {in_ids:ids} and current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
+where job.id {in_ids:ids} and {>is_above_read_committed}
 for key share
 
 -- name: make_gates

@@ -58,10 +58,30 @@ returning id, true as is_new, state, run_at, enqueued_at
 
 -- name: enqueue_forget_finished
 -- A second statement: it must see jobs that finished while the insert waited for a key.
-delete from dibs_jobs job
-using dibs_finished finished
-where job.id {in_ids:ids} and finished.id = job.id
-returning job.id
+with known as (
+    delete from dibs_jobs job
+    using dibs_finished finished
+    where job.id {in_ids:ids} and finished.id = job.id
+    returning job.id
+),
+-- An old snapshot shows no job that has finished since. To store its id there fails with 40001.
+tried as (
+    insert into dibs_finished ({stored_columns})
+    select {stored_columns:job}
+    from dibs_jobs job
+    where job.id {in_ids:ids} and {>is_above_read_committed}
+    on conflict (id) do nothing
+    returning id
+)
+select known.id, false as is_tried from known
+union all
+select tried.id, true from tried
+
+-- name: enqueue_take_back_tried
+delete from dibs_finished where id {in_ids:ids}
+
+-- fragment: is_above_read_committed
+current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
 
 -- fragment: new_columns
 id, kind, queue, args, priority, state, max_attempts, run_at, enqueued_at, unique_key,
