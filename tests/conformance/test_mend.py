@@ -17,6 +17,7 @@ from dibs.operations import upkeep
 from tests.support.faces import Face
 from tests.support.matrix import MYSQLS
 from tests.support.servers import mysql_connection
+from tests.support.servers.failover import primary_url
 
 DeleteByHand = Callable[[UUID], None]
 
@@ -33,7 +34,7 @@ def delete_by_hand(app: Face, engine: str, url: str) -> DeleteByHand:
 
     def delete(id: UUID) -> None:
         if engine.startswith("redis"):
-            with contextlib.closing(redis.Redis.from_url(url)) as client:
+            with contextlib.closing(redis.Redis.from_url(primary_url(url))) as client:
                 assert client.delete(f"{{dibs}}:job:{id}") == 1
             return
         with contextlib.closing(_connection(engine, url)) as connection:
@@ -53,7 +54,7 @@ def forget_gates_by_hand(
 
     def forget() -> None:
         if engine.startswith("redis"):
-            with contextlib.closing(redis.Redis.from_url(url)) as client:
+            with contextlib.closing(redis.Redis.from_url(primary_url(url))) as client:
                 gone = [key for name in GATE_KEYS for key in client.scan_iter(f"{{dibs}}:{name}")]
                 assert client.delete(*gone)
             return

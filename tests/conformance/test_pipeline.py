@@ -10,6 +10,7 @@ import redis.asyncio
 from dibs import Context as JobContext
 from dibs import Dibs, LeaseLost, NewJob, UnsupportedConnection, Worker
 from tests.support.faces import Face, Make, nothing_written
+from tests.support.servers.failover import primary_url
 
 pytestmark = pytest.mark.parametrize("engine", ["redis"], indirect=True)
 
@@ -19,7 +20,8 @@ Open = Callable[..., Any]
 @pytest.fixture
 def pipeline(app: Face, url: str) -> Iterator[Open]:
     """Opens a pipeline of the face's own colour."""
-    client: Any = redis.Redis.from_url(url) if app.colour == "sync" else redis.asyncio.Redis.from_url(url)
+    module: Any = redis if app.colour == "sync" else redis.asyncio
+    client = module.Redis.from_url(primary_url(url))
     yield client.pipeline
     app.wait_for(client.close() if app.colour == "sync" else client.aclose())
 
@@ -89,7 +91,7 @@ def test_more_jobs_than_one_script_stores_go_along_too(app: Face, pipeline: Open
 
 
 def test_a_script_that_the_server_never_saw_runs_all_the_same(app: Face, pipeline: Open, url: str) -> None:
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(primary_url(url)) as client:
         client.script_flush()
     pipe = pipeline()
 
@@ -136,7 +138,7 @@ def test_a_worker_lets_a_handler_complete_its_job_in_a_pipeline(app: Face, url: 
 
     @owner.job(max_attempts=1)
     async def work(ctx: JobContext, execute: bool) -> None:
-        async with redis.asyncio.Redis.from_url(url) as client, client.pipeline() as pipe:
+        async with redis.asyncio.Redis.from_url(primary_url(url)) as client, client.pipeline() as pipe:
             pipe.set("yours", "too")
             await ctx.complete("by hand", within=pipe)
             if execute:
@@ -211,16 +213,16 @@ def test_a_pipeline_that_watches_needs_its_multi_first(app: Face, pipeline: Open
 
 
 def test_a_pipeline_of_another_database_is_refused(app: Face, url: str) -> None:
-    with redis.Redis.from_url(f"{url.rpartition('/')[0]}/5") as client:
-        asynchronous = redis.asyncio.Redis.from_url(f"{url.rpartition('/')[0]}/5")
+    with redis.Redis.from_url(primary_url(f"{url.rpartition('/')[0]}/5")) as client:
+        asynchronous = redis.asyncio.Redis.from_url(primary_url(f"{url.rpartition('/')[0]}/5"))
         given = client.pipeline() if app.colour == "sync" else asynchronous.pipeline()
         with nothing_written(app), pytest.raises(UnsupportedConnection, match="database 5"):
             app.enqueue(NewJob("work"), within=given)
 
 
 def test_a_pipeline_of_the_other_colour_says_where_it_belongs(app: Face, url: str) -> None:
-    with redis.Redis.from_url(url) as client:
-        asynchronous = redis.asyncio.Redis.from_url(url)
+    with redis.Redis.from_url(primary_url(url)) as client:
+        asynchronous = redis.asyncio.Redis.from_url(primary_url(url))
         given = client.pipeline() if app.colour == "async" else asynchronous.pipeline()
         says = r"app\.sync" if app.colour == "async" else "the async app"
         with nothing_written(app), pytest.raises(UnsupportedConnection, match=says):

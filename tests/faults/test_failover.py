@@ -79,11 +79,14 @@ class Load:
     def lost(self) -> list[UUID]:
         """Return the acknowledged jobs that the store does not have; all others are done in the end."""
         with working(self.app, concurrency=10):
-            wait_until(lambda: self.producer.sync.counts().get("ready", 0) == 0)
-            wait_until(lambda: self.producer.sync.counts().get("running", 0) == 0)
+            wait_until(self._all_are_done)
         jobs = [self.producer.sync.get(id) for id in self.acknowledged]
         assert {job.state for job in jobs if job is not None} == {"succeeded"}
         return [id for id, job in zip(self.acknowledged, jobs, strict=True) if job is None]
+
+    def _all_are_done(self) -> bool:
+        counts = self.producer.sync.counts()
+        return counts["succeeded"] == sum(counts.values())
 
     def close(self) -> None:
         self.producer.sync.close()

@@ -238,8 +238,8 @@ async def test_a_loss_that_heartbeat_and_settlement_notice_is_reported_once(
 
     @app.job(max_attempts=1)
     def lost(ctx: Context) -> None:
+        monkeypatch.setattr(keeper, "drop", hear_and_drop)  # before: the loss may be heard of at once
         take_back(app, ctx.job.id)
-        monkeypatch.setattr(keeper, "drop", hear_and_drop)
 
     @app.job
     def last() -> None: ...

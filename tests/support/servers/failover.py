@@ -7,6 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Self
+from urllib.parse import urlsplit
+
+import redis
 
 from tests.support.servers.processes import HOST, START_SECONDS, ServerFailed, free_port, guarded, run_command
 from tests.support.servers.redis import Redis
@@ -128,6 +131,17 @@ class WatchedRedis(Redis):
 
     def url(self, database: int = 0) -> str:
         return f"redis+sentinel://{self.sentinels}/{WATCHED}/{database}"
+
+
+def primary_url(url: str) -> str:
+    """The address that any client of Redis takes: of the primary that the Sentinels name now."""
+    parts = urlsplit(url)
+    if parts.scheme != "redis+sentinel":
+        return url
+    places = [place.rsplit(":", 1) for place in parts.netloc.split(",")]
+    _, name, database = parts.path.split("/")
+    host, port = redis.Sentinel([(host, int(port)) for host, port in places]).discover_master(name)
+    return f"redis://{host}:{port}/{database}"
 
 
 class RedisPair:
