@@ -7,7 +7,7 @@ from dibs.app.context import Context, SyncContext
 from dibs.app.dibs import Dibs, SyncDibs
 from dibs.app.tasks import SyncTask, Task
 from dibs.doctor import Finding, Level
-from dibs.engines.sql.schema_check import SchemaProblem
+from dibs.engines.store import SchemaProblem
 from dibs.errors import (
     BadRequest,
     ClaimInTransaction,

@@ -14,7 +14,6 @@ from uuid import UUID
 from dibs.app.callbacks import PendingEvent
 from dibs.app.outcomes import outcome_of_block
 from dibs.clock import monotonic
-from dibs.engines.sql.fence import Fence
 from dibs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dibs.faces import AsyncFace, Call, Calls, SyncFace, ask, make, run, run_async, verb
 from dibs.jobs import payload
@@ -198,6 +197,8 @@ class ClaimState:
 
     def fence(self, connection: Any, table: str, **rows: Any) -> Calls[None]:
         """Write this claim's token into rows of the caller's table; `LeaseLost` if a later one is there."""
+        from dibs.engines.sql.fence import Fence  # it needs all of SQL
+
         self.check()
         fence = Fence(self.job.id, self.token, table, **rows)
         yield from make(Call(fence.put_up_sync, fence.put_up, (connection,)))

@@ -19,8 +19,7 @@ from dibs.clock import monotonic
 from dibs.doctor import Finding
 from dibs.doctor.servers import drifted, echo, echo_async, uncompared
 from dibs.engines.retries import Tries
-from dibs.engines.sql.schema_check import SchemaProblem
-from dibs.engines.store import Operation, Store
+from dibs.engines.store import Operation, SchemaProblem, Store
 from dibs.errors import BadRequest, DibsError, NotPermitted, SchemaOutdated, StoreUnavailable, UnsafeStore
 from dibs.faces import Call, Calls, make, run, run_async, sleep, verb
 from dibs.jobs import payload

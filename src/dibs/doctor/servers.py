@@ -20,8 +20,7 @@ from dibs.doctor.facts import (
     problem,
     warning,
 )
-from dibs.engines.sql.schema_check import SchemaProblem
-from dibs.engines.store import Operation, Store
+from dibs.engines.store import Operation, SchemaProblem, Store
 from dibs.operations.questions import ECHO_HINT
 from dibs.operations.scripts import Script, Step
 from dibs.text import spoken

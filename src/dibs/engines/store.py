@@ -1,7 +1,8 @@
 """Stores: what each of them can do, on both faces, what some of them share, and which one a URL names."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from dibs import faces
@@ -14,13 +15,32 @@ from dibs.operations.scripts import Script
 from dibs.settings import Settings
 from dibs.text import split_url
 
-if TYPE_CHECKING:
-    from dibs.engines.sql.schema_check import SchemaProblem
-
 T = TypeVar("T")
 
 # An operation starts anew at every try, so it is given as a function that makes its script.
 Operation = Callable[[Tries], Script[T]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaProblem:
+    """A part of the tables that is not as dibs needs it. Example: `await app.check_schema()`"""
+
+    what: Literal["version", "table", "column", "index"]
+    table: str
+    name: str
+    expected: str
+    found: str | None = None
+    """None when it is missing."""
+
+    def __str__(self) -> str:
+        of = f" of {self.table}" if self.what in ("column", "index") else ""
+        if self.what == "version":
+            versions = f"{self.found} and this dibs needs {self.expected}"
+            return f"the store has schema version {versions}; run `dibs migrate`"
+        if self.found is None:
+            should = f"; it should be: {self.expected}" if self.expected else "; run `dibs migrate`"
+            return f"the {self.what} {self.name}{of} is missing{should}"
+        return f"the {self.what} {self.name}{of} is wrong: it is {self.found} and should be {self.expected}"
 
 
 class Store(Protocol):
@@ -38,8 +58,8 @@ class Store(Protocol):
     async def migrate_async(self) -> list[int]: ...
     def schema_version(self) -> int: ...
     async def schema_version_async(self) -> int: ...
-    def check_schema(self) -> "list[SchemaProblem]": ...
-    async def check_schema_async(self) -> "list[SchemaProblem]": ...
+    def check_schema(self) -> list[SchemaProblem]: ...
+    async def check_schema_async(self) -> list[SchemaProblem]: ...
     async def leave_loop(self) -> None:
         """Close what belongs to the running event loop, which is about to end."""
 
@@ -80,10 +100,10 @@ class Tables:
     async def schema_version_async(self) -> int:
         return await faces.run_async(self._reading_version())
 
-    def check_schema(self) -> "list[SchemaProblem]":
+    def check_schema(self) -> list[SchemaProblem]:
         return faces.run(self._checking())
 
-    async def check_schema_async(self) -> "list[SchemaProblem]":
+    async def check_schema_async(self) -> list[SchemaProblem]:
         return await faces.run_async(self._checking())
 
 

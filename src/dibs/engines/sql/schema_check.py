@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dibs.engines.sql.blocks import Dialect, schema_version
 from dibs.engines.sql.engine import Query
 from dibs.engines.sql.migrations import pending, table_names
+from dibs.engines.store import SchemaProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +26,6 @@ class TableDefinition:
 
 
 Definitions = Mapping[str, TableDefinition]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaProblem:
-    """A part of the tables that is not as dibs needs it. Example: `await app.check_schema()`"""
-
-    what: Literal["version", "table", "column", "index"]
-    table: str
-    name: str
-    expected: str
-    found: str | None = None
-    """None when it is missing."""
-
-    def __str__(self) -> str:
-        of = f" of {self.table}" if self.what in ("column", "index") else ""
-        if self.what == "version":
-            versions = f"{self.found} and this dibs needs {self.expected}"
-            return f"the store has schema version {versions}; run `dibs migrate`"
-        if self.found is None:
-            should = f"; it should be: {self.expected}" if self.expected else "; run `dibs migrate`"
-            return f"the {self.what} {self.name}{of} is missing{should}"
-        return f"the {self.what} {self.name}{of} is wrong: it is {self.found} and should be {self.expected}"
 
 
 # A script that yields statements, or names of blocks, and is sent their rows.

@@ -19,9 +19,9 @@ from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.engine import Query
 from dibs.engines.sql.migrations import Blocker, MigrationWait
 from dibs.engines.sql.pools import Conversation, in_transaction
-from dibs.engines.sql.schema_check import SchemaProblem, check_mysql, check_postgresql
+from dibs.engines.sql.schema_check import check_mysql, check_postgresql
 from dibs.engines.sql.within import Engine, bind
-from dibs.engines.store import Operation, Pooled, Tables
+from dibs.engines.store import Operation, Pooled, SchemaProblem, Tables
 from dibs.errors import BadRequest, DibsError, SchemaOutdated
 from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT

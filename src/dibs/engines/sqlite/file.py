@@ -16,8 +16,9 @@ from dibs.engines.retries import TryAgain
 from dibs.engines.sql.blocks import schema_version
 from dibs.engines.sql.engine import Copy, Plan, Query
 from dibs.engines.sql.migrations import pending, schema_table
-from dibs.engines.sql.schema_check import SchemaProblem, check_sqlite
+from dibs.engines.sql.schema_check import check_sqlite
 from dibs.engines.sqlite.engine import OLDEST, SQLite
+from dibs.engines.store import SchemaProblem
 from dibs.errors import (
     SchemaOutdated,
     StoreBusy,

@@ -9,11 +9,10 @@ from urllib.parse import unquote
 from dibs.engines.hints import Listeners
 from dibs.engines.retries import Tries, again
 from dibs.engines.sql.blocks import schema_version
-from dibs.engines.sql.schema_check import SchemaProblem
 from dibs.engines.sql.within import bind, has_begun
 from dibs.engines.sqlite.engine import SQLite
 from dibs.engines.sqlite.file import SqliteFile
-from dibs.engines.store import Operation, Tables
+from dibs.engines.store import Operation, SchemaProblem, Tables
 from dibs.errors import BadRequest, UnsupportedConnection
 from dibs.faces import Call, Calls, make
 from dibs.operations.questions import STOP_HINT
