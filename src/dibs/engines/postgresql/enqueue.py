@@ -88,7 +88,7 @@ class PostgresEnqueue(PostgresGates):
         rows = yield Query("enqueue_forget_finished", {"ids": ids})
         known = [row["id"] for row in rows if not row["is_tried"]]
         if len(known) < len(rows):
-            yield Query("enqueue_take_back_tried", {"ids": [row["id"] for row in rows if row["is_tried"]]})
+            yield Query("delete_finished", {"ids": [row["id"] for row in rows if row["is_tried"]]})
         return known
 
     def _find_places(

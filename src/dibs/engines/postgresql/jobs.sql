@@ -77,9 +77,6 @@ select known.id, false as is_tried from known
 union all
 select tried.id, true from tried
 
--- name: enqueue_take_back_tried
-delete from dibs_finished where id {in_ids:ids}
-
 -- fragment: is_above_read_committed
 current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
 
