@@ -103,7 +103,8 @@ def _dump_and_restore(url: str, restored: str) -> None:
         _run([find_binary("psql", "postgresql-client"), "--quiet", "--set=ON_ERROR_STOP=1", restored], dump)
     else:
         to = ["--host", str(old.hostname), "--port", str(old.port), "--user", str(old.username)]
-        dump = _run([find_binary("mariadb-dump", "mariadb-client"), *to, old.path[1:]])
+        whole = ["--single-transaction"]  # without it the tool locks the sequence, which Galera refuses
+        dump = _run([find_binary("mariadb-dump", "mariadb-client"), *to, *whole, old.path[1:]])
         _run([find_binary("mariadb", "mariadb-client"), *to, new.path[1:]], dump)
 
 

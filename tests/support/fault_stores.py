@@ -270,6 +270,7 @@ def working(app: Dibs, concurrency: int = 2) -> Iterator[Worker]:
     try:
         yield worker
     finally:
+        wait_until(lambda: worker._state._run or ended)  # a stop before the run begins would be forgotten
         worker.stop()
         thread.join(30)
     assert ended == []

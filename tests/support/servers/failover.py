@@ -140,7 +140,8 @@ def primary_url(url: str) -> str:
         return url
     places = [place.rsplit(":", 1) for place in parts.netloc.split(",")]
     _, name, database = parts.path.split("/")
-    host, port = redis.Sentinel([(host, int(port)) for host, port in places]).discover_master(name)
+    sentinels = [(host, int(port)) for host, port in reversed(places)]  # the first one is not there
+    host, port = redis.Sentinel(sentinels).discover_master(name)
     return f"redis://{host}:{port}/{database}"
 
 
