@@ -256,6 +256,30 @@ def test_a_cancelled_job_gives_the_reason(app: Face, make: Make) -> None:
     assert "not needed" in str(app.why(make.cancelled(reason="not needed").id))
 
 
+@pytest.mark.parametrize("way", ["waiting", "running", "by its handler", "after its worker died"])
+def test_a_job_that_was_cancelled_without_a_reason_gives_none(app: Face, make: Make, way: str) -> None:
+    claim = make.running(lease=60)
+    claim.progress(0.5, "half way")
+    match way:
+        case "waiting":
+            claim.release()
+            app.cancel(claim.job.id)
+        case "running":
+            app.cancel(claim.job.id)
+            claim.release()
+        case "by its handler":
+            claim.cancel()
+        case _:
+            app.cancel(claim.job.id)
+            app.age(61)
+            app.sweep()
+
+    why = str(app.why(claim.job.id))
+
+    assert why.startswith("it was cancelled at ")
+    assert why.endswith(" UTC")
+
+
 def test_a_finished_job_of_a_paused_queue_is_finished(app: Face, make: Make) -> None:
     job = make.succeeded(queue="mail")
     app.pause("mail")
