@@ -263,10 +263,7 @@ select
     coalesce(job.pipeline_id, unhex(given.pipeline_id)),
     coalesce(
         given.message,
-        case
-            when given.state = 'cancelled' then nullif(job.cancel_reason, '')
-            else job.message
-        end
+        case when given.state = 'cancelled' then nullif(job.cancel_reason, '') else job.message end
     ),
     given.result,
     given.errors,

@@ -130,10 +130,7 @@ select
     coalesce(job.pipeline_id, :pipeline_id),
     coalesce(
         :message,
-        case
-            when :state in ('succeeded', 'failed') then job.message
-            else nullif(job.cancel_reason, '')
-        end
+        case when :state in ('succeeded', 'failed') then job.message else nullif(job.cancel_reason, '') end
     ),
     :result,
     :errors,
