@@ -138,7 +138,8 @@ class LogLine:
             case "retried":
                 return f"again in {spoken(self.delay or 0)}, {attempt}: {self.error}"
             case "failed":
-                return f"failed, {attempt}: {self.error}  (dibs jobs show {self.job.id})"
+                ended = "given up" if self.job.attempts < self.job.max_attempts else "failed"
+                return f"{ended}, {attempt}: {self.error}  (dibs jobs show {self.job.id})"
             case "snoozed":
                 return f"again in {spoken(self.delay or 0)}"
             case "lost":

@@ -422,7 +422,7 @@ def test_nothing_is_changed_where_one_of_the_ids_is_none(verb: str, store: SyncD
     done = dibs("jobs", verb, job.id, "seven")
 
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "dibs: 'seven' is not a job id: pass a UUID or its text\n"
+    assert done.stderr == "dibs: 'seven' is not a job id: pass a UUID or its text, or its last 8 characters\n"
     assert store.counts()["failed"] == 1
 
 
@@ -490,6 +490,17 @@ def test_yes_spares_the_question_and_json_gives_the_number(store: SyncDibs) -> N
     assert answer("jobs", "retry", "--all", "--yes") == {"retried": 1}
 
 
+def test_jobs_of_a_train_or_a_slot_are_changed_together(store: SyncDibs) -> None:
+    for gate in ({"train": "a"}, {"train": "a"}, {"train": "b"}, {"slot": "s"}):
+        enqueue(store, **gate)
+
+    assert answer("jobs", "cancel", "--all", "--train", "a", "--yes") == {"cancelled": 2}
+    assert answer("jobs", "cancel", "--all", "--slot", "s", "--yes") == {"cancelled": 1}
+    assert answer("jobs", "retry", "--all", "--train", "a", "--yes") == {"retried": 2}
+    assert answer("jobs", "delete", "--all", "--slot", "s", "--yes") == {"deleted": 1}
+    assert store.counts()["cancelled"] == 0
+
+
 def test_a_bar_is_drawn_on_a_terminal(store: SyncDibs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "COUNT_EVERY", 0.001)
     store.enqueue(*(NewJob("greet") for _ in range(1500)))
@@ -531,7 +542,7 @@ def test_a_queue_is_paused_resumed_and_limited(store: SyncDibs) -> None:
 
     assert dibs("queues", "pause", "mail").stdout == "mail is paused\n"
     assert store.claim(queues=["mail"]) == []
-    assert dibs("queues", "resume", "mail").stdout == "mail is not paused\n"
+    assert dibs("queues", "resume", "mail").stdout == "resumed mail\n"
     assert dibs("queues", "limit", "mail", "3").stdout == "mail runs at most 3 at a time\n"
     assert dibs("queues", "limit", "mail", "none").stdout == "mail has no limit\n"
     assert len(store.claim(queues=["mail"])) == 1
@@ -669,7 +680,7 @@ def test_a_schedule_is_paused_and_resumed(store: SyncDibs, nightly: ScheduleInfo
     assert dibs("schedules", "pause", "roll up").stdout == "roll up is paused\n"
     assert lines(dibs("schedules").stdout)[1].endswith("  paused")
     assert answer("schedules", "pause", "roll up")["paused"] is True
-    assert dibs("schedules", "resume", "roll up").stdout.startswith("roll up is not paused, next tick 20")
+    assert dibs("schedules", "resume", "roll up").stdout.startswith("resumed roll up, next tick 20")
     assert store.schedules.list() == [nightly]
 
 

@@ -283,6 +283,7 @@ def test_messages_call_things_by_their_names() -> None:
     assert "'nope' is not a pipeline id" in complaint("jobs", "list", "--pipeline-id", "nope", code=2)
     assert "only failed, cancelled or scheduled jobs can be retried" in complaint("jobs", "retry", job.id)
     assert "'jobs' does not name an app" in complaint("work", "jobs", code=2)
+    assert "write shop.jobs:app" in complaint("work", "shop/jobs.py:app", code=2)
 
 
 def test_what_is_no_table_is_named_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,9 @@ def test_it_says_what_was_moved_and_nothing_else_in_a_pipe(store: SyncDibs) -> N
     assert planned.stdout == "would move 2 jobs: 1 scheduled, 1 ready; and 1 queue setting\n"
     assert done.stdout == "moved 2 jobs: 1 scheduled, 1 ready; and 1 queue setting\n"
     assert again.stdout == "moved 0 jobs; and 1 queue setting\n"
-    assert planned.stderr == done.stderr == again.stderr == ""
+    assert planned.stderr == ""
+    resume = "paused in the target: mail; `dibs queues resume NAME` there lets them go on"
+    assert lines(done.stderr) == lines(again.stderr) == [resume]
     assert (planned.exit_code, done.exit_code, again.exit_code) == (0, 0, 0)
 
 
@@ -272,6 +274,23 @@ def test_a_dry_run_lists_the_jobs_that_would_stay_and_what_to_do(store: SyncDibs
     assert (planned.exit_code, planned.stdout) == (0, "would move 0 jobs\n")
     assert "1 job of the queue 'mail' would stay" in planned.stderr
     assert "`dibs queues pause`" in planned.stderr
+
+
+def test_a_held_train_stays_with_the_command_that_releases_it(store: SyncDibs) -> None:
+    head, _ = (enqueue(store, train="t", on_failed="hold") for _ in range(2))
+    [claim] = store.claim()
+    claim.fail("no", retry=False)
+
+    move = ("move", "--from", "sqlite:///dibs.db", "--to", "sqlite:///new.db")
+    planned, done = dibs(*move, "--dry-run"), dibs(*move)
+
+    assert (planned.exit_code, planned.stdout) == (0, "would move 0 jobs\n")
+    assert (done.exit_code, done.stdout) == (1, "moved 0 jobs\n")
+    assert lines(done.stderr) == [f"dibs: {line}" for line in lines(planned.stderr)]
+    assert lines(planned.stderr) == [
+        f"2 jobs of the train 't' stay: job {head.id} failed and holds them; `dibs trains release t` or "
+        f"`dibs jobs retry {head.id}`, then move again"
+    ]
 
 
 def test_on_a_terminal_there_is_a_bar(store: SyncDibs) -> None:

@@ -129,6 +129,23 @@ def test_settings_of_queues_and_last_ticks_go_along(app: Face, make: Make, other
     assert len(app.claim()) == 1
 
 
+def test_a_queue_that_was_resumed_in_the_target_stays_so(app: Face, other: Dibs) -> None:
+    other.sync.enqueue(NewJob("work", queue="mail", train="t"))
+    other.sync.pause("mail")
+    first = carry(app, other, app.app)
+    app.resume("mail")
+    app.enqueue(NewJob("work", queue="mail"))
+
+    again = carry(app, other, app.app)
+    resumed = len(app.claim(limit=5))
+    other.sync.enqueue(NewJob("work", queue="mail", train="t"))
+    more = carry(app, other, app.app)
+
+    assert (first.paused, again.paused, more.paused) == (["mail"], [], ["mail"])
+    assert resumed == 2
+    assert app.queues()[0].paused
+
+
 def test_what_the_target_has_set_itself_stays(app: Face, other: Dibs) -> None:
     early, late = datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 1, 2, tzinfo=UTC)
     other.sync.limit("slow", 3)
@@ -709,19 +726,29 @@ def _done_one_by_one(app: Face) -> list[UUID]:
     return done
 
 
-def test_a_held_train_stays_with_the_person_it_waits_for(app: Face, other: Dibs) -> None:
-    head, _ = app.enqueue(*(NewJob("work", train="dest", queue="mail", on_failed="hold") for _ in range(2)))
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_held_train_stays_with_the_person_it_waits_for(app: Face, other: Dibs, paused: bool) -> None:
+    hold: dict[str, Any] = {"train": "dest", "queue": "mail", "on_failed": "hold"}
+    head, _, last, _ = app.enqueue(*(NewJob("work", **hold) for _ in range(3)), NewJob("work"))
     app.claim_job(head.id).fail("no", retry=False)
-    app.pause("mail")
+    app.cancel(last.id)
+    if paused:
+        app.pause("mail")
 
+    planned = look_sync(app.app, other)
     held = carry(app, app.app, other)
     app.trains.release("dest")
+    app.pause("mail")
     released = carry(app, app.app, other)
 
-    assert held.jobs == {}
-    assert "release held trains" in held.problems[0]
-    assert sum(released.jobs.values()) == 2
-    assert released.problems == []
+    assert planned.jobs == held.jobs == {"ready": 1, "cancelled": 1}
+    [problem] = held.problems
+    assert planned.held == held.problems
+    assert problem.startswith(f"2 jobs of the train 'dest' stay: job {head.id} failed and holds them; ")
+    assert "`dibs trains release dest`" in problem
+    assert f"`dibs jobs retry {head.id}`" in problem
+    assert planned.staying == {}
+    assert (released.jobs, released.problems) == ({"ready": 1, "failed": 1}, [])
 
 
 def _put_on_a_train(app: Face, *jobs: Job) -> None:

@@ -203,7 +203,9 @@ def test_run_now_enqueues_one_job_and_moves_no_tick(app: Face, is_paused: bool) 
     job = app.schedules.run_now("report")
 
     assert app.find() == [app.get(job.id)]
-    assert (job.state, job.args, job.is_new, job.meta) == ("ready", {"n": 7}, True, {"schedule": "report"})
+    assert (job.state, job.args, job.is_new) == ("ready", {"n": 7}, True)
+    assert job.meta == {"schedule": "report", "tick": job.run_at.isoformat()}
+    assert timedelta(0) <= job.enqueued_at - job.run_at <= timedelta(seconds=2)
     assert app.schedules.get("report") == before
 
 

@@ -207,7 +207,7 @@ def test_what_matches_is_counted_up_to_a_cap(app: Face, make: Make, shop: dict[s
 
 
 BAD = {
-    "colour:red": "can't search by colour: it knows state, kind, queue",
+    "colour:red": "the search can't filter by colour; known are state, kind, queue",
     "state:tired": "the states are",
     "since:yesterday": "30s, 10m, 2h",
     "kind:a kind:b": "twice",

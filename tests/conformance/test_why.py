@@ -104,6 +104,12 @@ def test_a_running_job_says_where(app: Face, make: Make) -> None:
     assert "pod-a" in str(why)
 
 
+def test_a_running_job_says_until_when_its_lease_holds(app: Face, make: Make) -> None:
+    job = make.running(lease=14_400).job
+
+    assert str(app.why(job.id)).endswith("attempt 1 of 3; its lease ends in 4 h unless it is renewed")
+
+
 @pytest.mark.parametrize(
     ("reason", "said"), [("no longer wanted", "asked to stop (no longer wanted)"), (None, "asked to stop")]
 )
@@ -217,6 +223,27 @@ def test_a_failed_job_gives_the_error_in_one_sentence(
     assert why.without_errors.endswith(" after 1 of 1 attempts")
 
 
+def test_a_job_that_was_given_up_early_says_that_it_is_not_tried_again(app: Face, make: Make) -> None:
+    claim = make.running(max_attempts=4)
+    claim.fail("no such order", retry=False)
+
+    why = app.why(claim.job.id)
+
+    assert " after 1 of 4 attempts, not tried again: " in str(why)
+    assert str(why).endswith("no such order")
+
+
+def test_the_ended_head_of_a_held_train_says_that_the_train_waits_for_it(app: Face) -> None:
+    head, _ = app.enqueue(*(NewJob("work", train="t", on_failed="hold") for _ in range(2)))
+    app.claim_job(head.id).fail("no", retry=False)
+
+    held = str(app.why(head.id))
+    app.trains.release("t")
+
+    assert held.endswith("no; its train 't' waits for it: retry it, or release the train")
+    assert str(app.why(head.id)).endswith("no")
+
+
 def test_an_expired_lease_is_not_swept_by_its_dead_holder(app: Face, make: Make) -> None:
     a_worker_is_there(app, "work")
     job = make.running(worker="pod-a", lease=0.1).job
@@ -227,6 +254,30 @@ def test_an_expired_lease_is_not_swept_by_its_dead_holder(app: Face, make: Make)
 
 def test_a_cancelled_job_gives_the_reason(app: Face, make: Make) -> None:
     assert "not needed" in str(app.why(make.cancelled(reason="not needed").id))
+
+
+@pytest.mark.parametrize("way", ["waiting", "running", "by its handler", "after its worker died"])
+def test_a_job_that_was_cancelled_without_a_reason_gives_none(app: Face, make: Make, way: str) -> None:
+    claim = make.running(lease=60)
+    claim.progress(0.5, "half way")
+    match way:
+        case "waiting":
+            claim.release()
+            app.cancel(claim.job.id)
+        case "running":
+            app.cancel(claim.job.id)
+            claim.release()
+        case "by its handler":
+            claim.cancel()
+        case _:
+            app.cancel(claim.job.id)
+            app.age(61)
+            app.sweep()
+
+    why = str(app.why(claim.job.id))
+
+    assert why.startswith("it was cancelled at ")
+    assert why.endswith(" UTC")
 
 
 def test_a_finished_job_of_a_paused_queue_is_finished(app: Face, make: Make) -> None:

@@ -55,6 +55,24 @@ def test_your_migrations_make_the_same_tables_as_ours(url: str) -> None:
         engine.dispose()
 
 
+@pytest.mark.parametrize("by_outbox", [True, False], ids=["first use", "your migrations"])
+def test_tables_that_were_there_before_ours_have_no_problems(url: str, by_outbox: bool) -> None:
+    engine, metadata = _engine(url), MetaData()
+    outbox.table(metadata)
+    outbox.inbox_table(metadata)
+    metadata.drop_all(engine)
+    if by_outbox and engine.dialect.name == "sqlite":
+        Outbox(engine).sync.publish("orders", {})
+    else:
+        metadata.create_all(engine)
+
+    app = Dibs(url)
+
+    assert app.sync.check_schema() == []
+    app.sync.close()
+    engine.dispose()
+
+
 def test_an_outbox_works_on_a_table_of_your_metadata(url: str) -> None:
     engine, metadata = _engine(url), MetaData()
     box = Outbox(engine, table="events_out")
@@ -109,7 +127,7 @@ def test_a_store_with_a_prefix_has_an_outbox_with_that_prefix(url: str) -> None:
         for name in sqlalchemy.inspect(engine).get_table_names():
             if name.startswith("shop_"):
                 connection.execute(sqlalchemy.text(f"drop table {name}"))
-        if engine.dialect.name == "mysql" or engine.dialect.name == "postgresql":
+        if engine.dialect.name == "postgresql" or getattr(engine.dialect, "is_mariadb", False):
             connection.execute(sqlalchemy.text("drop sequence if exists shop_token"))
     engine.dispose()
 

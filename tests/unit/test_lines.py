@@ -53,7 +53,7 @@ def settled(job: Job, settled_as: str, **about: Any) -> Any:
     [
         ("succeeded", {}, "✓ send_receipt           120 ms   mail      ", ""),
         ("retried", {"delay": 2_000_000}, "↻", "  again in 2.0 s, attempt 1 of 3: KeyError: a \\x1b[2J"),
-        ("failed", {}, "✗", "  failed, attempt 1 of 3: KeyError: a \\x1b[2J  (dibs jobs show {id})"),
+        ("failed", {}, "✗", "  given up, attempt 1 of 3: KeyError: a \\x1b[2J  (dibs jobs show {id})"),
         ("snoozed", {"delay": 30_000_000}, "↻", "  again in 30 s"),
         ("released", {}, "↻", "  released"),
         ("cancelled", {}, "✗", "  cancelled"),

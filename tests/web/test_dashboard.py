@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -48,6 +49,17 @@ def act(client: TestClient, what: str, *, back: str = "jobs", **more: str) -> ob
 def test_it_is_not_built_without_permissions(app: Dibs) -> None:
     with pytest.raises(BadRequest, match="authorize="):
         Dashboard(app)
+
+
+def test_your_login_is_an_exception_of_your_framework(app: Dibs) -> None:
+    def authorize(request: Request) -> str:
+        raise HTTPException(303, headers={"Location": "/login"})
+
+    web = Starlette(routes=[Mount("/ops", Dashboard(app, authorize=authorize))])
+    with client_of(web) as client:
+        answer = client.get("/ops/jobs")
+
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
 
 
 @pytest.mark.parametrize("name", PAGES)

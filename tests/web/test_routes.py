@@ -330,7 +330,7 @@ def test_jobs_are_searched(app: Dibs, client: TestClient) -> None:
     assert (found["next"], found["searched"], found["complete"]) == (None, 3, True)
     assert [(each["queue"], at_pod["searched"]) for each in at_pod["jobs"]] == [("slow", None)]
     assert [answer.status_code for answer in bad] == [400, 400]
-    assert "it knows state, kind" in bad[0].json()["detail"]
+    assert "known are state, kind" in bad[0].json()["detail"]
 
 
 def test_all_that_match_are_changed(app: Dibs, client: TestClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,7 +58,7 @@ def activity(stats: Sequence[MinuteStats]) -> ActivityCharts | None:
 
 
 def _bar(number: int, one: MinuteStats, step: float, scale: float) -> ChartBar:
-    says = f"{one.at:%Y-%m-%d %H:%M} UTC: {one.done:,} done, {one.failed:,} failed"
+    says = f"{one.at:%Y-%m-%d %H:%M} UTC: {one.done:,} done, {one.failed:,} attempts failed"
     width = max(step - 1, 0.8)
     return ChartBar(
         round(number * step, 1),

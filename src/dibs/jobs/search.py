@@ -201,8 +201,8 @@ class _Reader:
                 self.args.append(ArgTerm(_path(name.removeprefix("args")), value))
             case _:
                 raise BadRequest(
-                    f"q can't search by {name}: it knows {POSSIBLE}; for the text put it in quotes: "
-                    f'"{name}:{value.text}"'
+                    f"the search can't filter by {name}; known are {POSSIBLE}; for the text put it in "
+                    f'quotes: "{name}:{value.text}"'
                 )
 
     def _once(self, into: dict[str, Any], name: str, value: Any) -> None:

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from shlex import quote
 from typing import Any, Literal, Self
 from uuid import UUID, uuid4
 
 from dibs.clock import SECOND, monotonic
 from dibs.errors import BadRequest, Refused
 from dibs.faces import Calls, sleep
-from dibs.jobs.job import read_stored
+from dibs.jobs.job import Job, read_stored
 from dibs.jobs.states import WAITING, JobState
 from dibs.moving.stores import MOST_AT_ONCE, Stores
 from dibs.operations import manage, queries, upkeep
@@ -51,6 +52,8 @@ class MoveReport:
     source: dict[str, int]
     """What the source holds now, by state."""
     target: dict[str, int]
+    paused: list[str]
+    """Which queues of the target are paused now."""
     problems: list[str]
     """What does not add up, a sentence each; empty when everything is in the target."""
 
@@ -68,6 +71,8 @@ class MovePreview:
     running: int
     staying: dict[str, int]
     """How many would stay, by queue: they wait in trains or for slots, and their queue is not paused."""
+    held: list[str]
+    """What would stay on held trains, and what to do about it, a sentence for each train."""
     queues: int
     schedules: int
     target: dict[str, int]
@@ -165,13 +170,16 @@ def _on_the_way(number: int) -> str:
 
 
 def _copy_settings(stores: Stores) -> Calls[int]:
-    """Pause in the target what is paused in the source, before its jobs come; keep limits that are set."""
+    """Pause in the target what is paused in the source, before its jobs come; keep limits that are set.
+
+    A queue whose jobs have all come already may have been resumed there since.
+    """
     theirs = {queue.name: queue for queue in (yield from stores.ask("target", queries.queues))}
     ours = yield from stores.ask("source", queries.queues)
     for queue in ours:
         there = theirs.get(queue.name)
         setting: dict[str, Any] = {}
-        if queue.paused and not (there and there.paused):
+        if queue.paused and (there is None or (queue.counts and not there.paused)):
             setting["paused"] = True
         if queue.limit is not None and (there is None or there.limit is None):
             setting |= {"max_running": queue.limit, "set_limit": True}
@@ -275,7 +283,7 @@ def _next_batch(texts: Sequence[str]) -> int:
 
 # -- After --------------------------------------------------------------------------------------
 
-ByQueueAndState = Counter[tuple[str, str]]
+Staying = Counter[tuple[str, str, str | None]]  # queue, state, and the train if it is held
 
 
 def _compare(
@@ -289,7 +297,9 @@ def _compare(
     source = yield from stores.counts("source")
     target = yield from stores.counts("target")
     missing = sum(before.values()) + progress.jobs.total() - sum(target.values())
-    gated = _by_queue((yield from _waiting_at_gates(stores)))
+    trains = yield from _held_trains(stores)
+    gated = yield from _waiting_at_gates(stores, trains)
+    settings = yield from stores.ask("target", queries.queues)
     return MoveReport(
         jobs={state.value: progress.jobs[state] for state in JobState if progress.jobs[state]},
         known=progress.known,
@@ -298,26 +308,49 @@ def _compare(
         schedules=schedules,
         source=source,
         target=target,
-        problems=list(_problems(progress, options, source, missing, gated)),
+        paused=[queue.name for queue in settings if queue.paused],
+        problems=[*_held(trains, gated), *_problems(progress, options, source, missing, gated)],
     )
 
 
-def _waiting_at_gates(stores: Stores) -> Calls[ByQueueAndState]:
-    """Count the jobs that wait in trains or for slots: they go only while their queue is paused."""
+def _held_trains(stores: Stores) -> Calls[dict[str, Job]]:
+    """Return the ended heads of the trains that are held."""
+    found = yield from stores.ask("source", partial(queries.held_trains, MOST_AT_ONCE))
+    return {train.name: train.head for train in found if train.head is not None}
+
+
+def _waiting_at_gates(stores: Stores, held: Mapping[str, Job]) -> Calls[Staying]:
+    """Count the jobs that wait in trains or for slots, and the ended ones that hold a train."""
     wanted = {**queries.job_filter(state=sorted(WAITING)), "limit": MOST_AT_ONCE}
-    gated: ByQueueAndState = Counter()
+    gated: Staying = Counter((head.queue, head.state.value, name) for name, head in held.items())
     after: UUID | None = None
     while rows := (yield from stores.question("source", "find", **wanted, after=after)):
-        gated.update((row["queue"], str(row["state"])) for row in rows if row["train"] or row["slot"])
+        at_gates = (row for row in rows if row["train"] or row["slot"])
+        gated.update(
+            (row["queue"], str(row["state"]), row["train"] if row["train"] in held else None)
+            for row in at_gates
+        )
         after = rows[-1]["id"]
     return gated
 
 
-def _by_queue(gated: ByQueueAndState) -> Counter[str]:
+def _by_queue(gated: Staying) -> Counter[str]:
+    """Count those that go while their queue is paused."""
     queues: Counter[str] = Counter()
-    for (queue, _), number in gated.items():
-        queues[queue] += number
+    for (queue, _, train), number in gated.items():
+        if train is None:
+            queues[queue] += number
     return queues
+
+
+def _held(trains: Mapping[str, Job], gated: Staying) -> Generator[str]:
+    for name, head in trains.items():
+        number = sum(jobs for (_, _, train), jobs in gated.items() if train == name)
+        stay, them = ("stays", "it") if number == 1 else ("stay", "them")
+        yield (
+            f"{numbered(number, 'job')} of the train {name!r} {stay}: job {head.id} {head.state} and holds "
+            f"{them}; `dibs trains release {quote(name)}` or `dibs jobs retry {head.id}`, then move again"
+        )
 
 
 def _problems(
@@ -325,7 +358,7 @@ def _problems(
     options: MoveOptions,
     source: Mapping[str, int],
     missing: int,
-    gated: Counter[str],
+    gated: Staying,
 ) -> Generator[str]:
     for one in progress.refused.values():
         yield (
@@ -335,10 +368,10 @@ def _problems(
     running = source[JobState.running]
     if running and options.running == "wait":
         yield f"{numbered(running, 'job')} still ran when the time was up; run the move again later"
-    for queue, number in gated.items():
+    for queue, number in _by_queue(gated).items():
         yield (
             f"{numbered(number, 'job')} of the queue {queue!r} stayed, in trains or for slots: none may "
-            "overtake; release held trains, `dibs queues pause` it, move again, then resume it in the target"
+            "overtake; `dibs queues pause` it, move again, then resume it in the target"
         )
     behind = sum(source.values()) - running - len(progress.refused) - gated.total()
     if behind > 0:
@@ -362,26 +395,29 @@ def preview(stores: Stores) -> Calls[MovePreview]:
     running = jobs.pop(JobState.running)
     jobs["departed"] = len((yield from stores.departed("source")))
     settings = yield from stores.ask("source", queries.queues)
-    staying = yield from _staying(stores, {queue.name for queue in settings if queue.paused})
-    for (_, state), number in staying.items():
+    trains = yield from _held_trains(stores)
+    paused = {queue.name for queue in settings if queue.paused}
+    staying = yield from _staying(stores, paused, trains)
+    for (_, state, _), number in staying.items():
         jobs[state] -= number
     return MovePreview(
         jobs={state: number for state, number in jobs.items() if number > 0},
         running=running,
         staying=dict(_by_queue(staying)),
+        held=list(_held(trains, staying)),
         queues=_with_setting(settings),
         schedules=len((yield from stores.ask("source", stored_schedules))),
         target=(yield from stores.counts("target")),
     )
 
 
-def _staying(stores: Stores, paused: set[str]) -> Calls[ByQueueAndState]:
-    """Count the jobs at gates in queues that are not paused; read no job where there is no gate."""
+def _staying(stores: Stores, paused: set[str], held: Mapping[str, Job]) -> Calls[Staying]:
+    """Count the jobs that would stay at gates; read no job where there is no gate."""
     which = {"names": None, "held": False, "after": None, "limit": 1}
     for sort in ("train", "slot"):
         if (yield from stores.question("source", "gates", sort=sort, **which)):
-            gated = yield from _waiting_at_gates(stores)
-            return Counter({key: number for key, number in gated.items() if key[0] not in paused})
+            gated = yield from _waiting_at_gates(stores, held)
+            return Counter({one: number for one, number in gated.items() if one[2] or one[0] not in paused})
     return Counter()
 
 

@@ -63,10 +63,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What it does and when, whatever its history."""
         return self.cron, self.every, self.tz, self.missed, self.origin, self.job
 
-    def row(self, name: str, id: UUID, tick: datetime | None = None) -> NewRow:
-        """Return the job of a tick, or of now. Its `meta` keeps the tick; `run_at` changes with a retry."""
-        said = {"schedule": name} if tick is None else {"schedule": name, "tick": tick.isoformat()}
-        meta = json_text({**decode(self.job["meta"]), **said})
+    def row(self, name: str, id: UUID, tick: datetime) -> NewRow:
+        """Return the job of a tick. Its `meta` keeps the tick; `run_at` changes with a retry."""
+        meta = json_text({**decode(self.job["meta"]), "schedule": name, "tick": tick.isoformat()})
         pipeline = self.job["pipeline_id"]
         own = {"id": id, "meta": meta, "pipeline_id": None if pipeline is None else UUID(pipeline)}
         values = {**self.job, **own, "run_at": tick, "delay": None}
@@ -332,7 +331,8 @@ def _changed(name: str, decide: Decide) -> Script[ScheduleInfo]:
 def run_schedule(
     name: str, known: Definitions, id: UUID, *, fresh: bool = True, ours: bool = False
 ) -> Script[Job]:
-    """Enqueue its job now, whatever its ticks; paused or not."""
+    """Enqueue its job now, as if this second were a tick; paused or not."""
+    [clock] = yield Step("now", {})
     found = (yield from stored_schedules()).get(name)
     about = known.get(name) if found is None or not found.definition.job else found.definition
     if about is None and found is None:
@@ -341,7 +341,9 @@ def run_schedule(
         raise Refused(
             f"nothing is known of the job of {name!r}: a worker of this version has not run yet, start one"
         )
-    [job] = yield from enqueue([about.row(name, id)], fresh=fresh, ours=[id] if ours else ())
+    [job] = yield from enqueue(
+        [about.row(name, id, _second(clock["now"]))], fresh=fresh, ours=[id] if ours else ()
+    )
     return job
 
 

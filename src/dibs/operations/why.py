@@ -9,7 +9,7 @@ from dibs.errors import NotFound
 from dibs.jobs.ids import may_have_steps
 from dibs.jobs.job import Job, JobError, job_from_row
 from dibs.jobs.states import JobState
-from dibs.operations.scripts import Row, Script, Step
+from dibs.operations.scripts import Row, Rows, Script, Step
 from dibs.operations.upkeep import takes, workers
 from dibs.text import numbered, spoken
 
@@ -71,6 +71,8 @@ def _explained(job: Job, about: Row, silence: int, hops: int) -> Script[Why]:
         waits = yield from _unmet_parents(job, silence, hops)
         return waits or (yield from _job_ahead(job, silence, hops))
     why = judge(job, about)
+    if why.code == "finished" and job.train is not None:
+        return (yield from _holding_train(job, job.train, why))
     if why.code == "ready":
         return (yield from _no_worker_could(job, why, silence))
     if not _awaits_sweep(job, why, about["now"]):
@@ -99,10 +101,21 @@ def _unmet_parents(job: Job, silence: int, hops: int) -> Script[Why | None]:
     return (yield from _with_state_of(waits, first, silence, hops))
 
 
+def _holding_train(job: Job, train: str, why: Why) -> Script[Why]:
+    """Say so if its train is held by this ended job."""
+    [gate] = (yield from _gate("train", train)) or [{"held": False}]
+    if not gate["held"] or gate["head"] != job.id:
+        return why
+    return replace(why, sentence=f"{why}; its train {train!r} waits for it: retry it, or release the train")
+
+
+def _gate(sort: str, name: str | None) -> Script[Rows]:
+    return (yield Step("gates", {"sort": sort, "names": [name], "held": False, "after": None, "limit": 1}))
+
+
 def _job_ahead(job: Job, silence: int, hops: int) -> Script[Why]:
     sort, name = ("train", job.train) if job.train is not None else ("slot", job.slot)
-    which = {"names": [name], "held": False, "after": None, "limit": 1}
-    rows = yield Step("gates", {"sort": sort, **which})
+    rows = yield from _gate(sort, name)
     found = yield Step("get", {"ids": [row["head"] for row in rows if row["head"] is not None]})
     ahead = [job_from_row(row) for row in found if row["id"] != job.id]
     held = any(row["held"] for row in rows)
@@ -210,7 +223,8 @@ def _finished(job: Job) -> str:
     when = "" if job.finished_at is None else f" at {_time(job.finished_at)}"
     if job.state == JobState.failed:
         last = _quote(job.errors[-1]) if job.errors else ": no reason was recorded"
-        return f"it failed{when} after {job.attempts} of {job.max_attempts} attempts{last}"
+        ended = ", not tried again" if 0 < job.attempts < job.max_attempts else ""
+        return f"it failed{when} after {job.attempts} of {job.max_attempts} attempts{ended}{last}"
     if job.state == JobState.cancelled:
         return f"it was cancelled{when}" + (f": {job.message}" if job.message else "")
     return f"it succeeded{when}"
@@ -230,6 +244,8 @@ def _quote(error: JobError) -> str:
 def _running(job: Job, asked: str | None, now: datetime) -> str:
     long = "" if job.claimed_at is None else f" for {_span(now - job.claimed_at)}"
     sentence = f"it has been running at {job.worker}{long}, attempt {job.attempts} of {job.max_attempts}"
+    if job.lease_until is not None and job.lease_until > now:
+        sentence += f"; its lease ends in {_span(job.lease_until - now)} unless it is renewed"
     return sentence + _ending(job, asked, now)
 
 

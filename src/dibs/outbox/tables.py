@@ -27,7 +27,7 @@ from dibs.outbox.statements import TableNames
 _MYSQL: dict[str, Any] = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
-    "mysql_collate": "utf8mb4_bin",
+    "mysql_collate": "/*M! utf8mb4_nopad_bin */ /*!80017 utf8mb4_0900_bin */",
 }
 _MARIADB: dict[str, Any] = {name.replace("mysql", "mariadb"): value for name, value in _MYSQL.items()}
 _OPEN_BROKER = "case when status in ('pending', 'processing', 'failed') then broker end"

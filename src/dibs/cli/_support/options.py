@@ -122,9 +122,9 @@ def _whole_or_short(text: str, what: str) -> UUID | ShortId:
     short = text.strip().lower()
     try:
         return parse_id(text, what)
-    except BadRequest:
+    except BadRequest as error:
         if _TAIL.fullmatch(short) is None:
-            raise
+            raise BadRequest(f"{error}, or its last 8 characters") from None
     return ShortId(short)
 
 
@@ -160,6 +160,8 @@ def slot_key(text: str) -> str | tuple[Any, ...]:
 def load(target: str, what: str, shape: str) -> Any:
     """Import what `MODULE:NAME` names, from the current folder first. The user's code may fail in any way."""
     module, _, name = target.partition(":")
+    if module.endswith(".py"):
+        bad_usage(f"{target!r} names a file: write {module[:-3].replace('/', '.')}:{name or 'app'}")
     if not module or not name:
         bad_usage(f"{target!r} does not name {what}: write {shape}")
     sys.path.insert(0, str(Path.cwd()))

@@ -83,7 +83,11 @@ def command(
     url: Url = None,
     json: AsJson = False,
 ) -> None:
-    """Store a job for a worker that knows its kind, and print its id."""
+    """Store a job for a worker that knows its kind, and print its id.
+
+    The options of its @app.job do not apply: without --max-attempts it has 3 attempts, and so on. Its retry,
+    timeout and lease are those of the worker.
+    """
     if delay is not None and run_at is not None:
         bad_usage("give --delay or --run-at, not both")
     words: dict[str, Any] = {"slot_policy": slot_policy, "on_cancelled": on_cancelled, "on_failed": on_failed}

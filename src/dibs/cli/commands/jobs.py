@@ -239,6 +239,8 @@ def retry(
     queue: OfQueue = None,
     kind: OfKind = None,
     tag: Tags = None,
+    train: OfTrain = None,
+    slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
     worker: OfWorker = None,
     since: Since = None,
@@ -248,7 +250,8 @@ def retry(
     json: AsJson = False,
 ) -> None:
     """Let failed or cancelled jobs run again with all their attempts, and scheduled jobs now."""
-    where = {"pipeline_id": pipeline_id, "worker": worker, "since": since, "q": search}
+    gates = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
+    where = {**gates, "worker": worker, "since": since, "q": search}
     filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **where)
     _check_ids_or_all(ids, all, filter)
     if all:
@@ -269,6 +272,8 @@ def cancel(
     queue: OfQueue = None,
     kind: OfKind = None,
     tag: Tags = None,
+    train: OfTrain = None,
+    slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
     worker: OfWorker = None,
     since: Since = None,
@@ -278,7 +283,8 @@ def cancel(
     json: AsJson = False,
 ) -> None:
     """End waiting jobs now, and ask running ones to stop."""
-    where = {"pipeline_id": pipeline_id, "worker": worker, "since": since, "q": search}
+    gates = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
+    where = {**gates, "worker": worker, "since": since, "q": search}
     filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **where)
     _check_ids_or_all(ids, all, filter)
     if all:
@@ -346,6 +352,8 @@ def delete(
     queue: OfQueue = None,
     kind: OfKind = None,
     tag: Tags = None,
+    train: OfTrain = None,
+    slot: OfSlot = None,
     pipeline_id: OfPipeline = None,
     worker: OfWorker = None,
     since: Since = None,
@@ -355,7 +363,8 @@ def delete(
     json: AsJson = False,
 ) -> None:
     """Remove jobs that are not running, for good."""
-    where = {"pipeline_id": pipeline_id, "worker": worker, "since": since, "q": search}
+    gates = {"train": train, "slot": slot, "pipeline_id": pipeline_id}
+    where = {**gates, "worker": worker, "since": since, "q": search}
     filter = filter_of(state=state, queue=queue, kind=kind, tags=tag, **where)
     _check_ids_or_all(ids, all, filter)
     if all:

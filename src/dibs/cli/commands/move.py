@@ -18,6 +18,7 @@ from dibs.cli._support.printing import (
     print_json,
     print_result,
     progress_bar,
+    some,
 )
 from dibs.errors import Refused, SchemaOutdated
 from dibs.moving import MovePreview, MoveReport, Told, give_back_sync, look_sync, move_sync
@@ -179,6 +180,8 @@ def _say_planned(planned: MovePreview, json: bool) -> None:
             f"{numbered(number, 'job')} of the queue {queue!r} would stay, in trains or for slots: "
             "pause it first with `dibs queues pause`"
         )
+    for sentence in planned.held:
+        note(sentence)
 
 
 def _say_moved(moved: MoveReport, json: bool) -> None:
@@ -190,6 +193,9 @@ def _say_moved(moved: MoveReport, json: bool) -> None:
             note(f"{numbered(moved.known, 'job')} had been there already")
         if left := moved.source["running"]:
             note(f"{numbered(left, 'job')} still running in the source: run the move again later")
+        if moved.paused:
+            names = some(moved.paused, 5)
+            note(f"paused in the target: {names}; `dibs queues resume NAME` there lets them go on")
     for problem in moved.problems:
         complain(problem)
     if moved.problems:

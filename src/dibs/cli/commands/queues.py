@@ -103,7 +103,7 @@ def _change(
 
 
 def _resumed(before: Queue) -> str:
-    return f"{before.name} {'is' if before.paused else 'was'} not paused"
+    return f"resumed {before.name}" if before.paused else f"{before.name} was not paused"
 
 
 def _hint(store: SyncDibs, name: str) -> str | None:

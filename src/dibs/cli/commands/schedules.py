@@ -55,7 +55,7 @@ def resume(context: typer.Context, name: Name, url: Url = None, json: AsJson = F
     """Let it continue with its next tick; ticks that came while it was paused are left out."""
     with open_store(context, url) as store:
         schedule = store.schedules.resume(name)
-    print_result(schedule, one_line(f"{name} is not paused, next tick {_at(schedule)}"), json)
+    print_result(schedule, one_line(f"resumed {name}, next tick {_at(schedule)}"), json)
 
 
 @app.command("run", epilog="Example: dibs schedules run nightly")

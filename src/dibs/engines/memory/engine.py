@@ -372,7 +372,7 @@ class Memory(MemoryMoves):
     def _finish(self, job: Record, state: JobState, message: str | None) -> None:
         self._forget(job, state)
         job |= {"state": state, "finished_at": self._clock(), "lease_until": None}
-        job["message"] = message or job["message"]
+        job["message"] = message or (None if state == JobState.cancelled else job["message"])
         self._finished[job["id"]] = job
         if job["unique_until"] is not None:
             self._unique_for[job["unique_key"]] = job["id"]

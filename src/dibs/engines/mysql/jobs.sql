@@ -263,8 +263,7 @@ select
     coalesce(job.pipeline_id, unhex(given.pipeline_id)),
     coalesce(
         given.message,
-        case when given.state = 'cancelled' then nullif(job.cancel_reason, '') end,
-        job.message
+        case when given.state = 'cancelled' then nullif(job.cancel_reason, '') else job.message end
     ),
     given.result,
     given.errors,
@@ -342,7 +341,7 @@ select
     job.attempts,
     given.state,
     job.pipeline_id,
-    coalesce(nullif(given.message, ''), job.message),
+    coalesce(nullif(given.message, ''), case when given.state = 'failed' then job.message end),
     coalesce(given.errors, job.errors),
     job.settled_token,
     job.settled_as,

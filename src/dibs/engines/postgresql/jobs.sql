@@ -716,9 +716,9 @@ moved as (
         coalesce(
             given.message,
             case
-                when given.state not in ('succeeded', 'failed') then nullif(ended.cancel_reason, '')
-            end,
-            ended.message
+                when given.state in ('succeeded', 'failed') then ended.message
+                else nullif(ended.cancel_reason, '')
+            end
         ),
         given.result,
         given.errors,
@@ -840,7 +840,7 @@ ended as (
         job.attempts,
         case when job.cancel_reason is null then 'failed' else 'cancelled' end as state,
         job.pipeline_id,
-        coalesce(nullif(job.cancel_reason, ''), job.message) as message,
+        case when job.cancel_reason is null then job.message else nullif(job.cancel_reason, '') end as message,
         {>with_death} as errors,
         job.settled_token,
         job.settled_as
@@ -957,7 +957,7 @@ moved as (
         ended.attempts,
         'cancelled',
         ended.pipeline_id,
-        coalesce(cast(:reason as text), ended.message),
+        cast(:reason as text),
         ended.errors,
         ended.settled_token,
         ended.settled_as,

@@ -159,7 +159,7 @@ select
     job.attempts,
     'cancelled',
     job.pipeline_id,
-    coalesce(cast(:message as {text}), job.message),
+    cast(:message as {text}),
     job.errors,
     cast(:settled_as as {text}),
     {now}

@@ -199,9 +199,9 @@ def _sqlite_definitions(connection: sqlite3.Connection, tables: Iterable[str]) -
             f"{column}{' desc' if desc else ''}{'' if collation == 'BINARY' else f' collate {collation}'}"
             for column, desc, collation in rows(_INDEXED, name)
         ]
-        only = re.search(r"\bwhere\b.*", " ".join(sql.split()), re.IGNORECASE)
+        only = re.search(r"\bwhere\b(.*)", " ".join(sql.split()), re.IGNORECASE)
         kind = {"pk": "primary key ", "u": "unique "}.get(origin, "unique index " if unique else "index ")
-        return f"{kind}({', '.join(columns)}){f' {only[0]}' if only else ''}"
+        return f"{kind}({', '.join(columns)}){f' where{only[1]}' if only else ''}"
 
     return {
         table: TableDefinition(
@@ -215,7 +215,7 @@ def _sqlite_definitions(connection: sqlite3.Connection, tables: Iterable[str]) -
 
 def _sqlite_column(type: str, required: int, default: str | None, key: int, hidden: int) -> str:
     words = [
-        type.lower(),
+        re.sub(r"varchar\(\d+\)", "text", type.lower()),  # SQLAlchemy's word for it; SQLite knows no length
         "not null" if required else "",
         f"default {default}" if default is not None else "",
         "primary key" if key else "",

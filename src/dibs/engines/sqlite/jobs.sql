@@ -130,8 +130,7 @@ select
     coalesce(job.pipeline_id, :pipeline_id),
     coalesce(
         :message,
-        case when :state not in ('succeeded', 'failed') then nullif(job.cancel_reason, '') end,
-        job.message
+        case when :state in ('succeeded', 'failed') then job.message else nullif(job.cancel_reason, '') end
     ),
     :result,
     :errors,
@@ -195,7 +194,7 @@ select
     job.attempts,
     :state,
     job.pipeline_id,
-    coalesce(nullif(:message, ''), job.message),
+    coalesce(nullif(:message, ''), case when :state = 'failed' then job.message end),
     coalesce(:errors, job.errors),
     job.settled_token,
     job.settled_as,

@@ -158,8 +158,8 @@ end
 local function finish(job, state, message)
   leave(job)
   change(job, 'state', state, 'finished_at', text(now), 'lease_until', '')
-  if message then
-    change(job, 'message', message)
+  if message or state == 'cancelled' then
+    change(job, 'message', message or '')
   end
   if job.position then
     gates().end_at_gate(job, state)
