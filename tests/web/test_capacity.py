@@ -20,8 +20,8 @@ import pytest
 from dibs import Dibs
 from dibs.app.guards import StreamLimit, most_connections
 from dibs.integrations import connections
-from dibs.integrations.connections import limited_to
 from dibs.integrations.fastapi import requests
+from dibs.integrations.service import limited_to
 from tests.support.web_apps import EventReader, make_web, on_a_port
 
 TOKEN, READ_TOKEN = "t0ken-of-the-operator", "t0ken-of-a-reader"

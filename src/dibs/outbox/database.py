@@ -18,6 +18,7 @@ from dibs.engines.sqlite import file as sqlite
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.faces import Call, Calls, make, sleep
 from dibs.operations.scripts import Rows, run, run_async
+from dibs.outbox.operations import oldest
 from dibs.outbox.statements import QUOTES, Statements, TableNames
 from dibs.text import split_url, without_password
 
@@ -111,7 +112,7 @@ class OutboxDatabase:
 
     def open(self) -> Calls[None]:
         """Check that the tables can be read; on SQLite they are created."""
-        yield from self._call(_oldest)
+        yield from self._call(lambda: oldest(None))
 
     def _call(self, operation: Operation[T]) -> Calls[T]:
         attempt = Call(lambda: self._attempt(operation), lambda: self._attempt_async(operation))
@@ -313,10 +314,6 @@ def _creation(database: str, names: TableNames) -> list[str]:
     from dibs.outbox.tables import sqlite_tables
 
     return sqlite_tables(names)
-
-
-def _oldest() -> Generator[Query, Rows, None]:
-    yield Query("oldest", {"broker": None})
 
 
 def _is_unreachable(error: Exception, states: set[Any]) -> bool:

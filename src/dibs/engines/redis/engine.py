@@ -68,13 +68,7 @@ class Redis:
         self.channel = f"{self.scripts.key}:wake"
         self.pipelines = RedisPipelineAnswers(self.scripts)
         self._hints = Hints()
-        self.answers = self._all_answers()
-
-    def answer(self, step: Step) -> Answer:
-        return self.answers[step.question](**step.params)
-
-    def _all_answers(self) -> Mapping[str, Callable[..., Answer]]:
-        return {
+        self.answers: Mapping[str, Callable[..., Answer]] = {
             **{name: partial(self._read, name, reader) for name, reader in READERS.items()},
             **{name: partial(self._read_all, name, reader) for name, reader in READERS_WITH_REST.items()},
             "enqueue": self._enqueue,
@@ -108,6 +102,9 @@ class Redis:
             "arrive": self._arrive,
             "give_back": self._give_back,
         }
+
+    def answer(self, step: Step) -> Answer:
+        return self.answers[step.question](**step.params)
 
     def _read(self, question: str, reader: Reader, **given: Any) -> Answer:
         return reader((yield self.scripts.call(question, **given)))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -79,7 +80,7 @@ def distinct_states(filter: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def arriving(jobs: Sequence[StoredJob]) -> dict[str, Any]:
     """Return what the script needs to decide, and the fields of each hash; null is no field."""
-    rows = [(job.id, None if job.is_finished else job.unique_key, _fields(job)) for job in jobs]
+    rows = [(job.id, job.own_key, _fields(job)) for job in jobs]
     return {"jobs": rows, "token": max((job.token or 0 for job in jobs), default=0)}
 
 
@@ -250,10 +251,6 @@ def upcoming_rows(reply: Sequence[Any]) -> Rows:
     ]
 
 
-def _worker_rows(reply: Sequence[Sequence[str]]) -> Rows:
-    return sorted(map(_worker_row, reply), key=lambda row: str(row["name"]))
-
-
 def _worker_row(flat: Sequence[str]) -> Row:
     row: dict[str, Any] = dict(_pairs(flat))
     row |= {name: int(row[name]) for name in ("concurrency", "running")}
@@ -294,7 +291,7 @@ READERS: dict[str, Reader] = {
     "glance_at_queue": _changing_rows,
     "counts": columns(state=str, jobs=int),
     "queues": columns(name=str, state=_text_or_none, jobs=int, paused=bool, max_running=_int_or_none),
-    "workers": _worker_rows,
+    "workers": lambda reply: sorted(map(_worker_row, reply), key=itemgetter("name")),
     "schedules": columns(name=str, last_tick=time_of, revision=int, about=_text_or_none),
     "delete_schedule": one_column(name=str),
     "upcoming": upcoming_rows,

@@ -16,18 +16,20 @@ from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
 from dibs.integrations.fastapi.collections import add_pipelines, add_schedules, add_slots
 from dibs.integrations.fastapi.finding import add_bulk_acts, add_search
-from dibs.integrations.fastapi.parameters import (
+from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, check_permissions
+from dibs.integrations.fastapi.requests import (
     MOST_PER_PAGE,
     REFUSED,
     UNKNOWN,
+    BoundedRoute,
     Id,
     Limit,
     Named,
     QueueName,
     audit,
+    json,
+    problem,
 )
-from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, check_permissions
-from dibs.integrations.fastapi.requests import BoundedRoute, json, problem
 from dibs.integrations.fastapi.streams import (
     EventStream,
     FindFirst,
@@ -296,7 +298,8 @@ def add_events(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None
         fields: frozenset[str] | None = None,
         find_first: FindFirst | None = None,
     ) -> Response:
-        client = reader if isinstance(reader, str) else _network_of(request)
+        address = None if request.client is None else request.client.host
+        client = reader if isinstance(reader, str) else network_of(address)
         if (refusal := streams.refusal(client)) is not None:
             return problem(503, refusal)
         return EventStream(
@@ -414,10 +417,6 @@ def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
 def _visible(train: Train, scope: Scope) -> Train:
     """Return the train, without its head if that job is outside of the scope."""
     return train if train.head is None or scope.allows(train.head) else replace(train, head=None)
-
-
-def _network_of(request: Request) -> str:
-    return network_of(None if request.client is None else request.client.host)
 
 
 def _train(train: Train) -> dict[str, Any]:
