@@ -225,7 +225,7 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
         row["lease_until"],
         row["train"],
         row["slot"],
-        _runs_in_slot(row) if is_current is None else is_current,
+        row["slot"] is not None and row["state"] == JobState.running if is_current is None else is_current,
         row["unique_key"],
         row["pipeline_id"],
         row["parent_id"],
@@ -242,10 +242,6 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
 def progress_of(row: Mapping[str, Any]) -> float:
     """Return how far a job got; one that succeeded is all done, whatever its handler reported last."""
     return 1.0 if row["state"] == JobState.succeeded else row["progress"]
-
-
-def _runs_in_slot(row: Mapping[str, Any]) -> bool:
-    return row["slot"] is not None and row["state"] == JobState.running
 
 
 class NewJob(msgspec.Struct, frozen=True, gc=False):

@@ -80,7 +80,12 @@ class OutboxDatabase:
         sync_engine: Any = None,
         async_engine: Any = None,
     ) -> None:
-        self.statements = Statements(database, names, _creation(database, names))
+        creation: list[str] = []
+        if database == "sqlite":
+            from dibs.outbox.tables import sqlite_tables
+
+            creation = sqlite_tables(names)
+        self.statements = Statements(database, names, creation)
         self.names = names
         self._url = url if url is not None else (async_engine or sync_engine).url
         self._given = sync_engine, async_engine
@@ -306,14 +311,6 @@ class OutboxDatabase:
         if hopeless or any(str(state).startswith(postgresql.REFUSED) for state in states):
             return postgresql.refused(error, self.name)
         return None
-
-
-def _creation(database: str, names: TableNames) -> list[str]:
-    if database != "sqlite":
-        return []
-    from dibs.outbox.tables import sqlite_tables
-
-    return sqlite_tables(names)
 
 
 def _is_unreachable(error: Exception, states: set[Any]) -> bool:

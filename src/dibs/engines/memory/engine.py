@@ -31,13 +31,7 @@ _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 class Memory(MemoryMoves):
     """A store in this process, apart from all others."""
 
-    traits = Traits(
-        durable=False,
-        shared=False,
-        joins_caller=False,
-        migrates_itself=True,
-        wakes=True,
-    )
+    traits = Traits(durable=False, shared=False, migrates_itself=True, wakes=True)
 
     def __init__(self) -> None:
         super().__init__()

@@ -68,16 +68,7 @@ TOGETHER = frozenset(
 class PostgreSQL(PostgresEnqueue):
     """Row locks that are skipped, many jobs per statement, one sequence for the tokens."""
 
-    traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=True,
-        migrates_itself=False,
-        wakes=True,
-        echoes=True,
-        locks_gates=True,
-        goes_on=True,
-    )
+    traits = Traits(joins_caller=True, wakes=True, echoes=True, locks_gates=True, goes_on=True)
     may_index_args = True
 
     def __init__(self, prefix: str = "dibs") -> None:

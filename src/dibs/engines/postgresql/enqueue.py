@@ -1,5 +1,6 @@
 """How PostgreSQL stores and settles jobs that have a unique key, a train or a slot, and many plain ones."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -36,10 +37,7 @@ class PostgresEnqueue(PostgresGates):
 
     def _lock_for(self, jobs: Sequence[Values]) -> Any:
         """Lock the gates of these new jobs, and of the jobs that they may replace."""
-        places: dict[Key, int] = {}
-        for job in jobs:
-            if (key := gate_of_new(job)) is not None:
-                places[key] = places.get(key, 0) + 1
+        places = Counter(filter(None, map(gate_of_new, jobs)))
         keys = set(places)
         if replacing := [job[_UNIQUE] for job in jobs if job[_REPLACES]]:
             rows = yield Query("gates_of_keys", {"keys": replacing})
@@ -147,10 +145,7 @@ class PostgresEnqueue(PostgresGates):
         """Return (settlements applied, jobs let through, ids that wait for a locked gate)."""
         gates_of = _gates_by_settlement(settlements, children)
         keys = set().union(*gates_of.values())
-        places: dict[Key, int] = {}
-        for child in children:
-            if (key := gate_of_new(child)) is not None:
-                places[key] = places.get(key, 0) + 1
+        places = Counter(filter(None, map(gate_of_new, children)))
         waiting: set[UUID] = set()
         if patience in ("none", "wary") and keys:
             gates, taken = yield from self._lock_if_free(keys, places)

@@ -52,9 +52,6 @@ class Redis:
     """One node (or one slot of a cluster): scripts that nothing can interrupt, one counter for the tokens."""
 
     traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=False,
         migrates_itself=True,
         wakes=True,
         echoes=True,

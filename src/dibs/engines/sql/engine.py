@@ -198,13 +198,10 @@ class SqlEngine:
 
     def _blocks(self, *questions: str) -> dict[str, Answer]:
         """Return answers that are one block, of the question's name."""
-        return {question: self._block(question) for question in questions}
+        return {question: partial(self._ask, question) for question in questions}
 
-    def _block(self, name: str) -> Answer:
-        def answer(**params: Any) -> Plan:
-            return (yield Query(name, self.adapt(params)))
-
-        return answer
+    def _ask(self, block: str, **params: Any) -> Plan:
+        return (yield Query(block, self.adapt(params)))
 
     def _find(self, block: str, **filter: Any) -> Plan:
         likes = {name: self.pattern(filter[name]) for name in PATTERNS if filter[name] is not None}

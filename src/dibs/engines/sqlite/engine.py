@@ -56,13 +56,7 @@ SPELLINGS = {
 class SQLite(SqliteGates):
     """One file, one writer at a time, many processes on one machine."""
 
-    traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=True,
-        migrates_itself=True,
-        wakes=True,
-    )
+    traits = Traits(joins_caller=True, migrates_itself=True, wakes=True)
 
     readers = SQLITE_READERS
 
