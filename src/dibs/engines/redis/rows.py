@@ -11,7 +11,7 @@ import msgspec
 
 from dibs.jobs.job import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, stored_text
 from dibs.operations.minutes import MINUTE_COLUMNS
-from dibs.operations.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows, Tuples
 
 MOST_AT_ONCE = 1000  # jobs that one script stores
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,11 +62,7 @@ def new_row(job: tuple[Any, ...]) -> tuple[Any, ...]:
     return job if run_at is None else (*job[:_RUN_AT], micros(run_at), *job[_RUN_AT + 1 :])
 
 
-def settlement_rows(
-    settlements: Sequence[tuple[Any, ...]],
-    children: Sequence[tuple[Any, ...]],
-    steps: Any = (),
-) -> dict[str, Any]:
+def settlement_rows(settlements: Tuples, children: Tuples, steps: Any = ()) -> dict[str, Any]:
     """Leave `steps` out: the script reads from the jobs which of them belong to a pipeline."""
     del steps
     exact = [(id, str(token), *rest) for id, token, *rest in settlements]
@@ -137,7 +133,7 @@ _changing_rows = columns(
 )
 
 
-def stored_rows(jobs: Sequence[tuple[Any, ...]], reply: Sequence[Any]) -> Rows:
+def stored_rows(jobs: Tuples, reply: Sequence[Any]) -> Rows:
     """Read the reply to an enqueue of these jobs: the time, then what became of each."""
     now, *answers = reply
     enqueued_at = time_of(now)
@@ -239,16 +235,12 @@ def minute_rows(
 
 def upcoming_rows(reply: Sequence[Any]) -> Rows:
     overdue, ready, next_due, next_lease, now, schedules = reply
-    times = {"next_due": _time_of_score(next_due), "next_lease": _time_of_score(next_lease)}
-    return [
-        {
-            "overdue": bool(overdue),
-            "ready": bool(ready),
-            **times,
-            "schedules": int(schedules),
-            "now": time_of(now),
-        }
-    ]
+    times = {
+        "next_due": _time_of_score(next_due),
+        "next_lease": _time_of_score(next_lease),
+        "now": time_of(now),
+    }
+    return [{"overdue": bool(overdue), "ready": bool(ready), "schedules": int(schedules), **times}]
 
 
 def _worker_row(flat: Sequence[str]) -> Row:

@@ -27,7 +27,7 @@ from dibs.jobs.job import (
 )
 from dibs.jobs.states import FINISHED, JobState
 from dibs.operations.queries import PATTERNS
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Row, Rows, Step, Tuples
 
 # Seconds before each read of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
@@ -72,7 +72,7 @@ class Copy:
 
     table: str
     columns: tuple[str, ...]
-    records: Sequence[tuple[Any, ...]]
+    records: Tuples
 
 
 Plan = Generator[Query | Copy, Rows, Rows]
