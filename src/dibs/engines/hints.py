@@ -1,7 +1,7 @@
 """Hints: what an enqueue announces, how often, and to which listeners of this process."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -158,14 +158,11 @@ class Listeners:
             for worker in {row["worker"] for row in rows}:
                 self._send("" if worker is None else STOP_HINT + worker)
         elif step.question in ("settle", "exchange") and (
-            "steps" in step.params or any(map(_opens_gate, step.params["settlements"]))
+            "steps" in step.params
+            or any((one[_TRAIN], one[_SLOT]) != (None, None) for one in step.params["settlements"])
         ):
             self._send("")
 
     def _send(self, hint: str) -> None:
         for hear in list(self._hear):
             hear(hint)
-
-
-def _opens_gate(settlement: Sequence[Any]) -> bool:
-    return settlement[_TRAIN] is not None or settlement[_SLOT] is not None

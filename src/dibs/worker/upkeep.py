@@ -56,7 +56,7 @@ def _own_version() -> str | None:
 
 @dataclass(eq=False)
 class Upkeep:
-    """The parts of an upkeep round, in their order: `report`, `sweep`, `enqueue_ticks`, `finish`."""
+    """The parts of an upkeep round, in their order: `report`, `sweep`, `schedules.enqueue_due`, `finish`."""
 
     _core: AppState
     _name: str
@@ -68,7 +68,7 @@ class Upkeep:
     _reported_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._schedules = ScheduleTicks(self._core)
+        self.schedules = ScheduleTicks(self._core)
         self._rare = RareUpkeep(self._core)
         self._unknown_kinds = UnknownKinds()
 
@@ -95,10 +95,6 @@ class Upkeep:
         """Stage due jobs and take back jobs with leases that ran out; return what callbacks should know."""
         swept = await self._core.store.run_async(lambda _: upkeep.sweep())
         return swept_events(self._core.swept(swept))
-
-    async def enqueue_ticks(self, upcoming: Upcoming) -> bool:
-        """Enqueue the jobs of schedules that are due; return whether there were any."""
-        return await self._schedules.enqueue_due(upcoming)
 
     async def finish(self, upcoming: Upcoming, *, is_idle: bool) -> bool:
         """Do the rare parts, and set the time of the next round; an idle worker names kinds it can't run.
@@ -136,7 +132,7 @@ class Upkeep:
         # With a round as often as the shortest lease, a worker is there when any lease ends.
         shortest_lease = min([USUAL_LEASE, *self._core.registry.leases.values()]) / SECOND
         poll = min(self._listener.poll(self._core.settings.poll), shortest_lease)
-        wait = min(poll, self._schedules.seconds(upcoming.now), self._rare.seconds(now))
+        wait = min(poll, self.schedules.seconds(upcoming.now), self._rare.seconds(now))
         if upcoming.seconds is not None:
             wait = min(wait, max(upcoming.seconds, SOON if upcoming.overdue else 0.005))
         if wait < poll:

@@ -124,7 +124,10 @@ class PostgresEnqueue(PostgresGates):
         """Store many plain jobs by a bulk load."""
         [clock] = yield Query("now", {})
         now = clock["now"]
-        records = [(*_without_times(job), "ready", now, now) for job in jobs]
+        records = [
+            (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN], "ready", now, now)
+            for job in jobs
+        ]
         yield Copy("dibs_jobs", (*_COPIED, "state", "run_at", "enqueued_at"), records)
         yield from self._wake(self._hints.due(jobs, always=True))
         return [{"is_new": True, "state": "ready", "run_at": now, "enqueued_at": now}] * len(jobs)
@@ -207,10 +210,6 @@ def is_bare(job: Values) -> bool:
 def is_plain(job: Values) -> bool:
     """Return whether it is bare, and due at once."""
     return job[_RUN_AT] is None and not job[_DELAY] and is_bare(job)
-
-
-def _without_times(job: Values) -> Values:
-    return (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN])
 
 
 def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[list[Values], list[Values]]:

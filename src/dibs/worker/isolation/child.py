@@ -219,15 +219,13 @@ class IsolatedRunner:
                     with suppress(InvalidStateError):  # the request may have been cancelled
                         self._requested.popleft().set_result(message)
                 case protocol.StopReason():
-                    self._note_stop(message)
+                    if (held := self._held) is not None:
+                        held.lost, held.cancel_reason = message.lost, message.cancel_reason
+                        held.timed_out = message.timed_out
                 case _:
                     self._jobs.put(None)
                     return
         end_group()
-
-    def _note_stop(self, stop: protocol.StopReason) -> None:
-        if (held := self._held) is not None:
-            held.cancel_reason, held.timed_out, held.lost = stop.cancel_reason, stop.timed_out, stop.lost
 
     def _stop(self, _: int, __: object) -> None:
         self._stopping = True
