@@ -37,8 +37,8 @@ from dibs import BadRequest, Context, Dibs, NewJob, UnsupportedConnection, Worke
 from dibs.engines.sql.blocks import schema_version
 from dibs.integrations.django import app, store
 from dibs.integrations.django.backend import DibsBackend, dibs_backends
-from dibs.integrations.django.database_url import server_url
 from dibs.integrations.django.management.commands import dibs as command
+from dibs.integrations.django.store import server_url
 from dibs.settings import read_settings
 from dibs.testing.sync import run_pending
 from tests.support import django_project, django_shop, pythons

@@ -19,9 +19,9 @@ import pytest
 
 from dibs import Dibs
 from dibs.app.guards import StreamLimit, most_connections
-from dibs.integrations import connections
-from dibs.integrations.connections import limited_to
+from dibs.integrations import service as service_module
 from dibs.integrations.fastapi import requests
+from dibs.integrations.service import limited_to
 from tests.support.web_apps import EventReader, make_web, on_a_port
 
 TOKEN, READ_TOKEN = "t0ken-of-the-operator", "t0ken-of-a-reader"
@@ -44,8 +44,8 @@ def connected(port: int, said: bytes = b"") -> socket.socket:
     ids=["nothing", "half a head", "half a body"],
 )
 def test_a_request_that_takes_too_long_ends(app: Dibs, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_LIMIT", 0.3)
-    monkeypatch.setattr(connections, "BODY_LIMIT", 0.3)
+    monkeypatch.setattr(service_module, "HEAD_LIMIT", 0.3)
+    monkeypatch.setattr(service_module, "BODY_LIMIT", 0.3)
 
     with on_a_port(make_web(app), http=limited_to(50)) as port, connected(port, said) as client:
         assert ended(client)
@@ -67,7 +67,7 @@ def test_the_routes_mind_the_time_of_a_body_on_any_server(app: Dibs, monkeypatch
 
 
 def test_requests_on_one_connection_have_a_deadline_each(app: Dibs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_LIMIT", 0.5)
+    monkeypatch.setattr(service_module, "HEAD_LIMIT", 0.5)
 
     with on_a_port(make_web(app), http=limited_to(50)) as port:
         asking = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

@@ -31,7 +31,11 @@ def file(examined: StoreFacts) -> Iterator[Finding]:
             f"{path} is on a network file system ({kind}): its locks can't be trusted and jobs may be lost",
             "move it to a local disk, or use a server",
         )
-    yield from _room(examined)
+    if (room := examined.number("disk", "free bytes")) is not None and room < LITTLE_ROOM:
+        yield warning("file", f"only {spoken_size(room)} are left on its disk", "make room")
+    if (log := examined.number("file", "log bytes") or 0) >= LONG_LOG:
+        sentence = f"its log has grown to {spoken_size(log)}: a transaction has been open for too long"
+        yield warning("file", sentence, "find the program that leaves a transaction open")
     size = examined.number("file", "bytes") or 0
     free, pages = examined.number("pages", "free") or 0, examined.number("pages", "all") or 1
     if size >= BIG_FILE and free > pages / 2:
@@ -42,18 +46,6 @@ def file(examined: StoreFacts) -> Iterator[Finding]:
         )
     if kind not in NETWORK:
         yield ok("file", f"{path}, {spoken_size(size)}, on {kind}")
-
-
-def _room(examined: StoreFacts) -> Iterator[Finding]:
-    free, log = examined.number("disk", "free bytes"), examined.number("file", "log bytes") or 0
-    if free is not None and free < LITTLE_ROOM:
-        yield warning("file", f"only {spoken_size(free)} are left on its disk", "make room")
-    if log >= LONG_LOG:
-        yield warning(
-            "file",
-            f"its log has grown to {spoken_size(log)}: a transaction has been open for too long",
-            "find the program that leaves a transaction open",
-        )
 
 
 def memory(examined: StoreFacts) -> Iterator[Finding]:
@@ -104,7 +96,11 @@ def connections(examined: StoreFacts) -> Iterator[Finding]:
 
 def held_back(examined: StoreFacts) -> Iterator[Finding]:
     """Yield what keeps dead rows from being removed."""
-    found = [*_open_for_long(examined), *_old_slots(examined)]
+    found = [*_open_for_long(examined)]
+    for name, value in examined.about("slot"):
+        if (behind := float(value or 0)) >= OLD_SLOT:
+            sentence = f"the replication slot {name} holds back dead rows of {behind:,.0f} transactions"
+            found.append(warning("transactions", sentence, "let its standby catch up, or drop the slot"))
     if privilege := examined.facts.get(("unseen", "transactions")):
         sentence = f"transactions of others can't be seen without {privilege}"
         found.append(note("transactions", sentence, "grant it to the user of `dibs doctor`"))
@@ -130,16 +126,6 @@ def _open_for_long(examined: StoreFacts) -> Iterator[Finding]:
                     "dead rows can't be removed, which slows claims down",
                     advice,
                 )
-
-
-def _old_slots(examined: StoreFacts) -> Iterator[Finding]:
-    for name, value in examined.about("slot"):
-        if float(value or 0) >= OLD_SLOT:
-            yield warning(
-                "transactions",
-                f"the replication slot {name} holds back dead rows of {float(value or 0):,.0f} transactions",
-                "let its standby catch up, or drop the slot",
-            )
 
 
 def tables(examined: StoreFacts) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Hints: what an enqueue announces, how often, and to which listeners of this process."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -9,7 +9,7 @@ from uuid import UUID
 from dibs.clock import monotonic
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.questions import SETTLEMENT_COLUMNS, STOP_HINT
-from dibs.operations.scripts import Rows, Step
+from dibs.operations.scripts import Rows, Step, Tuples
 
 _ID, _KIND, _QUEUE, _PRIORITY, _RUN_AT, _DELAY = (
     NEW_JOB_COLUMNS.index(name) for name in ("id", "kind", "queue", "priority", "run_at", "delay")
@@ -53,7 +53,7 @@ def read_hint(text: str) -> Hint:
     return Hint(queue, kind, int(priority), UUID(id))
 
 
-def hints_for(jobs: Sequence[tuple[Any, ...]]) -> dict[str, str]:
+def hints_for(jobs: Tuples) -> dict[str, str]:
     """Return one hint per queue of these jobs, which are rows of `NEW_JOB_COLUMNS`."""
     kinds: dict[str, set[str]] = {}
     for job in jobs:
@@ -73,7 +73,7 @@ class Hints:
         self._naming = naming
         self._paces: dict[tuple[str, str, int], Pace] = {}
 
-    def due(self, jobs: Sequence[tuple[Any, ...]], *, always: bool = False) -> list[str]:
+    def due(self, jobs: Tuples, *, always: bool = False) -> list[str]:
         now = monotonic()
         first_of = {job[_QUEUE]: job for job in reversed(jobs)}
         hints = hints_for(jobs)
@@ -158,14 +158,11 @@ class Listeners:
             for worker in {row["worker"] for row in rows}:
                 self._send("" if worker is None else STOP_HINT + worker)
         elif step.question in ("settle", "exchange") and (
-            "steps" in step.params or any(map(_opens_gate, step.params["settlements"]))
+            "steps" in step.params
+            or any((one[_TRAIN], one[_SLOT]) != (None, None) for one in step.params["settlements"])
         ):
             self._send("")
 
     def _send(self, hint: str) -> None:
         for hear in list(self._hear):
             hear(hint)
-
-
-def _opens_gate(settlement: Sequence[Any]) -> bool:
-    return settlement[_TRAIN] is not None or settlement[_SLOT] is not None

@@ -161,14 +161,11 @@ def _lock(operations: Operations, dialect: Dialect) -> tuple[str, str | None]:
     if dialect.name == "mysql":
         lock = f"concat(database(), '.{dialect.rename('dibs_migrate')}')"
         return f"do get_lock({lock}, 60)", f"do release_lock({lock})"
-    if operations.get_context().as_sql or _has_begun(operations.get_bind()):
+    bound: Any = operations.get_bind()
+    if operations.get_context().as_sql or bound.connection.driver_connection.in_transaction:
         return "savepoint dibs_migrate", "release dibs_migrate"
     # The driver would begin late, and a reader that turns writer is refused while workers write.
     return "begin immediate", None
-
-
-def _has_begun(connection: Any) -> bool:
-    return bool(connection.connection.driver_connection.in_transaction)
 
 
 def _execute(operations: Operations, statement: str) -> None:

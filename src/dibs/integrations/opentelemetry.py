@@ -63,7 +63,8 @@ def instrument(
         **{field.name: getattr(untraced, field.name) for field in fields(untraced)}
     )
     core.around = lambda job: running(job, tracer, core.registry.options(job.kind).retry)
-    _trace_enqueue(app, tracer)
+    for face in (app, app.sync):  # their class and other apps stay as they are
+        face._enqueue = _traced(tracer, face._enqueue)  # type: ignore[assignment,method-assign]
     stop_measuring = core.events.subscribe(
         JobInstruments(metrics.get_meter("dibs", meter_provider=meter_provider)), NAMES
     )
@@ -77,12 +78,6 @@ def instrument(
 
 
 # -- Spans --------------------------------------------------------------------------------------
-
-
-def _trace_enqueue(app: Dibs, tracer: trace.Tracer) -> None:
-    """Put a span around enqueue of both faces of this app; the class and other apps stay as they are."""
-    for face in (app, app.sync):
-        face._enqueue = _traced(tracer, face._enqueue)  # type: ignore[assignment,method-assign]
 
 
 def _traced(tracer: trace.Tracer, enqueue: _Enqueue) -> _Enqueue:

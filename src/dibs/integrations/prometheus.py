@@ -178,6 +178,7 @@ def _outbox_lines(standings: Iterable[Standing]) -> Iterator[str]:
 # -- the text format -----------------------------------------------------------------------------
 
 
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _SAMPLE = re.compile(r"^(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
 
 
@@ -250,9 +251,5 @@ def _head(name: str, sort: str, help: str) -> Iterator[str]:
 
 
 def _labels(labels: Labels) -> str:
-    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    inner = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels)
     return f"{{{inner}}}" if inner else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,18 +1,22 @@
 """The web app of `dibs serve`: the routes of `dibs.integrations.fastapi` behind tokens, safe on a network."""
 
+import asyncio
 import base64
 import binascii
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dibs.app.dibs import Dibs
 from dibs.app.guards import REFUSAL, Throttle, is_cross_site, is_same
@@ -167,14 +171,12 @@ class SecurityMiddleware:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         # Health checks use an address that could not be listed before.
-        if not self._is_listed(host) and scope["path"] != "/healthz":
+        is_listed = "*" in self._hosts or (_name(host) or "").lower() in self._hosts
+        if not is_listed and scope["path"] != "/healthz":
             return 400, f"this service is not known as {host!r}; start it with --allow-host to change that"
         if is_cross_site(scope["method"], headers):
             return 403, REFUSAL
         return None
-
-    def _is_listed(self, host: str) -> bool:
-        return "*" in self._hosts or (_name(host) or "").lower() in self._hosts
 
 
 def _name(host: str) -> str | None:
@@ -182,3 +184,52 @@ def _name(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
+
+
+# -- connections: requests have to arrive in time, and there is always one for the operator -------
+
+HEAD_LIMIT = 10.0  # seconds
+BODY_LIMIT = 30.0
+
+
+def limited_to(most: int) -> type[H11Protocol]:
+    """Return a class of connections; of more than these, the one that waited longest for a request ends."""
+    waiting: OrderedDict[H11Protocol, None] = OrderedDict()
+
+    class LimitedConnection(H11Protocol):
+        """A connection with a deadline for each head and each body."""
+
+        _phase: Any = None
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._note_phase()
+            if len(self.connections) > most:
+                next(iter(waiting), self).transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._enter(None)
+            super().connection_lost(exc)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._note_phase()
+
+        def _note_phase(self) -> None:
+            if self.transport.is_closing():
+                self._enter(None)
+            elif self.conn.their_state is not self._phase:
+                self._enter(self.conn.their_state)
+
+        def _enter(self, phase: Any) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._phase, self._deadline = phase, None
+            waiting.pop(self, None)
+            if phase in (h11.IDLE, h11.SEND_BODY):
+                waiting[self] = None
+                seconds = HEAD_LIMIT if phase is h11.IDLE else BODY_LIMIT
+                self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    return LimitedConnection

@@ -326,7 +326,7 @@ def _models(start: str) -> Models:
             return f"<{' '.join([type(self).__name__, *words])}>"
 
     for name in ("before_insert", "before_update", "before_delete"):
-        event.listen(Base, name, _refuse_flush, propagate=True)
+        event.listen(Base, name, lambda _, __, made: _refuse(type(made).__name__), propagate=True)
 
     def model(name: str, columns: type, selected: Any, table: str) -> Any:
         rows = selected.subquery(f"{start}_{table}_read_only")
@@ -357,10 +357,6 @@ def _sql_type(mapped: Any) -> Any:
     [hint] = get_args(mapped)
     plain = [each for each in get_args(hint) if each is not type(None)] if isinstance(hint, UnionType) else []
     return SQL_TYPES.get(plain[0] if plain else hint, JsonText)
-
-
-def _refuse_flush(_: Any, __: Any, target: Any) -> NoReturn:
-    _refuse(type(target).__name__)
 
 
 def _refuse(name: str) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any, Self, get_args, get_type_hints
 from uuid import UUID
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from dibs.errors import BadRequest
 from dibs.jobs.ids import new_id
@@ -131,6 +131,11 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unkn
     def is_finished(self) -> bool:
         return self.state in FINISHED
 
+    @property
+    def own_key(self) -> str | None:
+        """The unique key that it needs for itself; one that has finished needs none."""
+        return None if self.is_finished else self.unique_key
+
 
 # Each column that a store keeps, with the type of its values where it has one.
 STORED_TYPES: dict[str, type] = {
@@ -150,6 +155,41 @@ def stored_text(row: Mapping[str, Any]) -> str:
 def read_stored(text: str) -> StoredJob:
     return _read_stored(text)
 
+
+# -- Jobs that come from another store: which are new, and the position of each in its train ---------
+
+
+def sorted_out(
+    jobs: Sequence[StoredJob], holders: dict[Any, UUID]
+) -> tuple[list[dict[str, Any]], list[StoredJob]]:
+    """Return (an answer for each, the new ones); `holders` are the jobs that have an id or a key."""
+    answers, new = [], []
+    for job in jobs:
+        holder = holders.get(job.id) or holders.get(job.own_key)
+        answers.append({"id": job.id, "holder": holder or job.id, "is_new": holder is None})
+        if holder is None:
+            new.append(job)
+            holders |= {job.id: job.id} | ({} if job.own_key is None else {job.own_key: job.id})
+    return answers, new
+
+
+def by_train(jobs: Iterable[StoredJob]) -> dict[str, list[StoredJob]]:
+    """Return the jobs that wait in trains, of each train in the order of their positions."""
+    trains: dict[str, list[StoredJob]] = {}
+    for job in sorted(jobs, key=lambda job: job.position or 0):
+        if job.is_gated and job.train is not None and job.position is not None:
+            trains.setdefault(job.train, []).append(job)
+    return trains
+
+
+def placed(jobs: Sequence[StoredJob], last: Mapping[str, int]) -> list[StoredJob]:
+    """Return the jobs; on these trains behind the last position, in the order of their old ones."""
+    coming = {name: waiting for name, waiting in by_train(jobs).items() if name in last}
+    places = {job.id: last[name] + nth for name in coming for nth, job in enumerate(coming[name], 1)}
+    return [replace(job, position=places.get(job.id, job.position)) for job in jobs]
+
+
+# -- New jobs -------------------------------------------------------------------------------------
 
 # What an enqueue sends to the store for each job, in this order.
 NEW_JOB_COLUMNS = (
@@ -185,7 +225,7 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
         row["lease_until"],
         row["train"],
         row["slot"],
-        _runs_in_slot(row) if is_current is None else is_current,
+        row["slot"] is not None and row["state"] == JobState.running if is_current is None else is_current,
         row["unique_key"],
         row["pipeline_id"],
         row["parent_id"],
@@ -202,10 +242,6 @@ def job_from_row(row: Mapping[str, Any], *, is_new: bool = False, is_current: bo
 def progress_of(row: Mapping[str, Any]) -> float:
     """Return how far a job got; one that succeeded is all done, whatever its handler reported last."""
     return 1.0 if row["state"] == JobState.succeeded else row["progress"]
-
-
-def _runs_in_slot(row: Mapping[str, Any]) -> bool:
-    return row["slot"] is not None and row["state"] == JobState.running
 
 
 class NewJob(msgspec.Struct, frozen=True, gc=False):

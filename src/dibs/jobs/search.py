@@ -153,14 +153,10 @@ def _words(text: str) -> Iterator[tuple[str, Value]]:
         name, quoted, bare = match["name"], match["quoted"], match["bare"]
         if quoted is None and bare.startswith('"'):
             raise BadRequest(f"q has a quote that is not closed, or not followed by a space: {bare}")
-        value = Value(bare) if quoted is None else Value(_unquoted(quoted), exact=True)
+        value = Value(bare) if quoted is None else Value(_ESCAPE.sub(r"\1", quoted[1:-1]), exact=True)
         if not value.text:
             raise BadRequest(f"q has no value after {name}: …" if name else "q has an empty word")
         yield name or "", value
-
-
-def _unquoted(text: str) -> str:
-    return _ESCAPE.sub(r"\1", text[1:-1])
 
 
 class _Reader:

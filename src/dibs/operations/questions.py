@@ -208,15 +208,15 @@ class Cursor(NamedTuple):
 class Traits:
     """What an engine can promise: tests and docs use these, never its name. Example: `app.traits.durable`"""
 
-    durable: bool
+    durable: bool = True
     """What was acknowledged survives the end of this process."""
-    shared: bool
+    shared: bool = True
     """Several processes may work on it."""
-    joins_caller: bool
+    joins_caller: bool = False
     """`within=` works: jobs live and die with the caller's transaction."""
-    migrates_itself: bool
+    migrates_itself: bool = False
     """No `dibs migrate` needed before the first use."""
-    wakes: bool
+    wakes: bool = False
     """`Store.listen` receives hints of new jobs, so that an idle worker need not poll for them."""
     echoes: bool = False
     """A worker's tick comes back to its own listener; if it does not, no hint arrives."""

@@ -12,6 +12,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
+Tuples = Sequence[tuple[Any, ...]]  # new jobs or settlements, each in the order of its columns
 
 
 @dataclass(frozen=True, slots=True)

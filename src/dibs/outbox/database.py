@@ -18,6 +18,7 @@ from dibs.engines.sqlite import file as sqlite
 from dibs.errors import BadRequest, SchemaOutdated, StoreUnavailable, UnknownEngine
 from dibs.faces import Call, Calls, make, sleep
 from dibs.operations.scripts import Rows, run, run_async
+from dibs.outbox.operations import oldest
 from dibs.outbox.statements import QUOTES, Statements, TableNames
 from dibs.text import split_url, without_password
 
@@ -79,7 +80,12 @@ class OutboxDatabase:
         sync_engine: Any = None,
         async_engine: Any = None,
     ) -> None:
-        self.statements = Statements(database, names, _creation(database, names))
+        creation: list[str] = []
+        if database == "sqlite":
+            from dibs.outbox.tables import sqlite_tables
+
+            creation = sqlite_tables(names)
+        self.statements = Statements(database, names, creation)
         self.names = names
         self._url = url if url is not None else (async_engine or sync_engine).url
         self._given = sync_engine, async_engine
@@ -111,7 +117,7 @@ class OutboxDatabase:
 
     def open(self) -> Calls[None]:
         """Check that the tables can be read; on SQLite they are created."""
-        yield from self._call(_oldest)
+        yield from self._call(lambda: oldest(None))
 
     def _call(self, operation: Operation[T]) -> Calls[T]:
         attempt = Call(lambda: self._attempt(operation), lambda: self._attempt_async(operation))
@@ -305,18 +311,6 @@ class OutboxDatabase:
         if hopeless or any(str(state).startswith(postgresql.REFUSED) for state in states):
             return postgresql.refused(error, self.name)
         return None
-
-
-def _creation(database: str, names: TableNames) -> list[str]:
-    if database != "sqlite":
-        return []
-    from dibs.outbox.tables import sqlite_tables
-
-    return sqlite_tables(names)
-
-
-def _oldest() -> Generator[Query, Rows, None]:
-    yield Query("oldest", {"broker": None})
 
 
 def _is_unreachable(error: Exception, states: set[Any]) -> bool:

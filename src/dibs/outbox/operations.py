@@ -58,21 +58,17 @@ def claim(statements: Statements, request: BatchRequest) -> Script[ClaimedBatch]
     """Claim the oldest messages of keys that no relay holds, several of one key in a row if there is room."""
     if request.limit <= 0:
         return ClaimedBatch([], [])
-    brokers = [request.broker] if request.broker is not None else (yield from _open_brokers())
+    open_brokers = [{"broker": request.broker}] if request.broker else (yield Query("brokers", {}))
     rows: list[Row] = []
-    for broker in brokers:
+    for row in open_brokers:
         if len(rows) < request.limit:
-            one = replace(request, broker=broker, limit=request.limit - len(rows))
+            one = replace(request, broker=row["broker"], limit=request.limit - len(rows))
             rows += yield from _claim_for_broker(statements, one)
     claimed = [message(row) for row in sorted(rows, key=itemgetter("position"))]
     return ClaimedBatch(
         [one for one in claimed if one.status == Status.processing],
         [one for one in claimed if one.status == Status.abandoned],
     )
-
-
-def _open_brokers() -> Script[list[str]]:
-    return [row["broker"] for row in (yield Query("brokers", {}))]
 
 
 def _claim_for_broker(statements: Statements, request: BatchRequest) -> Script[list[Row]]:

@@ -32,9 +32,6 @@ from dibs.settings import Duration, lease_micros, span
 if TYPE_CHECKING:
     from sqlalchemy import MetaData, Table
 
-if TYPE_CHECKING:
-    from sqlalchemy import MetaData, Table
-
 DEFAULT_BROKER = "default"
 DEFAULT_RETRY = Retry.exponential(base=2, cap=300, jitter=0.1)
 DEFAULT_ATTEMPTS = 10

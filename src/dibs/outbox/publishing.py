@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from dibs.clock import SECOND, monotonic
@@ -25,36 +26,25 @@ TRY_AGAIN = 0.5  # seconds between two tries to reach the database
 MARGIN = 0.1  # the last part of the lock, in which nothing more is sent
 
 
+@dataclass(slots=True, eq=False)
 class BatchPublisher:
     """The messages that one relay holds for one broker, and what became of each."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        broker: Broker,
-        messages: Sequence[Message],
-        *,
-        held_since: float,
-        lock: float,
-        timeout: float,
-        pause: Callable[[], float],
-        is_over: Callable[[], bool],
-    ) -> None:
-        self.messages = messages
-        self.outage: BrokerUnavailable | None = None
-        self.due: list[float] = []
-        self._outbox = outbox
-        self._broker = broker
-        self._lock = lock
-        self._timeout = timeout
-        self._pause = pause
-        self._is_over = is_over
-        self._renewed = held_since
-        self._published: list[Message] = []
-        self._took: dict[int, float] = {}
-        self._settled: set[int] = set()
-        self._lost: set[int] = set()
-        self._deadlines: set[PublishDeadline] = set()
+    outbox: Outbox
+    broker: Broker
+    messages: Sequence[Message]
+    held_since: float
+    lock: float
+    timeout: float
+    pause: Callable[[], float]
+    is_over: Callable[[], bool]
+    outage: BrokerUnavailable | None = None
+    due: list[float] = field(default_factory=list)
+    _published: list[Message] = field(default_factory=list)
+    _took: dict[int, float] = field(default_factory=dict)
+    _settled: set[int] = field(default_factory=set)
+    _lost: set[int] = field(default_factory=set)
+    _deadlines: "set[PublishDeadline]" = field(default_factory=set)
 
     async def publish(self) -> None:
         """Publish as many as possible until `is_over`, and mark or release them all."""
@@ -92,15 +82,15 @@ class BatchPublisher:
 
     def _may_publish(self, message: Message) -> bool:
         gone = message.position in self._lost
-        return not gone and self.outage is None and not self._is_over() and self._time_left() > 0
+        return not gone and self.outage is None and not self.is_over() and self._time_left() > 0
 
     async def _publish_one(self, message: Message) -> bool:
         began = monotonic()
-        deadline = PublishDeadline(began + self._timeout)
+        deadline = PublishDeadline(began + self.timeout)
         try:
             async with deadline.timeout:
                 with self._within_lock(deadline):
-                    await self._broker.publish(message)
+                    await self.broker.publish(message)
         except BrokerUnavailable as error:
             self.outage = error
             return False
@@ -123,22 +113,22 @@ class BatchPublisher:
             self._deadlines.remove(deadline)
 
     def _time_left(self) -> float:
-        return self._renewed + self._lock * (1 - MARGIN) - monotonic()
+        return self.held_since + self.lock * (1 - MARGIN) - monotonic()
 
     # -- renewing and marking --------------------------------------------------------------------
 
     async def _keep_locks(self) -> None:
         while True:
-            await asyncio.sleep(min(FLUSH_EVERY, self._lock / 3))
+            await asyncio.sleep(min(FLUSH_EVERY, self.lock / 3))
             with suppress(StoreUnavailable):  # tried again until `_time_left` is 0
                 await self._flush()
-                if monotonic() - self._renewed > self._lock / 3:
+                if monotonic() - self.held_since > self.lock / 3:
                     await self._renew()
 
     async def _renew(self) -> None:
         asked_at, held = monotonic(), self._held()
-        lost = await self._run(partial(operations.renew, held, lease_micros(self._lock)))
-        self._renewed = asked_at
+        lost = await self._run(partial(operations.renew, held, lease_micros(self.lock)))
+        self.held_since = asked_at
         for deadline in self._deadlines:
             deadline.reschedule(self._time_left())
         self._lose(lost)
@@ -157,10 +147,10 @@ class BatchPublisher:
         self._lose(lost)
         gone = {one.position for one in lost}
         ours = [one for one in done if one.position not in gone]
-        self._outbox.events.published(ours, [self._took[one.position] for one in ours])
+        self.outbox.events.published(ours, [self._took[one.position] for one in ours])
 
     async def _fail(self, message: Message, error: str) -> None:
-        status, delay = after_failure(message, self._outbox._retry, random.random())  # noqa: S311
+        status, delay = after_failure(message, self.outbox._retry, random.random())  # noqa: S311
         failed = partial(operations.mark_failed, [message], status=status, delay=delay, error=error)
         lost = await self._run(failed)
         self._settle([message])
@@ -168,10 +158,10 @@ class BatchPublisher:
         if lost:
             return
         if status == Status.abandoned:
-            self._outbox.events.abandoned([message], error)
+            self.outbox.events.abandoned([message], error)
         else:
             self.due.append(monotonic() + delay / SECOND)
-            self._outbox.events.failed([message], error, delay / SECOND)
+            self.outbox.events.failed([message], error, delay / SECOND)
 
     async def _give_back(self) -> None:
         """Release what was not published, with its attempt; note the error if the broker is away."""
@@ -181,7 +171,7 @@ class BatchPublisher:
         if self.outage is None:
             self._lose(await self._run(partial(operations.release, left)))
             return
-        pause = self._pause()
+        pause = self.pause()
         delay, error = round(pause * SECOND), str(self.outage)
         refund = partial(
             operations.mark_failed, left, status=Status.failed, delay=delay, error=error, refund=True
@@ -198,13 +188,13 @@ class BatchPublisher:
 
     def _lose(self, lost: Sequence[Message]) -> None:
         self._lost |= {one.position for one in lost}
-        self._outbox.events.lost(lost)
+        self.outbox.events.lost(lost)
 
     async def _run(self, operation: Operation[list[Message]]) -> list[Message]:
         """Run an operation; while the locks hold, try again if the database is away."""
         while True:
             try:
-                return await self._outbox._database.run_async(operation)
+                return await self.outbox._database.run_async(operation)
             except StoreUnavailable:
                 if self._time_left() <= 0:
                     raise

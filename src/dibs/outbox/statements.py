@@ -141,20 +141,13 @@ class Statements:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _spell(self, text: str) -> str:
-        spellings = {**COMMON, **SPELLINGS[self.database], **self._spelled_names()}
+        tables = {"outbox": self.names.outbox, "inbox": self.names.inbox, "master": "sqlite_master"}
+        names = {"name": self.names.outbox, "inbox_name": self.names.inbox, "channel": self.channel}
+        spelled = {word: self._table(name) for word, name in tables.items()}
+        spellings = {**COMMON, **SPELLINGS[self.database], **spelled, **names}
         while _SPELLING.search(text):
             text = _SPELLING.sub(lambda match: _spelled(spellings, match[1], match[2]), text)
         return text
-
-    def _spelled_names(self) -> dict[str, str]:
-        return {
-            "outbox": self._table(self.names.outbox),
-            "inbox": self._table(self.names.inbox),
-            "master": self._table("sqlite_master"),
-            "name": self.names.outbox,
-            "inbox_name": self.names.inbox,
-            "channel": self.channel,
-        }
 
     def _table(self, name: str) -> str:
         quote = QUOTES[self.database]

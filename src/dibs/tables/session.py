@@ -76,15 +76,10 @@ def claim_session(
         with _autocommit(bind) if autocommit else nullcontext(), _kept_fresh(given):
             yield ClaimSession(given, target, {})
     else:
-        _know_the_server(bind)
+        if bind.dialect.server_version_info is None:  # an engine learns it with its first connection
+            bind.connect().close()
         with _kept_fresh(given):
             yield ClaimSession(given, target, {"isolation_level": AUTOCOMMIT} if autocommit else {})
-
-
-def _know_the_server(engine: Engine) -> None:
-    """Connect once if needed: an engine learns the version of its server with its first connection."""
-    if engine.dialect.server_version_info is None:
-        engine.connect().close()
 
 
 def _refuse_transaction(connection: Connection) -> None:

@@ -85,9 +85,6 @@ class _Wanted:
             return [line for key in expected for line in _difference(f"{name}.{key}", expected, actual, key)]
         return [] if expected == actual else [f"{name} is {actual!r}, not {expected!r}"]
 
-    def nearness(self, job: Job) -> tuple[bool, int]:
-        return job.kind != self.kind, len(self.differences(job))
-
 
 def _difference(what: str, expected: Mapping[str, Any], actual: Mapping[str, Any], key: str) -> list[str]:
     if key not in actual:
@@ -102,7 +99,7 @@ def _instead(core: AppState, wanted: _Wanted, jobs: list[Job]) -> str:
     hint = f"There is no kind {wanted.kind!r} here; did you mean {like[0]!r}?\n" if like else ""
     if not jobs:
         return f"{hint}Nothing was enqueued at all."
-    near = sorted(jobs, key=wanted.nearness)
+    near = sorted(jobs, key=lambda job: (job.kind != wanted.kind, len(wanted.differences(job))))
     return f"{hint}What was enqueued, the nearest first:\n{_listed(wanted, near)}"
 
 

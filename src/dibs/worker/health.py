@@ -87,7 +87,10 @@ class WorkerHealth:
             self._failures += 1
             log.info("the worker keeps trying: %s", error)
             return  # the store is there, and the call has waited long enough for the lock
-        self._note_failure(error)
+        self._failures += 1
+        if self._error is None:
+            self._lost_at = monotonic()
+        self._error = str(error)
         if until_idle and self._lost_for() > LONGEST_ABSENCE:
             raise error
         if isinstance(error, StoreRefused) and not self._was_reached:
@@ -97,12 +100,6 @@ class WorkerHealth:
             log.warning("the worker %s and keeps trying: %s", what, error)
         pause = min(0.1 * 2 ** min(self._failures, 10), LONGEST_BACK_OFF)
         await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-
-    def _note_failure(self, error: StoreUnavailable) -> None:
-        self._failures += 1
-        if self._error is None:
-            self._lost_at = monotonic()
-        self._error = str(error)
 
     def _lost_for(self) -> float:
         return 0.0 if self._error is None else monotonic() - self._lost_at

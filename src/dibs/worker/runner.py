@@ -118,7 +118,9 @@ class Runner:
         try:
             one = await self._attempt(held)
         except asyncio.CancelledError:
-            one = held.settled_by(Released() if self._was_asked(held) else held.raised(CANCELLED_ITSELF))
+            stops = self._state.is_ending or held.stopping or held.lost
+            was_asked = stops or held.cancel_reason is not None  # if not, the handler's own code did it
+            one = held.settled_by(Released() if was_asked else held.raised(CANCELLED_ITSELF))
         except KeyboardInterrupt as error:
             if self._state.is_ending or lifespan.may_raise_interrupt():
                 raise
@@ -132,10 +134,6 @@ class Runner:
             await self._settlements.completions.add(held, one)
         else:
             self._settlements.add(held, one)
-
-    def _was_asked(self, held: ClaimState) -> bool:
-        """Return whether the worker cancelled this handler; if not, its own code did."""
-        return self._state.is_ending or held.stopping or held.lost or held.cancel_reason is not None
 
     async def _attempt(self, held: ClaimState) -> SettleRequest:
         task = self._core.registry.tasks[held.job.kind]

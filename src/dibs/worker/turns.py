@@ -8,6 +8,7 @@ room has two turns under way, so that its handlers run while the store is at wor
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from dibs.engines.hints import Hint
 from dibs.engines.store import Store
@@ -24,28 +25,19 @@ MOST_TURNS = 2  # under way at a time
 WORTH_A_SECOND = 50  # jobs: with fewer, a second turn would only split what one can settle and claim
 
 
+@dataclass(slots=True, eq=False)
 class Turns:
     """The turns that are under way, and when the next one is due."""
 
-    def __init__(
-        self,
-        store: Store,
-        concurrency: int,
-        state: WorkerState,
-        exchange: Exchange,
-        runner: Runner,
-        settlements: Settlements,
-        listener: HintListener,
-    ) -> None:
-        self._store = store
-        self._concurrency = concurrency
-        self._state = state
-        self._exchange = exchange
-        self._runner = runner
-        self._settlements = settlements
-        self._listener = listener
-        self.under_way: set[asyncio.Task[None]] = set()
-        self._asked = 0  # jobs that these may claim
+    _store: Store
+    _concurrency: int
+    _state: WorkerState
+    _exchange: Exchange
+    _runner: Runner
+    _settlements: Settlements
+    _listener: HintListener
+    under_way: "set[asyncio.Task[None]]" = field(default_factory=set)
+    _asked: int = 0  # jobs that these may claim
 
     async def _turn(self, room: int) -> None:
         """Settle what has ended and claim up to `room` jobs, in one round trip; run what was claimed."""

@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
 
@@ -50,29 +51,23 @@ def _own_version() -> str | None:
     return next((found.version for found in distributions(name="dibs")), None)  # a bundle has none
 
 
+@dataclass(eq=False)
 class Upkeep:
-    """The parts of an upkeep round, in their order: `report`, `sweep`, `enqueue_ticks`, `finish`."""
+    """The parts of an upkeep round, in their order: `report`, `sweep`, `schedules.enqueue_due`, `finish`."""
 
-    def __init__(
-        self,
-        core: AppState,
-        name: str,
-        queues: list[str] | None,
-        listener: HintListener,
-        timer: UpkeepTimer,
-        minutes: "MinuteCounters",
-    ) -> None:
-        self._core = core
-        self._name = name
-        self._queues = queues
-        self._listener = listener
-        self._timer = timer
-        self._minutes = minutes
-        self._schedules = ScheduleTicks(core)
-        self._rare = RareUpkeep(core)
+    _core: AppState
+    _name: str
+    _queues: list[str] | None
+    _listener: HintListener
+    _timer: UpkeepTimer
+    _minutes: "MinuteCounters"
+    _next_naming: float = 0.0
+    _reported_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.schedules = ScheduleTicks(self._core)
+        self._rare = RareUpkeep(self._core)
         self._unknown_kinds = UnknownKinds()
-        self._next_naming = 0.0
-        self._reported_at = float("-inf")
 
     def open(self) -> None:
         self._reported_at = float("-inf")
@@ -97,10 +92,6 @@ class Upkeep:
         """Stage due jobs and take back jobs with leases that ran out; return what callbacks should know."""
         swept = await self._core.store.run_async(lambda _: upkeep.sweep())
         return swept_events(self._core.swept(swept))
-
-    async def enqueue_ticks(self, upcoming: Upcoming) -> bool:
-        """Enqueue the jobs of schedules that are due; return whether there were any."""
-        return await self._schedules.enqueue_due(upcoming)
 
     async def finish(self, upcoming: Upcoming, *, is_idle: bool) -> bool:
         """Do the rare parts, and set the time of the next round; an idle worker names kinds it can't run.
@@ -135,20 +126,15 @@ class Upkeep:
         return bool(found)
 
     def _pause(self, upcoming: Upcoming, now: float) -> float:
-        poll = min(self._listener.poll(self._core.settings.poll), self._shortest_lease())
-        wait = min(poll, self._schedules.seconds(upcoming.now), self._rare.seconds(now))
+        # With a round as often as the shortest lease, a worker is there when any lease ends.
+        shortest_lease = min([USUAL_LEASE, *self._core.registry.leases.values()]) / SECOND
+        poll = min(self._listener.poll(self._core.settings.poll), shortest_lease)
+        wait = min(poll, self.schedules.seconds(upcoming.now), self._rare.seconds(now))
         if upcoming.seconds is not None:
             wait = min(wait, max(upcoming.seconds, SOON if upcoming.overdue else 0.005))
-        return wait if wait < poll else _jittered(poll)
-
-    def _shortest_lease(self) -> float:
-        """Return its seconds: with a round that often, a worker is there when any lease ends."""
-        return min([USUAL_LEASE, *self._core.registry.leases.values()]) / SECOND
-
-
-def _jittered(seconds: float) -> float:
-    """Return a little less, so that workers that started together don't do their upkeep together."""
-    return seconds * (0.9 + 0.1 * random.random())  # noqa: S311
+        if wait < poll:
+            return wait
+        return poll * (0.9 + 0.1 * random.random())  # noqa: S311 (workers that started together diverge)
 
 
 JITTER = 0.05  # seconds; of many workers that wait for one tick, most find it enqueued and write nothing

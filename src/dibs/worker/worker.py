@@ -200,7 +200,7 @@ class Worker:
                 self._state.changed()
             if upcoming.overdue:
                 self._settlements.callbacks.tell(await self._upkeep.sweep())
-            has_ticked = await self._upkeep.enqueue_ticks(upcoming)
+            has_ticked = await self._upkeep.schedules.enqueue_due(upcoming)
         except StoreUnavailable as error:
             self._listener.store_lost()
             await self._state.wait_for_store(error)

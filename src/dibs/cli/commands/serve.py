@@ -231,7 +231,7 @@ def _service(app: Dibs, credentials: "Credentials", hosts: list[str], page: "Das
 def _serve(service: "FastAPI", listener: socket.socket, proxies: list[str]) -> None:
     import uvicorn
 
-    from dibs.integrations.connections import limited_to
+    from dibs.integrations.service import limited_to
 
     config = uvicorn.Config(
         service,

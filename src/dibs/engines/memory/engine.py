@@ -23,7 +23,7 @@ from dibs.jobs.gates import has_gate
 from dibs.jobs.job import JOB_COLUMNS, NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, WAITING, JobState, by_time, errors_with_death, put_back, swept_state
 from dibs.operations.questions import SETTLEMENT_COLUMNS, STOP_HINT, Traits
-from dibs.operations.scripts import Row, Rows, Step, run
+from dibs.operations.scripts import Row, Rows, Step, Tuples, run
 
 _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 
@@ -31,13 +31,7 @@ _PARENT = NEW_JOB_COLUMNS.index("parent_id")
 class Memory(MemoryMoves):
     """A store in this process, apart from all others."""
 
-    traits = Traits(
-        durable=False,
-        shared=False,
-        joins_caller=False,
-        migrates_itself=True,
-        wakes=True,
-    )
+    traits = Traits(durable=False, shared=False, migrates_itself=True, wakes=True)
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +47,7 @@ class Memory(MemoryMoves):
 
     # -- enqueue --------------------------------------------------------------------------------
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Rows:
+    def _enqueue(self, jobs: Tuples, fresh: bool) -> Rows:
         with self._opening_once():
             stored = [self._store(dict(zip(NEW_JOB_COLUMNS, job, strict=True))) for job in jobs]
         return [self._answer(id, holder, is_new) for id, holder, is_new in stored]
@@ -111,7 +105,7 @@ class Memory(MemoryMoves):
             self._wait_again(job)
 
     def _enqueue_tick(
-        self, schedule: str, since: datetime, revision: int, tick: datetime, jobs: Sequence[tuple[Any, ...]]
+        self, schedule: str, since: datetime, revision: int, tick: datetime, jobs: Tuples
     ) -> Rows:
         if (known := self._schedule_at(schedule, since, revision)) is None:
             return []
@@ -173,12 +167,7 @@ class Memory(MemoryMoves):
 
     # -- settle, renew, progress ----------------------------------------------------------------
 
-    def _settle(
-        self,
-        settlements: Sequence[tuple[Any, ...]],
-        children: Sequence[tuple[Any, ...]],
-        steps: Any = (),
-    ) -> Rows:
+    def _settle(self, settlements: Tuples, children: Tuples, steps: Any = ()) -> Rows:
         applied = []
         with self._opening_once():
             for values in settlements:
@@ -206,13 +195,7 @@ class Memory(MemoryMoves):
             job["run_at"] = self._clock() + given["delay"]
         self._back(job, state)
 
-    def _exchange(
-        self,
-        settlements: Sequence[tuple[Any, ...]],
-        children: Sequence[tuple[Any, ...]],
-        steps: Any = (),
-        **wish: Any,
-    ) -> Rows:
+    def _exchange(self, settlements: Tuples, children: Tuples, steps: Any = (), **wish: Any) -> Rows:
         settled = [row["id"] for row in self._settle(settlements, children)]
         self._go_on()
         first, *rest = self._claim(**wish)

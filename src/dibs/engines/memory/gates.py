@@ -300,7 +300,10 @@ class MemoryGates(Storage):
 
     def _end_offers(self, limit: int) -> None:
         """Put ready jobs that give way behind all others of their slots."""
-        for gate in self._offers_over(limit):
+        for _ in range(limit):
+            if (ends := self._next_offer()) is None or ends > self._clock():
+                return
+            gate = self._gates_by_key[heapq.heappop(self._offers)[1]]
             jobs = [*self._going(gate), *self._first(gate, WAITING_READ)]
             passed = giving_way(map(_at_gate, jobs))
             for job in passed:
@@ -309,13 +312,6 @@ class MemoryGates(Storage):
             gate.offer_ends = None
             if passed:
                 self._open_gate(gate)
-
-    def _offers_over(self, limit: int) -> Iterator[MemoryGate]:
-        for _ in range(limit):
-            ends = self._next_offer()
-            if ends is None or ends > self._clock():
-                return
-            yield self._gates_by_key[heapq.heappop(self._offers)[1]]
 
     def _overtook(self, job: Record) -> None:
         gate = self._gates_by_key[gate_of(job)]
@@ -366,12 +362,9 @@ class MemoryGates(Storage):
             self._live[id]["cancel_reason"] = opening.reason
         running = {job["id"] for job in going if job["state"] == JobState.running}
         gate.going = running | {job.id for job in opening.ready}
-        self._set_offer(gate, opening.offer)
-
-    def _set_offer(self, gate: MemoryGate, offer: str) -> None:
-        if offer == "none":
+        if opening.offer == "none":
             gate.offer_ends = None
-        elif offer == "new":
+        elif opening.offer == "new":
             gate.offer_ends = self._clock() + OFFER
             heapq.heappush(self._offers, (gate.offer_ends, gate.key))
 

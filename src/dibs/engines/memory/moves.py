@@ -8,9 +8,16 @@ from uuid import UUID
 from dibs.clock import from_micros, to_micros
 from dibs.engines.memory.gates import KEPT_TIMES, UNSET, MemoryGate, Record, is_gated
 from dibs.engines.memory.queries import MemoryQueries
-from dibs.jobs.job import STORED_TYPES, StoredJob, read_stored, stored_text
+from dibs.jobs.job import (
+    STORED_TYPES,
+    StoredJob,
+    by_train,
+    placed,
+    read_stored,
+    sorted_out,
+    stored_text,
+)
 from dibs.jobs.states import JobState
-from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
 from dibs.operations.scripts import Row, Rows
 
 
@@ -76,7 +83,7 @@ class MemoryMoves(MemoryQueries):
         """Store the jobs with an id and a unique key that are free; return a row for each."""
         holders: dict[Any, UUID] = {id: id for id in noted}
         holders |= {job.id: job.id for job in jobs if self._known(job.id)}
-        keys = [key for job in jobs if (key := key_of(job)) in self._by_unique]
+        keys = [job.own_key for job in jobs if job.own_key in self._by_unique]
         rows, new = sorted_out(jobs, holders | {key: self._by_unique[key] for key in keys})
         with self._opening_once():
             for job in self._with_places(new):
@@ -85,12 +92,12 @@ class MemoryMoves(MemoryQueries):
 
     def _with_places(self, jobs: Sequence[StoredJob]) -> list[StoredJob]:
         """Return the same jobs; if one of a train can't have its old position, all of them go to its end."""
-        places: dict[UUID, int] = {}
+        last: dict[str, int] = {}
         for train, coming in by_train(jobs).items():
             gate = self._gates_by_key.get(("train", train))
             if gate is not None and self._clash(gate, coming):
-                places |= behind(gate.last_position, coming)
-        return placed(jobs, places)
+                last[train] = gate.last_position
+        return placed(jobs, last)
 
     def _clash(self, gate: MemoryGate, coming: Sequence[StoredJob]) -> bool:
         """Return whether a position is taken, the running job would be behind, or the train is held."""

@@ -170,14 +170,15 @@ class MemoryPipelines(MemoryGates):
         for child in reached:
             assert pipeline is not None
             ended = self._finished.get(child)
-            if ended is not None and ended["settled_as"] == WITH_PARENT and self._may_wait(pipeline, child):
+            if (
+                ended is not None
+                and ended["settled_as"] == WITH_PARENT
+                and all(met or parent in self._live for parent, met in pipeline.parents[child].items())
+            ):
                 ended |= {"settled_as": None, "position": None}
                 self._come_back(ended)
                 self._wait(ended, JobState.blocked)
                 reached += pipeline.children.get(child, ())
-
-    def _may_wait(self, pipeline: MemoryPipeline, child: UUID) -> bool:
-        return all(met or parent in self._live for parent, met in pipeline.parents[child].items())
 
     def _deleted(self, job: Record) -> None:
         """Cancel the jobs after a deleted one; they can be retried without it."""

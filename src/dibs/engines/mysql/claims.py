@@ -18,7 +18,7 @@ from dibs.jobs.gates import Key
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import FINISHED, JobState, put_back
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Cursor
-from dibs.operations.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows, Tuples
 
 # Above this number of pairs it is cheaper to find the ones that exist.
 MOST_NAMED_LINES = 32
@@ -183,8 +183,8 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
 
     def _settle(
         self,
-        settlements: Sequence[tuple[Any, ...]],
-        children: Sequence[tuple[Any, ...]],
+        settlements: Tuples,
+        children: Tuples,
         patience: str | None = None,
         keys: Mapping[UUID, str] | None = None,
     ) -> Plan:
@@ -244,7 +244,7 @@ class MysqlSettle(MysqlClaims, MysqlEnqueue):
             yield Query("end_settled", {"settlements": chunk})
         return (yield from self._each("forget", (one["id"] for one in ended)))
 
-    def _chain(self, children: Sequence[tuple[Any, ...]]) -> Plan:
+    def _chain(self, children: Tuples) -> Plan:
         """Add the children of settled jobs; one with a taken key is left out.
 
         Whether they have finished is read without a lock: within a caller's transaction at REPEATABLE READ

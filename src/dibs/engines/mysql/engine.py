@@ -91,15 +91,7 @@ REPORTS = frozenset(("tick", "leave", "add_to_minute", "forget_minutes", "refuse
 class MySQL(MysqlSettle):
     """Row locks that are skipped, JSON for many rows at once; MariaDB 10.6 or MySQL 8.0.17 and later."""
 
-    traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=True,
-        migrates_itself=False,
-        wakes=False,
-        locks_gates=True,
-        goes_on=True,
-    )
+    traits = Traits(joins_caller=True, locks_gates=True, goes_on=True)
 
     readers = MYSQL_READERS
     finds_by_pipeline = False

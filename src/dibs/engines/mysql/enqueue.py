@@ -19,7 +19,7 @@ from dibs.engines.sql.values import (
 from dibs.jobs.gates import gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.jobs.states import JobState
-from dibs.operations.scripts import Row
+from dibs.operations.scripts import Row, Tuples
 
 _UNIQUE, _TRAIN, _SLOT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "train", "slot"))
 
@@ -35,7 +35,7 @@ _STORED_AT_GATES = ("train", "slot", "slot_policy", "slot_limit", "position", "u
 class MysqlEnqueue(MysqlGates):
     """The answers that store jobs: enqueue, children of settlements, ticks of schedules."""
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, finished: str = "finished") -> Plan:
+    def _enqueue(self, jobs: Tuples, fresh: bool, finished: str = "finished") -> Plan:
         [clock] = yield Query("now", {})
         new = [timed(dict(zip(NEW_JOB_COLUMNS, values, strict=True)), clock["now"]) for values in jobs]
         if fresh and all(map(_is_plain, new)):
@@ -174,7 +174,7 @@ class MysqlEnqueue(MysqlGates):
         states = {row["id"]: row["state"] for row in rows}
         return [{**answer, "state": states.get(answer["id"])} for answer in answers]
 
-    def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
+    def _enqueue_tick(self, jobs: Tuples, **move: Any) -> Plan:
         found = yield Query("schedule_at", self.adapt(move))
         if not found:  # another worker moved it, or it was changed
             return []
@@ -210,7 +210,7 @@ class MysqlEnqueue(MysqlGates):
         return (yield Query("settled", {"ids": as_ids(ids)}))
 
 
-def is_one_insert(jobs: Sequence[tuple[Any, ...]], fresh: bool) -> bool:
+def is_one_insert(jobs: Tuples, fresh: bool) -> bool:
     few = len(jobs) <= CHUNK_ROWS and sum(map(text_size, jobs)) <= CHUNK_SIZE
     return fresh and few and all(job[_UNIQUE] is job[_TRAIN] is job[_SLOT] is None for job in jobs)
 

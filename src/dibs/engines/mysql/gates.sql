@@ -359,17 +359,7 @@ straight_join dibs_finished job force index (dibs_finished_lasting)
     on job.key_is_free = false and job.unique_key = given.name and job.unique_until > {now}
 
 -- name: replace
--- A waiting job gets other arguments and another time; its gate, if it has one, decides what follows.
-update dibs_jobs
-set
-    args = :args,
-    run_at = :run_at,
-    state = case
-        when train is not null or (slot is not null and :run_at <= {now}) then 'blocked'
-        when :run_at <= {now} then 'ready'
-        else 'scheduled'
-    end
-where id = unhex(:holder) and state in ('scheduled', 'blocked', 'ready')
+{>replace}
 
 -- name: update
 -- Of a waiting job: its gate, if it has one, decides what follows. One that waits for its parents only notes it.
@@ -491,18 +481,7 @@ set
 
 -- name: retry
 -- A job with a unique key that is taken stays where it is.
-insert into dibs_jobs (
-    {kept_columns},
-    attempts, state, pipeline_id, errors, settled_token, settled_as
-)
-select
-    {retried_columns:job},
-    0,
-    if(job.train is null and job.slot is null, 'ready', 'blocked'),
-    job.pipeline_id,
-    job.errors,
-    job.settled_token,
-    job.settled_as
+{>insert_retried:job}
 from {>given_ids}
 straight_join dibs_finished job force index (primary) on job.id = unhex(given.id)
 for update {of:job}
@@ -514,15 +493,7 @@ set job.state = if(job.slot is null, 'ready', 'blocked'), job.run_at = {now}
 
 -- name: recover
 update dibs_jobs
-set
-    state = if(slot is null, 'ready', 'blocked'),
-    attempts = 0,
-    worker = null,
-    lease_until = null,
-    progress = 0,
-    message = null,
-    cancel_reason = null,
-    errors = :errors
+set {>recovered}
 where id = unhex(:job)
 
 -- name: held_by

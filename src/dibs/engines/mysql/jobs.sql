@@ -252,12 +252,7 @@ job.id = unhex(given.id)
 
 -- name: end_settled
 -- The jobs that are locked by now go to the finished table.
-insert into dibs_finished (
-    {kept_columns},
-    attempts, state, pipeline_id, message, result, errors, settled_token, settled_as, finished_at
-)
-select
-    {kept_columns:job},
+{>insert_settled:job}
     job.attempts - given.refund,
     given.state,
     coalesce(job.pipeline_id, unhex(given.pipeline_id)),
@@ -332,12 +327,7 @@ set job.state = 'ready'
 
 -- name: end
 -- Out of the live table without a settlement: swept or cancelled.
-insert into dibs_finished (
-    {kept_columns},
-    attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
-)
-select
-    {kept_columns:job},
+{>insert_finished:job}
     job.attempts,
     given.state,
     job.pipeline_id,

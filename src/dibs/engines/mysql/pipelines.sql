@@ -100,15 +100,7 @@ select distinct job.id
 from {>given_ids}
 straight_join dibs_parents edge force index (dibs_parents_parent) on edge.parent = unhex(given.id)
 straight_join dibs_finished job force index (primary) on job.id = edge.child
-where job.state = 'cancelled'
-  and job.settled_as = 'parent'
-  and not exists (
-        select 1
-        from dibs_parents other
-        where other.child = job.id
-          and not other.met
-          and not exists (select 1 from dibs_jobs parent where parent.id = other.parent)
-    )
+where {>may_revive}
 
 -- name: missing_parents
 select distinct edge.parent as id
@@ -146,12 +138,7 @@ where job.id < unhex(:before)
   and find_in_set(job.state, :states)
   and (job.unique_until is null or job.unique_until <= {now})
   and not exists (select 1 from dibs_gates gate where gate.held_by = job.id)
-  and not exists (
-        select 1
-        from dibs_parents edge
-        join dibs_jobs child on child.id = edge.child
-        where edge.parent = job.id
-    )
+  and not {>has_waiting_child:job}
 order by job.id
 limit :limit
 for update skip locked

@@ -51,14 +51,15 @@ class MysqlPool(DatabasePool):
     def _sorted(self, error: BaseException) -> BaseException:
         return judge(error, self._url)
 
+    def _leave(self, connection: Any, error: BaseException) -> None:
+        """Close this connection, and the others where the server may have ended them as well."""
+        self._drop(connection)
+        if error_number(error) is not None or isinstance(error, OSError):
+            self._drop_idle()
+
 
 def _missing(package: str) -> UnknownEngine:
     return UnknownEngine(f"{package} is not installed; run: pip install 'dibs[mysql]'")
-
-
-def _may_break_others(error: BaseException) -> bool:
-    """Return whether the server may have ended the other connections as well."""
-    return error_number(error) is not None or isinstance(error, OSError)
 
 
 # -- Async --------------------------------------------------------------------------------------
@@ -105,9 +106,7 @@ class AsyncMySQL(MysqlPool, AsyncDatabasePool):
             else:
                 self._idle.append(connection)
             return
-        self._drop(connection)
-        if _may_break_others(error):
-            self._drop_idle()
+        self._leave(connection, error)
 
     async def _end(self, connection: Any) -> None:
         try:
@@ -218,9 +217,7 @@ class SyncMySQL(MysqlPool, SyncDatabasePool):
             else:
                 self._idle.append(connection)
             return
-        self._drop(connection)
-        if _may_break_others(error):
-            self._drop_idle()
+        self._leave(connection, error)
 
     def _end(self, connection: Any) -> None:
         with suppress(Exception):  # it is closed one way or the other

@@ -23,7 +23,7 @@ from dibs.engines.sql.engine import LOOKS, Answer, Plan, Query, claiming_order
 from dibs.engines.sql.pipelines import PipelineAnswers, concerns_pipelines
 from dibs.jobs.job import NEW_JOB_COLUMNS
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Row, Rows, Step, Tuples
 
 SPELLINGS = {
     "now": "statement_timestamp()",
@@ -68,16 +68,7 @@ TOGETHER = frozenset(
 class PostgreSQL(PostgresEnqueue):
     """Row locks that are skipped, many jobs per statement, one sequence for the tokens."""
 
-    traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=True,
-        migrates_itself=False,
-        wakes=True,
-        echoes=True,
-        locks_gates=True,
-        goes_on=True,
-    )
+    traits = Traits(joins_caller=True, wakes=True, echoes=True, locks_gates=True, goes_on=True)
     may_index_args = True
 
     def __init__(self, prefix: str = "dibs") -> None:
@@ -112,7 +103,7 @@ class PostgreSQL(PostgresEnqueue):
             case "enqueue" if asked["fresh"] and all(map(is_bare, asked["jobs"])):
                 return self._enqueue_bare(asked["jobs"])
             case "settle" if _is_plain_settlement(asked):
-                return self._settle_plain(asked["settlements"])
+                return self._ask("settle", **self.settlements(asked["settlements"]))
             case "exchange" if _is_plain_settlement(asked):
                 return self._exchange(**asked)
         return None
@@ -124,12 +115,9 @@ class PostgreSQL(PostgresEnqueue):
             case "enqueue":
                 return not step.params["fresh"] or not all(map(is_bare, step.params["jobs"]))
             case "settle" | "exchange":
-                wary = step.params.get("patience") == "wary"
-                return (
-                    wary
-                    or bool(step.params["children"])
-                    or any(map(settled_gate, step.params["settlements"]))
-                )
+                given = step.params
+                several = bool(given["children"]) or given.get("patience") == "wary"
+                return several or any(map(settled_gate, given["settlements"]))
             case question:
                 return question in TOGETHER
 
@@ -153,7 +141,7 @@ class PostgreSQL(PostgresEnqueue):
     def adapt(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**params, "tags": _json(params["tags"])} if "tags" in params else params
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, may_copy: bool) -> Plan:
+    def _enqueue(self, jobs: Tuples, fresh: bool, may_copy: bool) -> Plan:
         plain = [job for job in jobs if is_bare(job)]
         if fresh and len(plain) == len(jobs):
             return (yield from self._enqueue_bare(jobs, may_copy=may_copy))
@@ -176,7 +164,7 @@ class PostgreSQL(PostgresEnqueue):
         yield from self._wake(self._hints.due(_to_hint(jobs, answers), always=not may_copy))
         return _in_order(jobs, answers)
 
-    def _enqueue_bare(self, jobs: Sequence[tuple[Any, ...]], *, may_copy: bool = True) -> Plan:
+    def _enqueue_bare(self, jobs: Tuples, *, may_copy: bool = True) -> Plan:
         if may_copy and len(jobs) >= COPY_FROM and all(map(is_plain, jobs)):
             return (yield from self._copy(jobs))
         wake = self._hints.due(jobs, always=not may_copy)
@@ -185,7 +173,7 @@ class PostgreSQL(PostgresEnqueue):
         rows = yield Query("enqueue", {**columns_of(jobs), "wake": wake})
         return _in_order(jobs, {row["id"]: row for row in rows})
 
-    def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
+    def _enqueue_tick(self, jobs: Tuples, **move: Any) -> Plan:
         moved = yield Query("move_schedule", move)
         if not moved or not jobs:
             return moved
@@ -221,9 +209,6 @@ class PostgreSQL(PostgresEnqueue):
         yield from self._open_gates(slots)
         return rows
 
-    def _settle_plain(self, settlements: Sequence[tuple[Any, ...]]) -> Plan:
-        return (yield Query("settle", self.settlements(settlements)))
-
     def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
         del keys  # here an enqueue that finds a taken key locks nothing
         plain, applied, _, waiting = yield from self._settle_gated(settlements, children, patience, tell=True)
@@ -235,12 +220,7 @@ class PostgreSQL(PostgresEnqueue):
         return rows
 
     def _exchange(
-        self,
-        settlements: Any,
-        children: Any,
-        patience: str | None = None,
-        keys: Any = None,
-        **wish: Any,
+        self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None, **wish: Any
     ) -> Plan:
         """Settle at gates first, so that the claim may take the jobs that become ready."""
         gated = self._settle_gated(settlements, children, patience, tell=False)
@@ -269,7 +249,7 @@ class PostgreSQL(PostgresEnqueue):
         applied, moved, waiting = yield from at_gates
         return plain, applied, moved, waiting | locked
 
-    def settlements(self, settlements: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    def settlements(self, settlements: Tuples) -> dict[str, Any]:
         usual: list[tuple[Any, ...]] = []
         others: list[tuple[Any, ...]] = []
         for one in settlements:
@@ -353,13 +333,8 @@ def _wish(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _going_on(wish: Mapping[str, Any]) -> dict[str, Any]:
-    marks = [mark._asdict() for mark in wish["marks"]]
-    return {
-        **wish,
-        "leases": _json(wish["leases"]),
-        "marks": _json(marks),
-        "ahead": wish.get("ahead", []),
-    }
+    marks = _json([mark._asdict() for mark in wish["marks"]])
+    return {**wish, "leases": _json(wish["leases"]), "marks": marks, "ahead": wish.get("ahead", [])}
 
 
 def _only_line(wish: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -381,7 +356,7 @@ def _in_states(answers: Mapping[UUID, Row], states: Mapping[UUID, str]) -> dict[
     return {id: {**row, "state": states[id]} if id in states else row for id, row in answers.items()}
 
 
-def _to_hint(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
+def _to_hint(jobs: Tuples, answers: Mapping[UUID, Row]) -> list[tuple[Any, ...]]:
     """Return the jobs to send hints for; for one at a gate that is done when it becomes ready."""
     states = ((job, answers.get(job[0], {}).get("state")) for job in jobs)
     return [job for job, state in states if state == "scheduled" or gate_of_new(job) is None]
@@ -393,12 +368,8 @@ def _left(moved: Sequence[Row], taken: set[UUID]) -> list[str]:
     return sorted({hint_of(row["queue"], [row["kind"]]) for row in left})
 
 
-def _in_order(jobs: Sequence[tuple[Any, ...]], answers: Mapping[UUID, Row]) -> list[Row]:
-    return [answers.get(job[0]) or _known(job[0]) for job in jobs]
-
-
-def _known(id: UUID) -> Row:
-    return {"holder": id, "is_new": False}
+def _in_order(jobs: Tuples, answers: Mapping[UUID, Row]) -> list[Row]:
+    return [answers.get(job[0]) or {"holder": job[0], "is_new": False} for job in jobs]
 
 
 def _json(value: Any) -> str:

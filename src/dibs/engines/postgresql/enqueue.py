@@ -1,5 +1,6 @@
 """How PostgreSQL stores and settles jobs that have a unique key, a train or a slot, and many plain ones."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -36,10 +37,7 @@ class PostgresEnqueue(PostgresGates):
 
     def _lock_for(self, jobs: Sequence[Values]) -> Any:
         """Lock the gates of these new jobs, and of the jobs that they may replace."""
-        places: dict[Key, int] = {}
-        for job in jobs:
-            if (key := gate_of_new(job)) is not None:
-                places[key] = places.get(key, 0) + 1
+        places = Counter(filter(None, map(gate_of_new, jobs)))
         keys = set(places)
         if replacing := [job[_UNIQUE] for job in jobs if job[_REPLACES]]:
             rows = yield Query("gates_of_keys", {"keys": replacing})
@@ -134,7 +132,10 @@ class PostgresEnqueue(PostgresGates):
         """Store many plain jobs by a bulk load."""
         [clock] = yield Query("now", {})
         now = clock["now"]
-        records = [(*_without_times(job), "ready", now, now) for job in jobs]
+        records = [
+            (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN], "ready", now, now)
+            for job in jobs
+        ]
         yield Copy("dibs_jobs", (*_COPIED, "state", "run_at", "enqueued_at"), records)
         yield from self._wake(self._hints.due(jobs, always=True))
         return [{"is_new": True, "state": "ready", "run_at": now, "enqueued_at": now}] * len(jobs)
@@ -155,10 +156,7 @@ class PostgresEnqueue(PostgresGates):
         """Return (settlements applied, jobs let through, ids that wait for a locked gate)."""
         gates_of = _gates_by_settlement(settlements, children)
         keys = set().union(*gates_of.values())
-        places: dict[Key, int] = {}
-        for child in children:
-            if (key := gate_of_new(child)) is not None:
-                places[key] = places.get(key, 0) + 1
+        places = Counter(filter(None, map(gate_of_new, children)))
         waiting: set[UUID] = set()
         if patience in ("none", "wary") and keys:
             gates, taken = yield from self._lock_if_free(keys, places)
@@ -221,10 +219,6 @@ def is_bare(job: Values) -> bool:
 def is_plain(job: Values) -> bool:
     """Return whether it is bare, and due at once."""
     return job[_RUN_AT] is None and not job[_DELAY] and is_bare(job)
-
-
-def _without_times(job: Values) -> Values:
-    return (*job[:_RUN_AT], *job[_DELAY + 1 : _UNIQUE], *job[_UNIQUE + 1 : _TRAIN])
 
 
 def apart(settlements: Sequence[Values], children: Sequence[Values]) -> tuple[list[Values], list[Values]]:

@@ -609,23 +609,20 @@ select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', '
 select distinct on (started.slot) started.slot, started.id, started.token
 from unnest(cast(:slots as text[])) as given (slot)
 cross join lateral (
-    (
-        select job.slot, job.id, job.token
-        from dibs_jobs job
-        where job.slot = given.slot and job.token is not null
-        order by job.token desc
-        limit 1
-    )
+    {>latest_in:dibs_jobs}
     union all
-    (
-        select job.slot, job.id, job.token
-        from dibs_finished job
-        where job.slot = given.slot and job.token is not null
-        order by job.token desc
-        limit 1
-    )
+    {>latest_in:dibs_finished}
 ) started
 order by started.slot, started.token desc
+
+-- fragment: latest_in
+(
+        select job.slot, job.id, job.token
+        from $1 job
+        where job.slot = given.slot and job.token is not null
+        order by job.token desc
+        limit 1
+    )
 
 -- fragment: next_due
 least(

@@ -703,13 +703,7 @@ ended as (
     returning {kept_columns:job}, job.attempts, job.pipeline_id, job.message, job.cancel_reason
 ),
 moved as (
-    insert into dibs_finished (
-        {kept_columns},
-        attempts, state, pipeline_id, message, result, errors, settled_token, settled_as,
-        finished_at
-    )
-    select
-        {kept_columns:ended},
+    {>insert_settled:ended}
         ended.attempts - cast(given.refund as integer),
         {>ended_as},
         coalesce(ended.pipeline_id, given.pipeline_id),
@@ -846,12 +840,7 @@ ended as (
         job.settled_as
 ),
 moved as (
-    insert into dibs_finished (
-        {kept_columns},
-        attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
-    )
-    select
-        {kept_columns:ended},
+    {>insert_finished:ended}
         ended.attempts,
         ended.state,
         ended.pipeline_id,
@@ -889,11 +878,7 @@ cast(
 -- One statement, because an idle worker should cost next to nothing. The notification comes back to the worker's
 -- own listener and proves that hints arrive.
 with here as (
-    insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
-    values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
-    on conflict (name) do update
-    set version = excluded.version, queues = excluded.queues, kinds = excluded.kinds, running = excluded.running,
-        seen_at = excluded.seen_at
+    {>report_worker}
     returning name
 ),
 gone as (
@@ -906,12 +891,7 @@ gone as (
     ))
 )
 select
-    {>overdue} as overdue,
-    exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
-    {>next_due} as next_due,
-    (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
-    {>schedule_changes} as schedules,
-    {now} as now,
+    {>upcoming},
     pg_notify('dibs_wake', chr(1) || here.name) as told
 from here
 
@@ -948,12 +928,7 @@ cross join (select count(*) from told) hint
 
 -- fragment: moved_cancelled
 moved as (
-    insert into dibs_finished (
-        {kept_columns},
-        attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
-    )
-    select
-        {kept_columns:ended},
+    {>insert_finished:ended}
         ended.attempts,
         'cancelled',
         ended.pipeline_id,
@@ -1016,18 +991,7 @@ with wanted as materialized (
     for update
 ),
 back as (
-    insert into dibs_jobs (
-        {kept_columns},
-        attempts, state, pipeline_id, errors, settled_token, settled_as
-    )
-    select
-        {retried_columns:wanted},
-        0,
-        case when wanted.train is null and wanted.slot is null then 'ready' else 'blocked' end,
-        wanted.pipeline_id,
-        wanted.errors,
-        wanted.settled_token,
-        wanted.settled_as
+    {>insert_retried:wanted}
     from wanted
     on conflict do nothing
     returning id, train, slot, unique_key

@@ -109,7 +109,7 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
         except Exception as error:
             raise self._sorted(error) from error
         finally:
-            _terminate(connection)
+            self._drop(connection)
         raise TryAgain(ConnectionError("the listening connection ended"), store_name(self._url))
 
     async def _connect(self) -> Any:
@@ -120,10 +120,10 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
                 own = f"select 1 where pg_backend_pid() = {connection.get_server_pid()}"
                 is_own = await connection.execute(own) == "SELECT 1"
             except BaseException as error:
-                _terminate(connection)
+                self._drop(connection)
                 raise self._sorted(error) from error
             if self.mode.learn_from_pid(is_own):
-                _terminate(connection)
+                self._drop(connection)
                 connection = await self._dial()
         if self.mode.pooled:
             await self._teach_types(connection)
@@ -140,7 +140,7 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
             await connection.prepare(f"select {', '.join(f'null::{one}[]' for one in ARRAYS)}", name="")
             await connection.execute("commit")
         except BaseException as error:
-            _terminate(connection)
+            self._drop(connection)
             raise self._sorted(error) from error
 
     async def _dial(self) -> Any:
@@ -171,7 +171,7 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
             or is_ending(error.sqlstate)
             or self.mode.learn_from_error(error.sqlstate)
         ):
-            _terminate(connection)
+            self._drop(connection)
             self._drop_idle()
             return
         if connection.is_in_transaction():
@@ -181,10 +181,11 @@ class AsyncPostgres(PostgresPool, AsyncDatabasePool):
     async def _end(self, connection: Any) -> None:
         with suppress(Exception):  # it is asked to end, and then ended
             await connection.close(timeout=2)
-        _terminate(connection)
+        self._drop(connection)
 
     def _drop(self, connection: Any) -> None:
-        _terminate(connection)
+        with suppress(RuntimeError):  # its event loop may be closed, and with it the socket
+            connection.terminate()
 
     def _sorted(self, error: BaseException) -> BaseException:
         import asyncpg
@@ -227,11 +228,6 @@ def _naming(connection: Any) -> Any:
             return f"dibs_{prefix}_{uuid4().hex}"
 
     return Naming
-
-
-def _terminate(connection: Any) -> None:
-    with suppress(RuntimeError):  # its event loop may be closed, and with it the socket
-        connection.terminate()
 
 
 # -- Sync ---------------------------------------------------------------------------------------

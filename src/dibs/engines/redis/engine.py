@@ -43,7 +43,7 @@ from dibs.jobs.job import NEW_JOB_COLUMNS, read_stored
 from dibs.jobs.states import WORKER_DIED
 from dibs.operations.minutes import KEPT
 from dibs.operations.questions import ECHO_HINT, Traits
-from dibs.operations.scripts import Row, Step
+from dibs.operations.scripts import Row, Step, Tuples
 
 _QUEUE = NEW_JOB_COLUMNS.index("queue")
 
@@ -52,9 +52,6 @@ class Redis:
     """One node (or one slot of a cluster): scripts that nothing can interrupt, one counter for the tokens."""
 
     traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=False,
         migrates_itself=True,
         wakes=True,
         echoes=True,
@@ -68,13 +65,7 @@ class Redis:
         self.channel = f"{self.scripts.key}:wake"
         self.pipelines = RedisPipelineAnswers(self.scripts)
         self._hints = Hints()
-        self.answers = self._all_answers()
-
-    def answer(self, step: Step) -> Answer:
-        return self.answers[step.question](**step.params)
-
-    def _all_answers(self) -> Mapping[str, Callable[..., Answer]]:
-        return {
+        self.answers: Mapping[str, Callable[..., Answer]] = {
             **{name: partial(self._read, name, reader) for name, reader in READERS.items()},
             **{name: partial(self._read_all, name, reader) for name, reader in READERS_WITH_REST.items()},
             "enqueue": self._enqueue,
@@ -109,6 +100,9 @@ class Redis:
             "give_back": self._give_back,
         }
 
+    def answer(self, step: Step) -> Answer:
+        return self.answers[step.question](**step.params)
+
     def _read(self, question: str, reader: Reader, **given: Any) -> Answer:
         return reader((yield self.scripts.call(question, **given)))
 
@@ -117,16 +111,14 @@ class Redis:
 
     # -- enqueue --------------------------------------------------------------------------------
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Answer:
+    def _enqueue(self, jobs: Tuples, fresh: bool) -> Answer:
         rows: list[Row] = []
         for call in self.enqueue_calls(jobs, fresh, self._hints.due(jobs)):
             reply = yield from self.scripts.finish(call)
             rows += stored_rows(jobs[len(rows) : len(rows) + MOST_AT_ONCE], reply)
         return rows
 
-    def enqueue_calls(
-        self, jobs: Sequence[tuple[Any, ...]], fresh: bool, wake: Sequence[str] | None = None
-    ) -> list[ScriptCall]:
+    def enqueue_calls(self, jobs: Tuples, fresh: bool, wake: Sequence[str] | None = None) -> list[ScriptCall]:
         """Return calls of at most a thousand jobs each; without `wake` every queue concerned is woken."""
         hints = list(hints_for(jobs).values()) if wake is None else wake
         return [
@@ -140,12 +132,7 @@ class Redis:
         ]
 
     def _enqueue_tick(
-        self,
-        schedule: str,
-        since: datetime,
-        revision: int,
-        tick: datetime,
-        jobs: Sequence[tuple[Any, ...]],
+        self, schedule: str, since: datetime, revision: int, tick: datetime, jobs: Tuples
     ) -> Answer:
         ticks = {"since": micros(since), "revision": str(revision), "tick": micros(tick)}
         wake = sorted({job[_QUEUE] for job in jobs})
@@ -312,9 +299,7 @@ class RedisPipelineAnswers:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    def enqueue(
-        self, pipeline: PipelineRow, edges: Sequence[tuple[UUID, UUID]], jobs: Sequence[tuple[Any, ...]]
-    ) -> Answer:
+    def enqueue(self, pipeline: PipelineRow, edges: Sequence[tuple[UUID, UUID]], jobs: Tuples) -> Answer:
         rows: list[Row] = []
         calls = self.enqueue_calls(pipeline, edges, jobs)
         for call in calls:
@@ -325,7 +310,7 @@ class RedisPipelineAnswers:
         return rows if len(calls) == 1 else (yield from self._with_states_now(rows))
 
     def enqueue_calls(
-        self, pipeline: PipelineRow, edges: Sequence[tuple[UUID, UUID]], jobs: Sequence[tuple[Any, ...]]
+        self, pipeline: PipelineRow, edges: Sequence[tuple[UUID, UUID]], jobs: Tuples
     ) -> list[ScriptCall]:
         """Return one call; or one per piece, and a last one that lets the first jobs go.
 
@@ -398,9 +383,7 @@ class RedisPipelineAnswers:
         return rows
 
 
-def _pieces(
-    jobs: Sequence[tuple[Any, ...]], edges: Sequence[tuple[UUID, UUID]]
-) -> Iterator[tuple[list[Any], list[Edge]]]:
+def _pieces(jobs: Tuples, edges: Sequence[tuple[UUID, UUID]]) -> Iterator[tuple[list[Any], list[Edge]]]:
     """Yield jobs and their parents, as many as one script stores."""
     by_child: dict[UUID, list[Edge]] = {}
     for order, (parent, child) in enumerate(edges, 1):

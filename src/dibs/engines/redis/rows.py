@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import msgspec
 
 from dibs.jobs.job import NEW_JOB_COLUMNS, STORED_TYPES, StoredJob, stored_text
 from dibs.operations.minutes import MINUTE_COLUMNS
-from dibs.operations.scripts import Row, Rows
+from dibs.operations.scripts import Row, Rows, Tuples
 
 MOST_AT_ONCE = 1000  # jobs that one script stores
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,11 +62,7 @@ def new_row(job: tuple[Any, ...]) -> tuple[Any, ...]:
     return job if run_at is None else (*job[:_RUN_AT], micros(run_at), *job[_RUN_AT + 1 :])
 
 
-def settlement_rows(
-    settlements: Sequence[tuple[Any, ...]],
-    children: Sequence[tuple[Any, ...]],
-    steps: Any = (),
-) -> dict[str, Any]:
+def settlement_rows(settlements: Tuples, children: Tuples, steps: Any = ()) -> dict[str, Any]:
     """Leave `steps` out: the script reads from the jobs which of them belong to a pipeline."""
     del steps
     exact = [(id, str(token), *rest) for id, token, *rest in settlements]
@@ -79,7 +76,7 @@ def distinct_states(filter: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def arriving(jobs: Sequence[StoredJob]) -> dict[str, Any]:
     """Return what the script needs to decide, and the fields of each hash; null is no field."""
-    rows = [(job.id, None if job.is_finished else job.unique_key, _fields(job)) for job in jobs]
+    rows = [(job.id, job.own_key, _fields(job)) for job in jobs]
     return {"jobs": rows, "token": max((job.token or 0 for job in jobs), default=0)}
 
 
@@ -136,7 +133,7 @@ _changing_rows = columns(
 )
 
 
-def stored_rows(jobs: Sequence[tuple[Any, ...]], reply: Sequence[Any]) -> Rows:
+def stored_rows(jobs: Tuples, reply: Sequence[Any]) -> Rows:
     """Read the reply to an enqueue of these jobs: the time, then what became of each."""
     now, *answers = reply
     enqueued_at = time_of(now)
@@ -238,20 +235,12 @@ def minute_rows(
 
 def upcoming_rows(reply: Sequence[Any]) -> Rows:
     overdue, ready, next_due, next_lease, now, schedules = reply
-    times = {"next_due": _time_of_score(next_due), "next_lease": _time_of_score(next_lease)}
-    return [
-        {
-            "overdue": bool(overdue),
-            "ready": bool(ready),
-            **times,
-            "schedules": int(schedules),
-            "now": time_of(now),
-        }
-    ]
-
-
-def _worker_rows(reply: Sequence[Sequence[str]]) -> Rows:
-    return sorted(map(_worker_row, reply), key=lambda row: str(row["name"]))
+    times = {
+        "next_due": _time_of_score(next_due),
+        "next_lease": _time_of_score(next_lease),
+        "now": time_of(now),
+    }
+    return [{"overdue": bool(overdue), "ready": bool(ready), "schedules": int(schedules), **times}]
 
 
 def _worker_row(flat: Sequence[str]) -> Row:
@@ -294,7 +283,7 @@ READERS: dict[str, Reader] = {
     "glance_at_queue": _changing_rows,
     "counts": columns(state=str, jobs=int),
     "queues": columns(name=str, state=_text_or_none, jobs=int, paused=bool, max_running=_int_or_none),
-    "workers": _worker_rows,
+    "workers": lambda reply: sorted(map(_worker_row, reply), key=itemgetter("name")),
     "schedules": columns(name=str, last_tick=time_of, revision=int, about=_text_or_none),
     "delete_schedule": one_column(name=str),
     "upcoming": upcoming_rows,

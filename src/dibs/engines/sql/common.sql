@@ -355,7 +355,9 @@ group by ready.queue
 select cast(:hint as {text}) as told
 
 -- name: tick
--- Note that the worker is there.
+{>report_worker}
+
+-- fragment: report_worker
 insert into dibs_workers (name, version, queues, kinds, concurrency, running, started_at, seen_at)
 values (:worker, :version, :queues, :kinds, :concurrency, :running, {now}, {now})
 on conflict (name) do update
@@ -363,8 +365,10 @@ set version = excluded.version, queues = excluded.queues, kinds = excluded.kinds
     seen_at = excluded.seen_at
 
 -- name: upcoming
-select
-    {>overdue} as overdue,
+select {>upcoming}
+
+-- fragment: upcoming
+{>overdue} as overdue,
     exists (select 1 from dibs_jobs ready where ready.state = 'ready') as ready,
     {>next_due} as next_due,
     (select min(held.lease_until) from dibs_jobs held where held.state = 'running') as next_lease,
@@ -523,8 +527,13 @@ returning id, token, lease_until, cancel_reason
 
 -- name: recover
 update dibs_jobs
-set
-    state = case when slot is null then 'ready' else 'blocked' end,
+set {>recovered}
+where id = cast(:job as {uuid})
+  and token = :token and lease_until <= {now_minus:stale_after}
+returning id, slot
+
+-- fragment: recovered
+state = case when slot is null then 'ready' else 'blocked' end,
     attempts = 0,
     worker = null,
     lease_until = null,
@@ -532,9 +541,6 @@ set
     message = null,
     cancel_reason = null,
     errors = :errors
-where id = cast(:job as {uuid})
-  and token = :token and lease_until <= {now_minus:stale_after}
-returning id, slot
 
 -- name: update
 -- Of a waiting job: its gate, if it has one, decides what follows. One that waits for its parents only notes it.
@@ -564,31 +570,66 @@ delete from dibs_finished
 where id {in_ids:ids}
 returning id
 
+-- fragment: insert_finished
+insert into dibs_finished (
+    {kept_columns},
+    attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
+)
+select
+    {kept_columns:$1},
+
+-- fragment: insert_settled
+insert into dibs_finished (
+    {kept_columns},
+    attempts, state, pipeline_id, message, result, errors, settled_token, settled_as, finished_at
+)
+select
+    {kept_columns:$1},
+
+-- fragment: insert_retried
+insert into dibs_jobs (
+    {kept_columns},
+    attempts, state, pipeline_id, errors, settled_token, settled_as
+)
+select
+    {retried_columns:$1},
+    0,
+    case when $1.train is null and $1.slot is null then 'ready' else 'blocked' end,
+    $1.pipeline_id,
+    $1.errors,
+    $1.settled_token,
+    $1.settled_as
+
 -- name: prune
 -- Not a job that holds a train, nor one with a key that still lasts, nor one that a waiting child may read.
 delete from dibs_finished
-where id in (
-    select old.id
-    from dibs_finished old
-    where old.id < cast(:before as {uuid})
-      and old.finished_at < {now_minus:older_than}
-      and old.state {in_texts:states}
-      and (old.unique_until is null or old.unique_until <= {now})
-      and not exists (
-          select 1
-          from dibs_gates gate
-          where gate.sort = 'train' and gate.name = old.train and gate.held_by = old.id
-      )
-      and not exists (
-          select 1
-          from dibs_parents edge
-          join dibs_jobs child on child.id = edge.child
-          where edge.parent = old.id
-      )
-    order by old.id
-    limit :limit
-)
+where id in ({>old_jobs})
 returning id
+
+-- fragment: old_jobs
+select old.id
+from dibs_finished old
+where old.id < cast(:before as {uuid})
+  and old.finished_at < {now_minus:older_than}
+  and old.state {in_texts:states}
+  and (old.unique_until is null or old.unique_until <= {now})
+  and not exists (
+      select 1
+      from dibs_gates gate
+      where gate.sort = 'train' and gate.name = old.train and gate.held_by = old.id
+  )
+  and not {>has_waiting_child:old}
+order by old.id
+limit :limit
+{if_free}
+
+-- fragment: has_waiting_child
+exists (
+      select 1
+      from dibs_parents edge
+      join dibs_jobs child on child.id = edge.child
+      where edge.parent = $1.id
+  )
 
 -- name: set_queue
 insert into dibs_queues (name, paused, max_running)
@@ -668,12 +709,7 @@ select {stored_columns:job}
 from dibs_finished job {by_id}
 where job.id > {id:after}
   and not exists (select 1 from dibs_gates gate where gate.held_by = job.id)
-  and not exists (
-      select 1
-      from dibs_parents edge
-      join dibs_jobs child on child.id = edge.child
-      where edge.parent = job.id
-  )
+  and not {>has_waiting_child:job}
 order by job.id
 limit :limit
 {if_free}

@@ -17,11 +17,17 @@ from msgspec import structs
 from dibs.engines.sql.blocks import Dialect
 from dibs.jobs.gates import Key
 from dibs.jobs.ids import may_have_steps
-from dibs.jobs.job import StoredJob, read_stored, stored_text
+from dibs.jobs.job import (
+    StoredJob,
+    by_train,
+    placed,
+    read_stored,
+    sorted_out,
+    stored_text,
+)
 from dibs.jobs.states import FINISHED, JobState
-from dibs.operations.move import behind, by_train, key_of, placed, sorted_out
 from dibs.operations.queries import PATTERNS
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Row, Rows, Step, Tuples
 
 # Seconds before each read of a job that is claimed by its id while another transaction has its row locked.
 LOOKS = (0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5)
@@ -66,7 +72,7 @@ class Copy:
 
     table: str
     columns: tuple[str, ...]
-    records: Sequence[tuple[Any, ...]]
+    records: Tuples
 
 
 Plan = Generator[Query | Copy, Rows, Rows]
@@ -192,13 +198,10 @@ class SqlEngine:
 
     def _blocks(self, *questions: str) -> dict[str, Answer]:
         """Return answers that are one block, of the question's name."""
-        return {question: self._block(question) for question in questions}
+        return {question: partial(self._ask, question) for question in questions}
 
-    def _block(self, name: str) -> Answer:
-        def answer(**params: Any) -> Plan:
-            return (yield Query(name, self.adapt(params)))
-
-        return answer
+    def _ask(self, block: str, **params: Any) -> Plan:
+        return (yield Query(block, self.adapt(params)))
 
     def _find(self, block: str, **filter: Any) -> Plan:
         likes = {name: self.pattern(filter[name]) for name in PATTERNS if filter[name] is not None}
@@ -323,7 +326,8 @@ class SqlEngine:
             yield from self._note("out", store, rows)
             yield from self._forget_these(leaving)
             yield from self._forget_pipelines(leaving)
-            yield from self._let_next_go([row for row in leaving if _has_place(row)])
+            in_line = [row for row in leaving if row["position"] is not None]
+            yield from self._let_next_go([row for row in in_line if row["state"] not in FINISHED])
         return rows
 
     def _forget_these(self, leaving: Sequence[Row]) -> Plan:
@@ -379,7 +383,7 @@ class SqlEngine:
             return []
         known = yield Query("settled", self.adapt({"ids": [job.id for job in jobs]}))
         holders: dict[Any, UUID] = {row["id"]: row["id"] for row in known}
-        if keys := [key for job in jobs if (key := key_of(job)) is not None]:
+        if keys := [job.own_key for job in jobs if job.own_key is not None]:
             holders |= {row["unique_key"]: row["holder"] for row in (yield from self._key_holders(keys))}
         answers, new = sorted_out(jobs, holders)
         new = yield from self._with_places(new)
@@ -397,13 +401,13 @@ class SqlEngine:
         """Return the jobs with their positions; if one is taken, all of its train go to the end."""
         if keys := [_gate(job) for job in jobs if job.is_gated]:
             yield from self._lock_gates(keys)
-        places: dict[UUID, int] = {}
+        last: dict[str, int] = {}
         for name, coming in by_train(jobs).items():
             given = {"name": name, "positions": [job.position for job in coming]}
             [train] = yield Query("clash", self.adapt({**given, "first": coming[0].position}))
             if train["is_clash"]:
-                places |= behind(train["last_position"], coming)
-        return placed(jobs, places)
+                last[name] = train["last_position"]
+        return placed(jobs, last)
 
     def _lock_gates(self, keys: Sequence[tuple[str, str]]) -> Any:
         raise NotImplementedError
@@ -433,7 +437,3 @@ def blocked(job: StoredJob) -> StoredJob:
 
 def _gate(job: StoredJob) -> tuple[str, str]:
     return ("slot", job.slot or "") if job.train is None else ("train", job.train)
-
-
-def _has_place(row: Row) -> bool:
-    return row["position"] is not None and row["state"] not in FINISHED

@@ -97,3 +97,16 @@ where gate.sort = :sort
   and (gate.held_by is not null or not {if:held})
 order by gate.name
 limit :limit
+
+-- fragment: replace
+-- A waiting job gets other arguments and another time; its gate, if it has one, decides what follows.
+update dibs_jobs
+set
+    args = :args,
+    run_at = :run_at,
+    state = case
+        when train is not null or (slot is not null and :run_at <= {now}) then 'blocked'
+        when :run_at <= {now} then 'ready'
+        else 'scheduled'
+    end
+where id = {id:holder} and state in ('scheduled', 'blocked', 'ready')

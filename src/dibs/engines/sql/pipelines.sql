@@ -189,7 +189,10 @@ select distinct job.id
 from dibs_parents edge
 join dibs_finished job on job.id = edge.child
 where edge.parent {in_ids:ids}
-  and job.state = 'cancelled'
+  and {>may_revive}
+
+-- fragment: may_revive
+job.state = 'cancelled'
   and job.settled_as = 'parent'
   and not exists (
         select 1

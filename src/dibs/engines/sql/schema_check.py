@@ -48,14 +48,8 @@ def compare(
 
     Two definitions are the same if their `normal` forms are: a database may write one thing in two ways.
     """
-    return [*_version(version, needed), *_tables(found, expected, normal)]
-
-
-def _version(version: int, needed: int) -> Iterator[SchemaProblem]:
-    if version < needed:
-        yield SchemaProblem(
-            what="version", table="", name="version", expected=str(needed), found=str(version)
-        )
+    old = SchemaProblem(what="version", table="", name="version", expected=str(needed), found=str(version))
+    return [*([old] if version < needed else []), *_tables(found, expected, normal)]
 
 
 def _tables(

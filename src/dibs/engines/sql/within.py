@@ -151,17 +151,9 @@ def _refusal(within: object, adapter: Adapter | None, engine: Engine, face: Face
 
 
 def _fitting(engine: Engine, face: Face) -> list[Adapter]:
-    drivers = {
-        "postgresql": ("asyncpg", "psycopg"),
-        "sqlite": ("sqlite3",),
-        "mysql": ("asyncmy", "PyMySQL"),
-    }
-    stores = drivers[engine.dialect.name]
-    return [
-        one
-        for one in ADAPTERS.values()
-        if face in one.faces and one.label.startswith(("SQLAlchemy", "Django", *stores))
-    ]
+    drivers = {"postgresql": ("asyncpg", "psycopg"), "sqlite": ("sqlite3",), "mysql": ("asyncmy", "PyMySQL")}
+    fitting = ("SQLAlchemy", "Django", *drivers[engine.dialect.name])
+    return [one for one in ADAPTERS.values() if face in one.faces and one.label.startswith(fitting)]
 
 
 @contextmanager
@@ -281,8 +273,7 @@ def _django(connection: Any, engine: Any) -> Any:
 
 def _aware(rows: Rows, connection: Any) -> Rows:
     """Add the zone to times: with USE_TZ off Django's cursors return naive ones of the connection's zone."""
-    zone = connection.timezone
-    if zone is not None:
+    if connection.timezone is not None:
         return rows
     local = ZoneInfo(connection.timezone_name)
     return [
@@ -312,11 +303,6 @@ def _sqlite_in_transaction(connection: sqlite3.Connection) -> bool:
         connection.isolation_level is not None and getattr(connection, "autocommit", None) is not True
     )
     return connection.in_transaction or begins_itself
-
-
-def _pymysql_in_transaction(connection: Any) -> bool:
-    in_transaction = bool(connection.server_status & 1)  # SERVER_STATUS_IN_TRANS
-    return not connection.get_autocommit() or in_transaction
 
 
 def _django_in_transaction(connection: Any) -> bool:
@@ -375,8 +361,8 @@ ADAPTERS: dict[str, Adapter] = {
         in_transaction=lambda connection: connection.is_in_transaction(), is_async=True, **_POSTGRESQL,
     ),
     "pymysql.connections.Connection": Adapter(
-        "PyMySQL Connection", ("sync",), query=pymysql_query,
-        in_transaction=_pymysql_in_transaction, **_MYSQL,
+        "PyMySQL Connection", ("sync",), query=pymysql_query,  # 1 is SERVER_STATUS_IN_TRANS
+        in_transaction=lambda one: not one.get_autocommit() or bool(one.server_status & 1), **_MYSQL,
     ),
     "asyncmy.connection.Connection": Adapter(
         "asyncmy Connection", ("async",), query=asyncmy_query,

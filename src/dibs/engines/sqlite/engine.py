@@ -21,7 +21,7 @@ from dibs.jobs.gates import Key, gate_of, has_gate
 from dibs.jobs.job import NEW_JOB_COLUMNS, StoredJob
 from dibs.jobs.states import FINISHED, JobState, errors_with_death, swept_state
 from dibs.operations.questions import SETTLEMENT_COLUMNS, Traits
-from dibs.operations.scripts import Row, Rows, Step
+from dibs.operations.scripts import Row, Rows, Step, Tuples
 
 # 3.40 has no 'subsec' modifier; a julian day is exact to the millisecond once it is rounded.
 NOW = "cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000"
@@ -56,13 +56,7 @@ SPELLINGS = {
 class SQLite(SqliteGates):
     """One file, one writer at a time, many processes on one machine."""
 
-    traits = Traits(
-        durable=True,
-        shared=True,
-        joins_caller=True,
-        migrates_itself=True,
-        wakes=True,
-    )
+    traits = Traits(joins_caller=True, migrates_itself=True, wakes=True)
 
     readers = SQLITE_READERS
 
@@ -92,13 +86,13 @@ class SQLite(SqliteGates):
 
     # -- enqueue --------------------------------------------------------------------------------
 
-    def _enqueue(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Plan:
+    def _enqueue(self, jobs: Tuples, fresh: bool) -> Plan:
         gates: list[Key] = []
         answers = yield from self._store(jobs, fresh, gates)
         yield from self._open_gates(gates)
         return (yield from self._with_states(answers)) if gates else answers
 
-    def _store(self, jobs: Sequence[tuple[Any, ...]], fresh: bool, gates: list[Key]) -> Plan:
+    def _store(self, jobs: Tuples, fresh: bool, gates: list[Key]) -> Plan:
         """Store the jobs; add their gates to `gates`, which the caller opens."""
         [clock] = yield Query("now", {})
         known = yield from self._holders(jobs, fresh)
@@ -145,7 +139,7 @@ class SQLite(SqliteGates):
         states = {row["id"]: row["state"] for row in rows}
         return [{**answer, "state": states.get(answer["id"])} for answer in answers]
 
-    def _holders(self, jobs: Sequence[tuple[Any, ...]], fresh: bool) -> Any:
+    def _holders(self, jobs: Tuples, fresh: bool) -> Any:
         """Return the taken ids and unique keys, each with the id of the job that has it."""
         ids = [] if fresh else [job[0] for job in jobs]
         keys = [key for job in jobs if (key := job[_UNIQUE]) is not None]
@@ -155,7 +149,7 @@ class SQLite(SqliteGates):
         by_id = {row["id"]: row["id"] for row in rows} if ids else {}
         return by_id | {row["unique_key"]: row["id"] for row in rows if row["unique_key"]}
 
-    def _enqueue_tick(self, jobs: Sequence[tuple[Any, ...]], **move: Any) -> Plan:
+    def _enqueue_tick(self, jobs: Tuples, **move: Any) -> Plan:
         moved = yield Query("move_schedule", self.adapt(move))
         if not moved or not jobs:
             return moved
@@ -202,11 +196,7 @@ class SQLite(SqliteGates):
 
     # -- settle, renew --------------------------------------------------------------------------
 
-    def _settle(
-        self,
-        settlements: Sequence[tuple[Any, ...]],
-        children: Sequence[tuple[Any, ...]],
-    ) -> Plan:
+    def _settle(self, settlements: Tuples, children: Tuples) -> Plan:
         applied: list[Row] = []
         gates: list[Key] = []
         for values in settlements:
@@ -353,7 +343,7 @@ class SQLite(SqliteGates):
 _UNIQUE, _PARENT = (NEW_JOB_COLUMNS.index(name) for name in ("unique_key", "parent_id"))
 
 
-def _within_places(near: Sequence[tuple[Any, ...]], limit: int) -> list[str]:
+def _within_places(near: Tuples, limit: int) -> list[str]:
     """Return the first `limit` jobs in claiming order, within the limits of their queues."""
     taken: dict[str, int] = {}
     ids: list[str] = []

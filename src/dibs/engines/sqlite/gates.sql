@@ -148,17 +148,7 @@ where job.id = :job
   and (setting.max_running is null or setting.max_running > ({>running}))
 
 -- name: replace
--- A waiting job gets other arguments and another time; its gate, if it has one, decides what follows.
-update dibs_jobs
-set
-    args = :args,
-    run_at = :run_at,
-    state = case
-        when train is not null or (slot is not null and :run_at <= {now}) then 'blocked'
-        when :run_at <= {now} then 'ready'
-        else 'scheduled'
-    end
-where id = :holder and state in ('scheduled', 'blocked', 'ready')
+{>replace}
 returning train, slot
 
 -- name: drop_stale_hold

@@ -119,12 +119,7 @@ select {>overdue} as overdue
 -- name: settle_ended
 -- Fenced by the token: a worker that lost its lease changes nothing. A job that was asked to cancel
 -- ends here, too, whatever its holder made of it.
-insert into dibs_finished (
-    {kept_columns},
-    attempts, state, pipeline_id, message, result, errors, settled_token, settled_as, finished_at
-)
-select
-    {kept_columns:job},
+{>insert_settled:job}
     job.attempts - :refund,
     case when :ends then :state else 'cancelled' end,
     coalesce(job.pipeline_id, :pipeline_id),
@@ -185,12 +180,7 @@ limit :limit
 
 -- name: end
 -- Out of the live table without a settlement: swept or cancelled.
-insert into dibs_finished (
-    {kept_columns},
-    attempts, state, pipeline_id, message, errors, settled_token, settled_as, finished_at
-)
-select
-    {kept_columns:job},
+{>insert_finished:job}
     job.attempts,
     :state,
     job.pipeline_id,
@@ -229,18 +219,7 @@ where id = :id and state = 'scheduled'
 returning id, slot
 
 -- name: retry_finished
-insert into dibs_jobs (
-    {kept_columns},
-    attempts, state, pipeline_id, errors, settled_token, settled_as
-)
-select
-    {retried_columns:job},
-    0,
-    case when job.train is null and job.slot is null then 'ready' else 'blocked' end,
-    job.pipeline_id,
-    job.errors,
-    job.settled_token,
-    job.settled_as
+{>insert_retried:job}
 from dibs_finished job
 where job.id = :id
   and job.state in ('failed', 'cancelled')

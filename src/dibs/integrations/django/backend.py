@@ -111,7 +111,7 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
             meta=None if task.run_after is None else {"run_after": task.run_after.isoformat()},
             tags=[task.module_path] if len(task.module_path) <= LONGEST_NAME else (),
         )
-        result = self._new_result(task, new)
+        result = self._result(task, new)
         job = store.enqueue(new)
         object.__setattr__(result, "enqueued_at", None if job is None else job.enqueued_at)
         task_enqueued.send(type(self), task_result=result)
@@ -129,22 +129,16 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
 
     def result_of(self, job: Job) -> Any:
         """Return a job as a result of Django's tasks."""
-        result = TaskResult(
-            task=_task_of(job).using(
-                priority=job.priority,
-                queue_name=job.queue,
-                run_after=_parsed(job.meta.get("run_after")),
-                backend=self.alias,
-            ),
-            id=str(job.id),
+        after = job.meta.get("run_after")
+        about = {"priority": job.priority, "queue_name": job.queue, "backend": self.alias}
+        result = self._result(
+            _task_of(job).using(run_after=None if after is None else datetime.fromisoformat(after), **about),
+            job,
             status=STATUS.get(job.state, TaskResultStatus.READY),
             enqueued_at=job.enqueued_at,
             started_at=job.claimed_at,
             last_attempted_at=job.claimed_at,
             finished_at=job.finished_at,
-            args=job.args["args"],
-            kwargs=job.args["kwargs"],
-            backend=self.alias,
             errors=[_error_of(error) for error in job.errors],
             worker_ids=_workers_of(job),
         )
@@ -162,22 +156,13 @@ class DibsBackend(BaseTaskBackend):  # type: ignore[misc, valid-type]
                 id="dibs.W001",
             )
 
-    def _new_result(self, task: Any, new: NewJob) -> Any:
-        assert new.args is not None
-        return TaskResult(
-            task=task,
-            id=str(new.id),
-            status=TaskResultStatus.READY,
-            enqueued_at=None,
-            started_at=None,
-            last_attempted_at=None,
-            finished_at=None,
-            args=new.args["args"],
-            kwargs=new.args["kwargs"],
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+    def _result(self, task: Any, job: Job | NewJob, **known: Any) -> Any:
+        """Return the result of a task that nothing but this is known of."""
+        args: Any = job.args
+        times = dict.fromkeys(("enqueued_at", "started_at", "last_attempted_at", "finished_at"))
+        unknown = {"status": TaskResultStatus.READY, **times, "errors": [], "worker_ids": []}
+        given = {"task": task, "id": str(job.id), "backend": self.alias}
+        return TaskResult(**given, args=args["args"], kwargs=args["kwargs"], **{**unknown, **known})
 
 
 def run_task(alias: str, ctx: Context, task: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -242,10 +227,6 @@ def _task_of(job: Job) -> Any:
 def _aware(time: datetime | None) -> datetime | None:
     """Add the project's time zone to a naive time, as Django uses them with USE_TZ off."""
     return timezone.make_aware(time) if time is not None and timezone.is_naive(time) else time
-
-
-def _parsed(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def _error_of(error: JobError) -> Any:

@@ -10,17 +10,9 @@ from fastapi import APIRouter, Query, Response
 from dibs.app.dibs import Dibs
 from dibs.app.scopes import Scope, shown
 from dibs.integrations.fastapi import models
-from dibs.integrations.fastapi.parameters import (
-    MOST_PER_PAGE,
-    REFUSED,
-    UNKNOWN,
-    Limit,
-    QueueName,
-    audit,
-)
-from dibs.integrations.fastapi.parameters import Slot as SlotKey
 from dibs.integrations.fastapi.permissions import RoutePermissions
-from dibs.integrations.fastapi.requests import json
+from dibs.integrations.fastapi.requests import MOST_PER_PAGE, REFUSED, UNKNOWN, Limit, QueueName, audit, json
+from dibs.integrations.fastapi.requests import Slot as SlotKey
 from dibs.integrations.fastapi.streams import summary
 from dibs.jobs.options import slot_from_text, slot_name
 from dibs.operations.queries import Slot

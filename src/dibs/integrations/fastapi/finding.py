@@ -10,7 +10,8 @@ from dibs.app.dibs import Dibs
 from dibs.app.scopes import Scope, shown
 from dibs.errors import BadRequest
 from dibs.integrations.fastapi import models
-from dibs.integrations.fastapi.parameters import (
+from dibs.integrations.fastapi.permissions import RoutePermissions
+from dibs.integrations.fastapi.requests import (
     MOST_PER_PAGE,
     REFUSED,
     Limit,
@@ -21,9 +22,9 @@ from dibs.integrations.fastapi.parameters import (
     States,
     Tags,
     audit,
+    json,
+    refuse_unknown_filters,
 )
-from dibs.integrations.fastapi.permissions import RoutePermissions
-from dibs.integrations.fastapi.requests import json, refuse_unknown_filters
 from dibs.jobs.options import slot_from_text
 from dibs.jobs.search import parse_span
 

@@ -17,16 +17,7 @@ from dibs.worker import Worker
 
 RUN_WORKER = "RUN_WORKER"  # false where only requests are to be served, as in tests
 
-_SWITCH = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
+_ON, _OFF = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 @dataclass(slots=True)
@@ -38,11 +29,9 @@ class LifespanState:
 
     @property
     def is_healthy(self) -> bool:
-        return (
-            self.worker is None
-            or self.task is None
-            or (not self.task.done() and self.worker.health().reason is None)
-        )
+        if self.worker is None or self.task is None:
+            return True
+        return not self.task.done() and self.worker.health().reason is None
 
 
 def lifespan(
@@ -76,9 +65,9 @@ def lifespan(
 
 def _switched_on() -> bool:
     said = os.environ.get(RUN_WORKER, "").strip() or "true"
-    if said.lower() not in _SWITCH:
+    if said.lower() not in _ON + _OFF:
         raise BadRequest(f"${RUN_WORKER}={said!r} is neither true nor false")
-    return _SWITCH[said.lower()]
+    return said.lower() in _ON
 
 
 @asynccontextmanager

@@ -1,16 +1,18 @@
-"""How a request is read, with a limit, and how errors of dibs become HTTP responses."""
+"""What the routes share: parameters, reading a request with a limit, errors as HTTP responses, the audit."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
-from fastapi import HTTPException, Request, Response
+from fastapi import HTTPException, Path, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
+from dibs.app.dibs import Dibs
 from dibs.app.guards import REFUSAL, is_cross_site
 from dibs.app.scopes import OutOfScope
 from dibs.errors import (
@@ -24,7 +26,33 @@ from dibs.errors import (
     UnknownEngine,
     UnsafeStore,
 )
+from dibs.integrations.fastapi import models
+from dibs.jobs.states import JobState
 from dibs.log_format import safe
+
+MOST_PER_PAGE = 200
+
+Id = Annotated[UUID, Path(description="The job's id.")]
+QueueName = Annotated[str, Path(min_length=1, max_length=200)]
+Named = Annotated[str | None, Query(min_length=1, max_length=200)]
+Limit = Annotated[
+    int, Query(ge=1, description=f"How many per page, at most {MOST_PER_PAGE}; more is cut to that.")
+]
+Slot = Annotated[
+    str | None, Query(min_length=1, max_length=700, description="A name, or its parts as a JSON array.")
+]
+Since = Annotated[str | None, Query(max_length=20, description="Enqueued in `30s`, `10m`, `2h` or `7d`.")]
+Search = Annotated[
+    str | None,
+    Query(max_length=2000, description="Like `state:failed args.order_id:42 error:Timeout words`."),
+]
+Tags = Annotated[list[str], Query(max_length=20, description="Only jobs with all of these tags.")]
+States = Annotated[list[JobState], Query(max_length=20)]
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    409: {"model": models.Problem, "description": "Refused; the detail has the reason"}
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": models.Problem, "description": "Not found"}}
 
 BODY_LIMIT = 30.0  # seconds for all of a body
 
@@ -117,3 +145,8 @@ def _invalid(error: Any) -> dict[str, Any]:
     """Return a validation error without the input: it may be secret, and need not fit into JSON."""
     where = [part if isinstance(part, int) else safe(str(part)) for part in error["loc"]]
     return {"loc": where, "msg": safe(str(error["msg"])), "type": error["type"]}
+
+
+def audit(app: Dibs, verb: str, about: UUID | str, by: Any) -> None:
+    """Log a change as an event, with the user's name if the permission returned one."""
+    app._core.events.acted(verb, str(about), by if isinstance(by, str) else None)

@@ -1,6 +1,6 @@
 """`router(app, read=…, write=…)`: routes that list, change and watch jobs, behind your permissions."""
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -16,18 +16,20 @@ from dibs.errors import DibsError, NotFound
 from dibs.integrations.fastapi import models
 from dibs.integrations.fastapi.collections import add_pipelines, add_schedules, add_slots
 from dibs.integrations.fastapi.finding import add_bulk_acts, add_search
-from dibs.integrations.fastapi.parameters import (
+from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, check_permissions
+from dibs.integrations.fastapi.requests import (
     MOST_PER_PAGE,
     REFUSED,
     UNKNOWN,
+    BoundedRoute,
     Id,
     Limit,
     Named,
     QueueName,
     audit,
+    json,
+    problem,
 )
-from dibs.integrations.fastapi.permissions import Permission, RoutePermissions, check_permissions
-from dibs.integrations.fastapi.requests import BoundedRoute, json, problem
 from dibs.integrations.fastapi.streams import (
     EventStream,
     FindFirst,
@@ -41,6 +43,8 @@ from dibs.jobs.job import Job, NewJob
 from dibs.jobs.pipelines import Pipeline
 from dibs.operations.queries import Train
 from dibs.operations.watch import FIRST_SIGHT, LIVE, WatchTarget, watch_target
+
+Acts = dict[str, Callable[..., Awaitable[Job]]]
 
 BODY_ROOM = 64 * 1024  # bytes of a body beside the arguments
 
@@ -136,6 +140,13 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
     InScope = Annotated[Scope, permissions.scope]
     Fields = Annotated[frozenset[str], permissions.fields]
     By = Annotated[Any, permissions.write]
+    acts: Acts = {"update": app.update, "recover": app.recover, "cancel": app.cancel, "retry": app.retry}
+
+    async def acted(verb: str, id: UUID, scope: Scope, fields: Any, by: Any, **about: Any) -> Response:
+        await job_within(app, scope, id)
+        job = await acts[verb](id, **about)
+        audit(app, verb, id, by)
+        return json(shown(job, fields))
 
     @api.post(
         "/jobs",
@@ -160,10 +171,8 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
         id: Id, scope: InScope, fields: Fields, by: By, change: models.JobChange
     ) -> Response:
         """Change the priority of a waiting job, or when it is due; 409 once it runs or has finished."""
-        await job_within(app, scope, id)
-        job = await app.update(id, priority=change.priority, run_at=change.run_at, delay=change.delay)
-        audit(app, "update", id, by)
-        return json(shown(job, fields))
+        to = {"priority": change.priority, "run_at": change.run_at, "delay": change.delay}
+        return await acted("update", id, scope, fields, by, **to)
 
     @api.delete("/jobs/{id}", status_code=204, responses={**UNKNOWN, **REFUSED})
     async def delete_job(id: Id, scope: InScope, by: By) -> Response:
@@ -179,10 +188,7 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
 
         409 until its lease has been over for the app's `stale_after`, by default 30 minutes.
         """
-        await job_within(app, scope, id)
-        job = await app.recover(id)
-        audit(app, "recover", id, by)
-        return json(shown(job, fields))
+        return await acted("recover", id, scope, fields, by)
 
     @api.post("/jobs/{id}/cancel", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
     async def cancel_job(
@@ -193,18 +199,12 @@ def add_job_changes(api: APIRouter, app: Dibs, permissions: RoutePermissions) ->
         why: Annotated[models.CancelReason | None, Body()] = None,
     ) -> Response:
         """End a waiting job, ask a running one to stop."""
-        await job_within(app, scope, id)
-        job = await app.cancel(id, None if why is None else why.reason)
-        audit(app, "cancel", id, by)
-        return json(shown(job, fields))
+        return await acted("cancel", id, scope, fields, by, reason=None if why is None else why.reason)
 
     @api.post("/jobs/{id}/retry", response_model=models.Job, responses={**UNKNOWN, **REFUSED})
     async def retry_job(id: Id, scope: InScope, fields: Fields, by: By) -> Response:
         """Let a failed or cancelled job run again with all its attempts; a scheduled one now."""
-        await job_within(app, scope, id)
-        job = await app.retry(id)
-        audit(app, "retry", id, by)
-        return json(shown(job, fields))
+        return await acted("retry", id, scope, fields, by)
 
 
 def add_queues(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None:
@@ -296,7 +296,8 @@ def add_events(api: APIRouter, app: Dibs, permissions: RoutePermissions) -> None
         fields: frozenset[str] | None = None,
         find_first: FindFirst | None = None,
     ) -> Response:
-        client = reader if isinstance(reader, str) else _network_of(request)
+        address = None if request.client is None else request.client.host
+        client = reader if isinstance(reader, str) else network_of(address)
         if (refusal := streams.refusal(client)) is not None:
             return problem(503, refusal)
         return EventStream(
@@ -414,10 +415,6 @@ def _new_job(new: models.NewJob, scope: Scope) -> NewJob:
 def _visible(train: Train, scope: Scope) -> Train:
     """Return the train, without its head if that job is outside of the scope."""
     return train if train.head is None or scope.allows(train.head) else replace(train, head=None)
-
-
-def _network_of(request: Request) -> str:
-    return network_of(None if request.client is None else request.client.host)
 
 
 def _train(train: Train) -> dict[str, Any]:

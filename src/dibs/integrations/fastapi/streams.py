@@ -15,6 +15,7 @@ to the store.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -127,26 +128,18 @@ async def _within(seconds: float, news: asyncio.Event) -> bool:
     return True
 
 
+@dataclass(slots=True, eq=False)
 class EventEncoder:
     """The state of one client: what it was sent, from which the next events are made."""
 
-    def __init__(
-        self,
-        topic: WatchTarget,
-        encode: Encode,
-        allows: Callable[[Job], bool],
-        last_event_id: str | None,
-        *,
-        partial: bool = False,
-    ) -> None:
-        self.topic = topic
-        self._encode = encode
-        self._allows = allows
-        self._last_event_id = last_event_id
-        self._partial = partial
-        self._live: set[UUID] = set()  # sent to a client that sees a part of a queue
-        self._versions: dict[UUID, int] = {}
-        self._begun = False
+    topic: WatchTarget
+    encode: Encode
+    allows: Callable[[Job], bool]
+    last_event_id: str | None
+    partial: bool = False
+    _live: set[UUID] = field(default_factory=set)  # sent to a client that sees a part of a queue
+    _versions: dict[UUID, int] = field(default_factory=dict)
+    _begun: bool = False
 
     def next_events(self, subscription: Subscription) -> tuple[list[bytes], bool]:
         """Return the events to send now, and whether these were the last."""
@@ -166,33 +159,31 @@ class EventEncoder:
 
     def has_to_find(self, subscription: Subscription) -> bool:
         """Return whether the first jobs have to be found now; all later changes are sent."""
-        return self._partial and not self._begun and subscription.begun
+        return self.partial and not self._begun and subscription.begun
 
     def begin(self, jobs: list[Job]) -> list[bytes]:
         self._begun = True
         for job in jobs:
             self._note(job)
         is_gone = self.topic.sort == "job" and not jobs  # deleted before it was ever sent: the end follows
-        return [] if is_gone or self._has_all() else [event("snapshot", self._whole(jobs), self._id())]
+        has_all = (id := self._id()) is not None and id == self.last_event_id
+        return [] if is_gone or has_all else [event("snapshot", self._whole(jobs), id)]
 
     def _events(self, changes: list[Change], begun: bool) -> list[bytes]:
         if self._begun:
             return [self._change(change) for change in changes if self._is_visible(change)]
-        if self._partial or not begun:
+        if self.partial or not begun:
             return []
         jobs = [change.job for change in changes if change.job is not None]
-        return self.begin([job for job in jobs if self._allows(job)])
+        return self.begin([job for job in jobs if self.allows(job)])
 
     def _is_visible(self, change: Change) -> bool:
         """Return whether the client may see it; a deleted job only if the job was sent before."""
         if change.job is not None:
-            return self._allows(change.job)
+            return self.allows(change.job)
         if self.topic.sort == "queue":
-            return not self._partial or change.id in self._live
+            return not self.partial or change.id in self._live
         return change.id in self._versions
-
-    def _has_all(self) -> bool:
-        return self._id() is not None and self._id() == self._last_event_id
 
     def _change(self, change: Change) -> bytes:
         if change.job is None:
@@ -200,17 +191,17 @@ class EventEncoder:
             self._live.discard(change.id)
             return event("gone", msgspec.json.encode({"id": change.id}), self._id())
         self._note(change.job)
-        return event("change", self._encode(change.job), self._id())
+        return event("change", self.encode(change.job), self._id())
 
     def _whole(self, jobs: list[Job]) -> bytes:
         if self.topic.sort == "job":
-            return self._encode(jobs[0])
-        return b'{"jobs":[' + b",".join(map(self._encode, jobs)) + b"]}"
+            return self.encode(jobs[0])
+        return b'{"jobs":[' + b",".join(map(self.encode, jobs)) + b"]}"
 
     def _note(self, job: Job) -> None:
         if self.topic.sort != "queue":
             self._versions[job.id] = version(job.id, fingerprint(job))
-        elif self._partial:
+        elif self.partial:
             (self._live.discard if job.is_finished else self._live.add)(job.id)
 
     def _id(self) -> str | None:

@@ -37,7 +37,9 @@ class RabbitMQ:
             async with asyncio.timeout(CONNECT_TIMEOUT):  # a starting server may accept and say nothing
                 self._connection = await aio_pika.connect(self._url)
                 self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-                self._exchange = await self._find_exchange()
+                self._exchange = self._channel.default_exchange
+                if self._exchange_name:
+                    self._exchange = await self._channel.get_exchange(self._exchange_name, ensure=True)
         except (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed) as error:
             await self.close()
             raise BrokerRefused("RabbitMQ", self._url, error) from error
@@ -84,8 +86,3 @@ class RabbitMQ:
 
     def _is_open(self) -> bool:
         return self._exchange is not None and not (self._connection.is_closed or self._channel.is_closed)
-
-    async def _find_exchange(self) -> Any:
-        if self._exchange_name:
-            return await self._channel.get_exchange(self._exchange_name, ensure=True)
-        return self._channel.default_exchange

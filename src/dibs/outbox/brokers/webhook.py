@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import os
+import re
 import socket
 import ssl
 import threading
@@ -165,12 +166,9 @@ def _ascii(message: Message) -> dict[str, str]:
     return {
         name: value
         for name, value in pairs.items()
-        if name.isascii() and value.isascii() and _is_token(name) and name.lower() not in FORBIDDEN
+        if name.isascii() and value.isascii() and TOKEN.match(name) and name.lower() not in FORBIDDEN
     }
 
 
 FORBIDDEN = {"host", "content-length", "content-type", "transfer-encoding", "connection", "dibs-signature"}
-
-
-def _is_token(name: str) -> bool:
-    return all(sign.isalnum() or sign in "!#$%&'*+-.^_`|~" for sign in name)
+TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]*\Z")

@@ -35,9 +35,7 @@ set status = 'published',
     locked_by = null,
     locked_until = null,
     error = null
-where status = 'processing'
-  and {is_held}
-{returning}
+{>if_held}
 
 -- name: mark_failed
 update {claimed_rows}
@@ -47,9 +45,7 @@ set status = :status,
     locked_by = null,
     locked_until = null,
     error = :error
-where status = 'processing'
-  and {is_held}
-{returning}
+{>if_held}
 
 -- name: release
 -- Give messages back untried, with their attempt.
@@ -58,13 +54,14 @@ set status = 'pending',
     attempts = attempts - 1,
     locked_by = null,
     locked_until = null
-where status = 'processing'
-  and {is_held}
-{returning}
+{>if_held}
 
 -- name: renew
 update {claimed_rows}
 set locked_until = {later:lock}
+{>if_held}
+
+-- fragment: if_held
 where status = 'processing'
   and {is_held}
 {returning}
@@ -83,14 +80,17 @@ from {outbox} as message
 where message.message_id = cast(:id as {text})
 order by message.position
 
+-- fragment: in_order
+  and {only:message}
+order by message.position
+limit :limit
+
 -- name: find_unprocessed
 select {columns:message}
 from {outbox} as message
 where message.open_broker is not null
   and (message.status <> 'processing' or message.locked_until <= {now})
-  and {only:message}
-order by message.position
-limit :limit
+{>in_order}
 
 -- name: find_open
 -- Find pending, failed or processing messages.
@@ -98,18 +98,14 @@ select {columns:message}
 from {outbox} as message
 where message.open_broker is not null
   and message.status = :status
-  and {only:message}
-order by message.position
-limit :limit
+{>in_order}
 
 -- name: find_abandoned
 select {columns:message}
 from {outbox} as message
 where message.open_broker is null
   and message.published_at is null
-  and {only:message}
-order by message.position
-limit :limit
+{>in_order}
 
 -- name: find_published
 -- The latest first: there are many published messages, and old ones seldom matter.

@@ -62,9 +62,9 @@ def main() -> None:
 
 def run_jobs(app: Dibs, connection: "WorkerSocket", log_level: int) -> None:
     with suppress(Stopped), asyncio.Runner() as runner:
-        lifespan = ChildLifespan(app._core.lifespan, runner)
+        lifespan = ChildLifespan(app._core.lifespan)
         try:
-            state = lifespan.enter()
+            state = runner.run(lifespan.enter())
         except BaseException as error:
             connection.send(protocol.LoadFailed(_reason(error)))
             return
@@ -73,23 +73,16 @@ def run_jobs(app: Dibs, connection: "WorkerSocket", log_level: int) -> None:
             send_logs(jobs.send, log_level)
             jobs.work()
         finally:
-            lifespan.leave()
+            runner.run(lifespan.leave())
 
 
 class ChildLifespan:
     """The app's lifespan in this process: an asyncio task on the handlers' loop, which waits between jobs."""
 
-    def __init__(self, lifespan: Lifespan, runner: asyncio.Runner) -> None:
+    def __init__(self, lifespan: Lifespan) -> None:
         self._lifespan = lifespan
-        self._runner = runner
 
-    def enter(self) -> Any:
-        return self._runner.run(self._enter())
-
-    def leave(self) -> None:
-        self._runner.run(self._leave())
-
-    async def _enter(self) -> Any:
+    async def enter(self) -> Any:
         entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._task = asyncio.create_task(self._live(entered))
@@ -101,7 +94,7 @@ class ChildLifespan:
             entered.set_result(state)
             await self._over.wait()
 
-    async def _leave(self) -> None:
+    async def leave(self) -> None:
         self._over.set()
         await self._task
 
@@ -226,15 +219,13 @@ class IsolatedRunner:
                     with suppress(InvalidStateError):  # the request may have been cancelled
                         self._requested.popleft().set_result(message)
                 case protocol.StopReason():
-                    self._note_stop(message)
+                    if (held := self._held) is not None:
+                        held.lost, held.cancel_reason = message.lost, message.cancel_reason
+                        held.timed_out = message.timed_out
                 case _:
                     self._jobs.put(None)
                     return
         end_group()
-
-    def _note_stop(self, stop: protocol.StopReason) -> None:
-        if (held := self._held) is not None:
-            held.cancel_reason, held.timed_out, held.lost = stop.cancel_reason, stop.timed_out, stop.lost
 
     def _stop(self, _: int, __: object) -> None:
         self._stopping = True

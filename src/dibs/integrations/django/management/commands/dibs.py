@@ -49,15 +49,14 @@ def _for_dibs(words: list[str]) -> list[str]:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    said = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    said = {f"DIBS_{field.name.upper()}": getattr(settings, field.name) for field in fields(settings)}
+    texts = {
+        name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in said.items()
+    }
     path = (*sys.path[:2], os.environ.get("PYTHONPATH"))  # --pythonpath comes before the project's own
     return {
         "DIBS_WORK_APP": "dibs.integrations.django.worker:app",
         **os.environ,
-        **{f"DIBS_{name.upper()}": _text(value) for name, value in said.items() if value is not None},
+        **{name: str(value) for name, value in texts.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
-
-
-def _text(value: Any) -> str:
-    return str(value.total_seconds() if isinstance(value, timedelta) else value)
