@@ -169,7 +169,7 @@ async def two_workers(apps: Apps, late: type[ScheduleTicks]) -> AsyncIterator[tu
     for app in (one, other):
         app.every(EVERY_SECOND)(app.job(_at_once, name="work"))
     punctual, behind = Worker(one), Worker(other)
-    behind._upkeep._schedules = late(core_of(other))
+    behind._upkeep.schedules = late(core_of(other))
     async with running(punctual), running(behind):
         yield punctual, other
 
@@ -338,7 +338,7 @@ def test_the_next_tick_is_planned_by_the_clock_of_the_store() -> None:
     worker = Worker(app)
     now = datetime.fromisoformat("2031-01-01T00:04:00+00:00")  # nothing like ours
 
-    asyncio.run(worker._upkeep._schedules.enqueue_due(Upcoming(False, False, None, 0, now)))
+    asyncio.run(worker._upkeep.schedules.enqueue_due(Upcoming(False, False, None, 0, now)))
 
-    assert 60 <= worker._upkeep._schedules.seconds(now) < 60.1
-    assert worker._upkeep._schedules.seconds(now + timedelta(minutes=2)) < 0.1
+    assert 60 <= worker._upkeep.schedules.seconds(now) < 60.1
+    assert worker._upkeep.schedules.seconds(now + timedelta(minutes=2)) < 0.1
