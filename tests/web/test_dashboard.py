@@ -316,7 +316,7 @@ def test_a_running_job_says_from_when_on_it_can_be_recovered(page: TestClient, a
     text = page.get(f"/jobs/{job.id}").text
 
     assert re.search(r'data-act="recover"[^>]*disabled', text)
-    assert re.search(r"from <time[^>]*>in 3[01] min</time> on", text)
+    assert re.search(r"possible <time[^>]*>in 3[01] min</time>, if", text)
 
 
 # -- permissions --------------------------------------------------------------------------------
