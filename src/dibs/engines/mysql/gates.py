@@ -308,12 +308,13 @@ def _row(gate: LockedGate) -> list[Any]:
 # A consistent read shows the rows as of the caller's first statement; a locking read shows the newest ones.
 # The same reads, locking.
 NEWEST = {
-    name: f"{name}_newest"
-    for name in (
-        "lasting",
-        "train_heads",
-        *(f"slot_{what}" for what in ("line", "running", "members", "waiting", "in_use")),
-    )
+    "lasting": "lasting_newest",
+    "train_heads": "train_heads_newest",
+    "slot_line": "slot_line_newest",
+    "slot_running": "slot_running_newest",
+    "slot_members": "slot_members_newest",
+    "slot_waiting": "slot_waiting_newest",
+    "slot_in_use": "slot_in_use_newest",
 }
 
 # Blocks that read the holders of unique keys without a lock.

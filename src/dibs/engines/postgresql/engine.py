@@ -103,7 +103,7 @@ class PostgreSQL(PostgresEnqueue):
             case "enqueue" if asked["fresh"] and all(map(is_bare, asked["jobs"])):
                 return self._enqueue_bare(asked["jobs"])
             case "settle" if _is_plain_settlement(asked):
-                return self._ask("settle", **self.settlements(asked["settlements"]))
+                return self._settle_plain(asked["settlements"])
             case "exchange" if _is_plain_settlement(asked):
                 return self._exchange(**asked)
         return None
@@ -208,6 +208,9 @@ class PostgreSQL(PostgresEnqueue):
         rows = yield Query("claim_job_within_limits", params)
         yield from self._open_gates(slots)
         return rows
+
+    def _settle_plain(self, settlements: Tuples) -> Plan:
+        return (yield Query("settle", self.settlements(settlements)))
 
     def _settle(self, settlements: Any, children: Any, patience: str | None = None, keys: Any = None) -> Plan:
         del keys  # here an enqueue that finds a taken key locks nothing
