@@ -214,7 +214,7 @@ def _versions() -> dict[str, list[list[str]]]:
     for one in results:
         short.setdefault(one["store"], []).append(one["version"])
     return {
-        "versions": [["store", "tested with"], *([name, ", ".join(found)] for name, found in short.items())],
+        "versions": [list(short), [", ".join(found) for found in short.values()]],
         "stores": [
             ["store", "version", "passed", "failed", "when"],
             *(
