@@ -214,8 +214,8 @@ def uncompared(error: Exception) -> Finding:
 
 # -- Does a hint come back? Measured on the connection that workers listen on --------------------
 
-SENDS = 12
-PAUSE = 0.25  # seconds between two sends: a listener needs some time to connect
+# Seconds to wait after each send: a listener needs some time to connect, mostly a few milliseconds.
+PAUSES = (0.01, 0.02, 0.05, 0.1, *[0.25] * 11)
 
 
 class _SentHints:
@@ -248,10 +248,10 @@ async def echo_async(store: Store) -> HintCheck | None:
     hints, heard = _SentHints(), asyncio.Event()
     listening = asyncio.create_task(_listen(store, hints, heard.set))
     try:
-        for _ in range(SENDS):
+        for pause in PAUSES:
             await store.run_async(_sending(hints.next_hint()))
             with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE):
+                async with asyncio.timeout(pause):
                     await heard.wait()
             if heard.is_set() or listening.done():
                 break
@@ -267,9 +267,9 @@ def echo(store: Store) -> HintCheck | None:
         return None
     hints, heard = _SentHints(), threading.Event()
     with _beside(lambda: _listen(store, hints, heard.set)) as listening:
-        for _ in range(SENDS):
+        for pause in PAUSES:
             store.run(_sending(hints.next_hint()))
-            if heard.wait(PAUSE) or listening.done():
+            if heard.wait(pause) or listening.done():
                 break
     return hints.result()
 

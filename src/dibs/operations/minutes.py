@@ -26,7 +26,8 @@ NOTHING = (0,) * len(MINUTE_COLUMNS)
 
 
 def bucket_of(millis: int) -> int:
-    return min(max(millis, 0).bit_length(), BUCKETS - 1)
+    bits = millis.bit_length() if millis > 0 else 0
+    return bits if bits < BUCKETS else BUCKETS - 1
 
 
 class Histogram(msgspec.Struct, frozen=True):

@@ -294,23 +294,23 @@ class MinuteCounters:
 
     def count(self, over: Iterable[EndedAttempt]) -> None:
         """Count attempts that were settled just now."""
-        now, asked_at, duration = monotonic(), -1.0, DURATION
+        now, asked_at, duration, lines = monotonic(), -1.0, DURATION, self._lines
         for held, one in over:
-            column = _COLUMN_OF.get(one.settled_as)
-            if column is None or (line := self._line(held.job)) is None:
+            job, column = held.job, _COLUMN_OF.get(one.settled_as)
+            if column is None or (line := lines.get((job.queue, job.kind)) or self._new_line(job)) is None:
                 continue
             if held.asked_at != asked_at:  # jobs that were claimed together mostly end together
                 asked_at = held.asked_at
                 duration = DURATION + bucket_of(int((now - asked_at) * 1000))
-            waited: timedelta = held.job.claimed_at - held.job.run_at  # type: ignore[operator]
+            waited: timedelta = job.claimed_at - job.run_at  # type: ignore[operator]
             line[column] += 1
             line[LATENCY + bucket_of(waited // MILLI)] += 1
             line[duration] += 1
 
-    def _line(self, job: Job) -> list[int] | None:
-        line = self._lines.get((job.queue, job.kind))
-        if line is None and len(self._lines) < MOST_LINES:
-            line = self._lines[job.queue, job.kind] = list(NOTHING)
+    def _new_line(self, job: Job) -> list[int] | None:
+        if len(self._lines) >= MOST_LINES:
+            return None
+        line = self._lines[job.queue, job.kind] = list(NOTHING)
         return line
 
     async def write_if_due(self, now: datetime) -> None:
