@@ -353,3 +353,25 @@ async def test_a_handler_that_was_stopped_after_its_commit_has_succeeded(apps: A
         await committed.wait()
 
     assert (heard, await state_of(elsewhere, job)) == (["succeeded"], "succeeded")
+
+
+@with_transactions
+async def test_a_handler_that_has_completed_is_not_stopped_when_its_lease_would_have_ended(
+    app: Dibs, url: str
+) -> None:
+    """Its transaction decides from then on: the lease is no longer renewed, and needs not be."""
+    ended: list[str] = []
+
+    @app.job(lease=0.5)
+    async def work(ctx: Context) -> None:
+        async with transaction(url, commit=True) as connection:
+            await ctx.complete("by hand", within=connection)
+            await asyncio.sleep(0.6)
+            ctx.check()
+            ended.append("without being stopped")
+
+    job = await app.enqueue(work.new())
+    async with working(app):
+        done = await finished(app, job[0])
+
+    assert (done.state, done.result, ended) == ("succeeded", "by hand", ["without being stopped"])

@@ -108,6 +108,7 @@ class LeaseKeeper:
         self._mind_fork()
         with self._changed:
             for held in claims:
+                held.good_until = float("inf")  # settled, perhaps in an open transaction, which decides now
                 kept = self._kept.pop(held.key, None)
                 if kept is not None and self._newest.get(held.job.id) is kept:
                     del self._newest[held.job.id]
